@@ -1,8 +1,8 @@
 """Plan a stream of the changes of a task's state: where it begins, how far it can go, and what each micro-batch reads.
 
 An offset names a state: its clock, its timeline, and the life of the task. An empty one is before every clock, where there is
-no key. The log of the application alone says which clocks there are: of it only the newest entry is remembered, so that a reader
-that was killed goes on as if it had not been.
+no key. The log of the application alone says which clocks there are. Only its newest entry is remembered, so that a reader that
+was killed goes on as if it had not been.
 """
 
 from __future__ import annotations

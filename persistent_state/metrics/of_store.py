@@ -18,7 +18,7 @@ from persistent_state.protocol import deliver, holding
 from persistent_state.protocol.holding import SILENT, UNHEARD
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
-from persistent_state.store.lengths import lengths_of_flow, lengths_of_task
+from persistent_state.store.lengths import lengths_of_flow, lengths_of_task, with_lists
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications
 
@@ -63,23 +63,10 @@ def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> 
         return [], None
     told = [*of_entry(log.application, entry, settings)]
     try:
-        told += _of_files(log, entry)
+        told += with_lists(log, entry, lambda entry: [*of_files(log.files, log.application, entry)])
     except (DamagedError, StoreUnavailableError) as error:
         return [measures.READABLE.at(0, log.application), *told], error
     return [measures.READABLE.at(1, log.application), *told], None
-
-
-def _of_files(log: Log, entry: Entry) -> list[Sample]:
-    try:
-        return [*of_files(log.files, log.application, entry)]
-    except FileNotFoundError as error:
-        newest = log.newest()
-        if newest is None or newest.number == entry.number:
-            raise DamagedError(
-                f"a list of files that the newest log entry of {log.application} names is gone ({error}); restore it."
-            ) from None
-    # Collected meanwhile.
-    return _of_files(log, newest)
 
 
 def of_entry(application: str, entry: Entry, settings: Mapping[str, Settings] | None = None) -> Iterator[Sample]:

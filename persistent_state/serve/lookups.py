@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +17,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, plain, read_clock, show_clock
 from persistent_state.open_state import OpenState, OpenStore
+from persistent_state.store.asked import key_value
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_task, nearest_clocks, no_application
@@ -220,7 +218,7 @@ def key_of(asked: Question, schema: pa.Schema, names: Sequence[str]) -> dict[str
         raise InvalidInputError(
             f"key column {', '.join(missing)} of task={asked.task} is missing; its key columns are {known}."
         )
-    return {name: value_of(asked.task, name, given[name], types[name], is_text=not asked.key) for name in names}
+    return {name: key_value(asked.task, name, given[name], types[name]) for name in names}
 
 
 def _of_json(text: str, names: Sequence[str]) -> dict[str, Any]:
@@ -233,52 +231,6 @@ def _of_json(text: str, names: Sequence[str]) -> dict[str, Any]:
     if len(names) == 1:
         return {names[0]: found}
     raise InvalidInputError(f'key={text!r} is no object; write it as {{"column": "value"}}, with {", ".join(names)}.')
-
-
-def value_of(task: str, name: str, given: Any, type: pa.DataType, is_text: bool) -> Any:
-    """Return a value of a key column that was given as JSON, or as text.
-
-    Raises:
-        InvalidInputError: It is not of the column's type.
-    """
-    if given is None:
-        return None
-    try:
-        return _read(given, type, is_text)
-    except (pa.ArrowException, ValueError, TypeError, InvalidOperation, binascii.Error, OverflowError):
-        raise InvalidInputError(
-            f"{given!r} of column {name!r} of task={task} is not {type}; give a value of it."
-        ) from None
-
-
-def _read(given: Any, type: pa.DataType, is_text: bool) -> Any:
-    kind = pa.types
-    if isinstance(given, str):
-        return _of_text(given, type)
-    if kind.is_boolean(type) != isinstance(given, bool) or isinstance(given, (list, dict)):
-        raise ValueError
-    if isinstance(given, int) and kind.is_decimal(type):
-        return Decimal(given)
-    if not (kind.is_integer(type) or kind.is_floating(type) or kind.is_boolean(type)):
-        raise ValueError
-    return given
-
-
-def _of_text(given: str, type: pa.DataType) -> Any:
-    kind = pa.types
-    if kind.is_string(type) or kind.is_large_string(type):
-        return given
-    if kind.is_binary(type) or kind.is_large_binary(type) or kind.is_fixed_size_binary(type):
-        return base64.b64decode(given, validate=True)
-    if kind.is_decimal(type):
-        return Decimal(given)
-    text = given.strip()
-    if kind.is_integer(type):
-        return int(text)
-    if kind.is_floating(type):
-        return float(text)
-    # Arrow reads "true" and "false", and times with a zone where the type has one.
-    return pa.scalar(text).cast(type).as_py()
 
 
 def _plain(value: Any, type: pa.DataType) -> Any:

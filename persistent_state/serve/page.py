@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -17,7 +16,7 @@ from persistent_state.serve.lookups import Question
 from persistent_state.serve.recent import Point, pace, paces
 from persistent_state.serve.style import SCRIPT, STYLE
 from persistent_state.serve.watch import Detail, Looked
-from persistent_state.show import graph, tables, top, words
+from persistent_state.show import markup, tables, top, words
 from persistent_state.show.tables import Table
 from persistent_state.show.top import Seen
 
@@ -134,9 +133,9 @@ def _application(seen: Seen, detail: Detail, now: int) -> Iterator[str]:
         yield "</section>"
         return
     yield f'<p class="says">The global clock waits for {escape(words.waits_for(told))}.</p>'
-    yield _facts(_told(seen, detail, now))
+    yield markup.facts(_told(seen, detail, now), "How far it is")
     yield "<h3>Tasks, and what feeds them</h3>"
-    yield _graph(told)
+    yield _wide("The graph of the tasks", markup.graph_image(told, "; the tables below tell the same"))
     yield _table(top.tasks(told["tasks"]), "How far each task is")
     yield _table(tables.tasks(told["tasks"]), "What each task reads and keeps, and its size")
     if (outputs := top.outputs(told["tasks"])) is not None:
@@ -235,7 +234,7 @@ def _late_and_bad(told: Mapping[str, Any], detail: Detail) -> Iterator[str]:
         if samples:
             rows = [(each.reason, each.time, each.place, each.row) for each in samples]
             table = _table(
-                Table(("reason", "timestamp", "where", "row"), rows), f"Samples of {task}", kinds={3: "sample"}
+                Table(("reason", "timestamp", "where", "row"), rows), f"Samples of {task}", classes={3: "sample"}
             )
             yield f'<details id="samples-{number}"><summary>Samples of {escape(task)}</summary>{table}</details>'
 
@@ -339,35 +338,9 @@ def _form(told: Mapping[str, Any], task: Mapping[str, Any], number: int, asked: 
     )
 
 
-def _graph(told: Mapping[str, Any]) -> str:
-    """Return the graph of the tasks as an image of its own, whose style does not reach the page."""
-    drawn = "\n".join(graph.as_svg(graph.graph(told))).encode()
-    label = escape(f"The graph of the tasks of {told['application']}; the tables below tell the same")
-    source = f"data:image/svg+xml;base64,{b64encode(drawn).decode()}"
-    return _wide("The graph of the tasks", f'<img class="drawn" alt="{label}" src="{source}">')
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    rows = (f'<tr><th scope="row">{escape(name)}</th><td>{escape(fact)}</td></tr>' for name, fact in facts.items())
-    return f'<table class="facts"><caption>How far it is</caption><tbody>{"".join(rows)}</tbody></table>'
-
-
-def _table(table: Table, caption: str, kinds: Mapping[int, str] | None = None) -> str:
-    """Return a table with its caption. The first column names the rows; `kinds` has the classes of others."""
-    classes = {**dict.fromkeys(table.right, "right"), **(kinds or {})}
-
-    def kind(place: int) -> str:
-        return f' class="{classes[place]}"' if place in classes else ""
-
-    def row(cells: Iterable[str]) -> str:
-        first, *rest = (escape(cell) for cell in cells)
-        others = "".join(f"<td{kind(place)}>{cell}</td>" for place, cell in enumerate(rest, 1))
-        return f'<tr><th scope="row"{kind(0)}>{first}</th>{others}</tr>'
-
-    heads = "".join(f'<th scope="col"{kind(place)}>{escape(head)}</th>' for place, head in enumerate(table.heads))
-    body = "".join(map(row, table.rows))
-    inner = f"<table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-    return _wide(caption, inner)
+def _table(table: Table, caption: str, classes: Mapping[int, str] | None = None) -> str:
+    """Return a table with its caption. The first column names the rows."""
+    return _wide(caption, markup.table(table, caption, classes))
 
 
 def _wide(name: str, inner: str) -> str:

@@ -452,17 +452,21 @@ class TestKeyOption:
                 '{"date": "2026-01-01", "time": "2026-01-01T06:00:00+01:00", "naive": "2026-01-01T05:00:00", '
                 '"decimal": "1.5", "bytes": "AP8="}'
             )
-            (row,) = read({**options, "key": text}).to_pylist()
-            assert row["value"] == 7
+            for zone in ("+01:00", ""):
+                # Without a zone a time is UTC.
+                named = text.replace("06:00:00+01:00", f"0{6 if zone else 5}:00:00{zone}")
+                (row,) = read({**options, "key": named}).to_pylist()
+                assert row["value"] == 7
             for wrong in (text.replace("2026-01-01", "yesterday", 1), text.replace("AP8=", "?")):
                 assert re.search(
-                    r"^key: '.*' of column '(date|bytes)' is not ", problem(lambda w=wrong: read({**options, "key": w}))
+                    r"^'.*' of column '(date|bytes)' of task=Composite is not ",
+                    problem(lambda w=wrong: read({**options, "key": w})),
                 )
 
     def test_a_wrong_key_is_refused_when_the_source_is_loaded(self) -> None:
         for key, told in {
             '{"shop": "Bergen"}': "has other columns; give a tuple of shop (string), item (int64)",
-            '{"shop": "Bergen", "item": "x"}': "'x' of column 'item' is not int64",
+            '{"shop": "Bergen", "item": "x"}': "'x' of column 'item' of task=Totals is not int64",
             '{"shop": "Bergen", "item": 1.5}': "of column 'item' is not int64",
             '["Bergen", 1]': "is not a JSON object, nor a list of some",
             "Bergen": "is not a JSON object, nor a list of some",
@@ -635,7 +639,8 @@ class TestStreams:
                         continue
                     readable = world.newest.readable
                     is_gone = any(
-                        offset and (offset["clock"] not in readable or min(rewinds[since:], default=END) < offset["clock"])
+                        offset
+                        and (offset["clock"] not in readable or min(rewinds[since:], default=END) < offset["clock"])
                         for offset, since in zip(query.offsets[-2:], before[-2:], strict=True)
                     )
                     if is_gone:

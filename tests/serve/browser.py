@@ -66,7 +66,9 @@ def picture(profile: Path, url: str, to: Path, size: tuple[int, int], options: S
 
 @contextmanager
 def served(
-    store: str, on_page: Callable[[str], None] = lambda query: None, now_us: Callable[[], int] = lambda: time.time_ns() // 1000
+    store: str,
+    on_page: Callable[[str], None] = lambda query: None,
+    now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> Iterator[str]:
     """The URL of a store that is served on loopback. `on_page` gets the query of each page, after it was given to somebody."""
     # The browser's time is shorter than ours: no look serves a second one.

@@ -332,7 +332,7 @@ class TestStreams:
         stream = Stream(spark, str(tmp_path / "store"), tmp_path / "checkpoint")
         begun = world.newest.clock
         stream.start(availableNow=True).awaitTermination()
-        while len([clock for clock in world.newest.readable if clock > begun]) < 150:
+        while len([clock for clock in world.newest.readable if clock > begun]) < 105:
             world.play()
         stream.start(availableNow=True).awaitTermination()
         assert stream.state()[0] == world.expected(world.newest.clock)
