@@ -33,6 +33,10 @@ class Watched(Protocol):
         """By the name of a micro-batch or a step that is under way: since when."""
 
     @property
+    def idle(self) -> Mapping[str, bool]:
+        """By flow: whether its query waits for messages, or for its trigger."""
+
+    @property
     def unheard(self) -> Iterable[str]:
         """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
 
@@ -98,8 +102,18 @@ class Monitor:
 
     def _of_store(self) -> Iterable[Sample]:
         with self._turn:
+            self._metrics.rest(self._idle())
             samples, _ = of_application(self._log, self._settings)
         return samples
+
+    def _idle(self) -> Mapping[str, bool]:
+        if self._run is None or self._run.failure is not None:
+            return {}
+        try:
+            return self._run.idle
+        except Exception:
+            # Spark may end at any moment. Then no query waits for anything, and whoever asks is told all else.
+            return {}
 
     def _not_ready(self) -> str:
         """Return why the run neither commits nor waits for rows, as a sentence; "" if it does."""

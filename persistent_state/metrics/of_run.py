@@ -48,6 +48,7 @@ class RunMetrics:
         self._application, self._takers = application, takers
         self._lock = threading.Lock()
         self._recovers_since: float | None = None
+        self._flows = set[str]()
         # So that the first is no jump from nothing.
         self._tell(measures.RESTARTS.at(0, application))
 
@@ -56,6 +57,12 @@ class RunMetrics:
         with self._lock:
             if self._recovers_since is None:
                 self._recovers_since = now
+
+    def rest(self, idle: Mapping[str, bool]) -> None:
+        """Take in by flow whether its query is idle now. One of a flow that is not told of is not."""
+        self._flows |= idle.keys()
+        for flow in sorted(self._flows):
+            self._tell(measures.IDLE.at(idle.get(flow, False), self._application, flow))
 
     def restart(self) -> None:
         """Take in a start after a failure."""

@@ -21,6 +21,7 @@ from persistent_state.metrics.measures import BUCKETS, Measure, Sample
 from persistent_state.metrics.of_run import Work
 from persistent_state.metrics.of_store import of_application
 from persistent_state.metrics.telemetry import Telemetry, telemetry
+from tests.engine.test_monitor import Run
 from tests.two_tasks import TwoTasks
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,9 @@ def test_it_is_told_what_the_endpoint_answers_with_units_as_it_names_them(reader
     assert monitor.url is None
     monitor.serve()
     monitor.hear(WORK)
+    run = Run()
+    run.idle = {"A": True}
+    monitor.watch(run)
     found = Collected(reader)
     samples, _ = of_application(world.log)
     assert found.meters == {"persistent_state"}
