@@ -51,7 +51,7 @@ def of_store(files: Files) -> tuple[list[Sample], list[StateError]]:
 def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> tuple[list[Sample], StateError | None]:
     """Return the samples of an application.
 
-    If the application is damaged, or the store does not answer, the error comes with the samples that can be told all the same.
+    If the application is damaged, or the store does not answer, the error comes with the samples that there are all the same.
 
     `settings`, by task, tell after which time a silent channel of an input is idle; None if that is not known.
     """
@@ -61,12 +61,12 @@ def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> 
         return [measures.READABLE.at(0, log.application)], error
     if entry is None:
         return [], None
-    told = [*of_entry(log.application, entry, settings)]
+    samples = [*of_entry(log.application, entry, settings)]
     try:
-        told += with_lists(log, entry, lambda entry: [*of_files(log.files, log.application, entry)])
+        samples += with_lists(log, entry, lambda entry: [*of_files(log.files, log.application, entry)])
     except (DamagedError, StoreUnavailableError) as error:
-        return [measures.READABLE.at(0, log.application), *told], error
-    return [measures.READABLE.at(1, log.application), *told], None
+        return [measures.READABLE.at(0, log.application), *samples], error
+    return [measures.READABLE.at(1, log.application), *samples], None
 
 
 def of_entry(application: str, entry: Entry, settings: Mapping[str, Settings] | None = None) -> Iterator[Sample]:

@@ -41,8 +41,8 @@ class Telemetry:
         self._has_failed = False
         _runs.append(self)
 
-    def take(self, sample: Sample) -> None:
-        """Take in what happened in the run: how much a counter grows, how long something took, or what a gauge shows."""
+    def record(self, sample: Sample) -> None:
+        """Record what happened in the run: how much a counter grows, how long something took, or what a gauge shows."""
         try:
             if not self._instruments.count(sample):
                 self._newest[sample.of, sample.labels] = sample

@@ -25,11 +25,11 @@ from persistent_state.open_state import OpenStore
 from persistent_state.redact import shown
 from persistent_state.serve import page
 from persistent_state.serve.access import Token, is_loopback, is_own_name
-from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, NotThereError, Question, question
-from persistent_state.serve.page import Asked
+from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, NotThereError, Question, read_question
+from persistent_state.serve.page import LookupResult
 from persistent_state.serve.shared import Shared
 from persistent_state.serve.style import HEADERS
-from persistent_state.serve.watch import Detail, Looked, Watch
+from persistent_state.serve.watch import Detail, StoreStatus, Watch
 from persistent_state.serve.workers import BusyError, Workers
 from persistent_state.store.state_at import find_applications
 
@@ -72,56 +72,58 @@ class Pages:
         """Answer with the page."""
         deadline = self._of_looks.deadline()
         try:
-            looked = await self._of_looks.run(self._watch.look, deadline)
+            store_status = await self._of_looks.run(self._watch.look, deadline)
         except BusyError as error:
             last = self._watch.last
-            looked = Looked(last.seen, str(error), last.at)
+            store_status = StoreStatus(last.applications, str(error), last.at)
         name = request.query_params.get(APPLICATION)
-        chosen = next((each for each in looked.seen if name in (None, "", each.name)), None)
-        status = 503 if looked.error else 404 if chosen is None and name else 200
+        chosen = next((each for each in store_status.applications if name in (None, "", each.name)), None)
+        status = 503 if store_status.error else 404 if chosen is None and name else 200
         detail = Detail()
         if chosen is not None:
             try:
                 detail = await self._of_looks.run(partial(self._watch.detail, chosen.name), deadline)
             except BusyError as error:
                 detail = Detail(error=str(error))
-        asked = None
+        result = None
         if request.query_params.get(TASK):
-            asked, of_lookup = await self._asked(request, deadline)
+            result, of_lookup = await self._lookup_result(request, deadline)
             status = max(status, of_lookup)
-        show = partial(page.page, shown(self._store.files.url), looked, chosen, detail, asked, self._now_us())
+        show = partial(page.page, shown(self._store.files.url), store_status, chosen, detail, result, self._now_us())
         # A store of many tasks makes a long page.
         return HTMLResponse(await run_in_threadpool(show), status)
 
-    async def _asked(self, request: Request, deadline: float) -> tuple[Asked, int]:
+    async def _lookup_result(self, request: Request, deadline: float) -> tuple[LookupResult, int]:
         try:
-            asked = question(request.query_params.multi_items())
+            question = read_question(request.query_params.multi_items())
         except InvalidInputError as error:
             half = Question(request.query_params.get(APPLICATION, ""), request.query_params.get(TASK, ""))
-            return Asked(half, error=str(error)), 400
+            return LookupResult(half, error=str(error)), 400
         try:
-            return Asked(asked, await self._of_lookups.run(partial(self._lookups.answer, asked), deadline)), 200
+            return LookupResult(
+                question, await self._of_lookups.run(partial(self._lookups.answer, question), deadline)
+            ), 200
         except Exception as error:
-            said, status = _of_error(error)
-            return Asked(asked, error=said), status
+            message, status = _of_error(error)
+            return LookupResult(question, error=message), status
 
     async def lookup(self, request: Request) -> Response:
         """Answer a look-up of a key with JSON."""
         try:
-            asked = question(request.query_params.multi_items())
-            told = await self._of_lookups.run(partial(self._lookups.answer, asked))
+            question = read_question(request.query_params.multi_items())
+            answer = await self._of_lookups.run(partial(self._lookups.answer, question))
         except Exception as error:
-            said, status = _of_error(error)
-            return _json({"error": said}, status)
-        return _json(told)
+            message, status = _of_error(error)
+            return _json({"error": message}, status)
+        return _json(answer)
 
     async def metrics(self, request: Request) -> Response:
         """Answer as the command `metrics` prints."""
         try:
             text = await self._of_looks.run(self._metrics.get)
         except Exception as error:
-            said, status = _of_error(error)
-            return PlainTextResponse(f"{said}\n", status)
+            message, status = _of_error(error)
+            return PlainTextResponse(f"{message}\n", status)
         return Response(text, media_type=OPENMETRICS)
 
     def _measure(self) -> str:
@@ -162,8 +164,8 @@ def _let_in(token: Token, request: Request, to: str) -> Response:
     return RedirectResponse(to, 303, cookie)
 
 
-def _json(told: Any, status: int = 200) -> Response:
-    return Response(to_json(told) + "\n", status, media_type="application/json")
+def _json(answer: Any, status: int = 200) -> Response:
+    return Response(to_json(answer) + "\n", status, media_type="application/json")
 
 
 def _of_error(error: Exception) -> tuple[str, int]:
@@ -226,8 +228,8 @@ class Gate:
         asks = {"WWW-Authenticate": "Bearer"}
         if path == "/":
             return HTMLResponse(page.login(is_wrong="token" in request.query_params), 401, asks)
-        said = "the token is missing or wrong; send it as Authorization: Bearer TOKEN."
-        return _json({"error": said}, 401) if path == "/lookup" else PlainTextResponse(f"{said}\n", 401, asks)
+        message = "the token is missing or wrong; send it as Authorization: Bearer TOKEN."
+        return _json({"error": message}, 401) if path == "/lookup" else PlainTextResponse(f"{message}\n", 401, asks)
 
 
 def application(
@@ -242,8 +244,8 @@ def application(
         seconds: A clock that does not go back.
         now_us: The wall clock, microseconds UTC.
     """
-    known = None if token is None else Token(token)
-    pages = Pages(store, seconds, now_us, known)
+    secret = None if token is None else Token(token)
+    pages = Pages(store, seconds, now_us, secret)
 
     async def not_found(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -256,7 +258,7 @@ def application(
         _route("/health", pages.health),
         Route("/login", pages.login, methods=["GET", "POST"]),
     ]
-    return Gate(Starlette(routes=routes, exception_handlers={HTTPException: not_found}), host, known)
+    return Gate(Starlette(routes=routes, exception_handlers={HTTPException: not_found}), host, secret)
 
 
 def _route(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:

@@ -59,7 +59,7 @@ class Question:
     nulls: Sequence[str] = ()
 
 
-def question(asked: Sequence[tuple[str, str]]) -> Question:
+def read_question(parameters: Sequence[tuple[str, str]]) -> Question:
     """Return the question that the parameters of a URL ask.
 
     Raises:
@@ -67,7 +67,7 @@ def question(asked: Sequence[tuple[str, str]]) -> Question:
     """
     given: dict[str, str] = {}
     columns: dict[str, str] = {}
-    for name, value in asked:
+    for name, value in parameters:
         if name == NULL:
             continue
         place, own = (given, name) if name in RESERVED else (columns, name.removeprefix(COLUMN))
@@ -76,7 +76,7 @@ def question(asked: Sequence[tuple[str, str]]) -> Question:
         place[own] = value
     if missing := [name for name in (APPLICATION, TASK) if not given.get(name)]:
         raise InvalidInputError(f"{' and '.join(missing)} is missing; add {missing[0]}=NAME to the URL.")
-    nulls = [value for name, value in asked if name == NULL]
+    nulls = [value for name, value in parameters if name == NULL]
     return Question(given[APPLICATION], given[TASK], given.get(CLOCK, "").strip(), columns, given.get(KEY, ""), nulls)
 
 
@@ -88,7 +88,7 @@ class Lookups:
         self._logs: dict[str, tuple[Log, threading.Lock]] = {}
         self._states: OrderedDict[tuple[str, str, int, int], OpenState] = OrderedDict()
 
-    def answer(self, asked: Question) -> dict[str, Any]:
+    def answer(self, question: Question) -> dict[str, Any]:
         """Return the answer as JSON knows it.
 
         Raises:
@@ -97,16 +97,16 @@ class Lookups:
             DamagedError: A file is not what was written.
             StoreUnavailableError: The store does not answer.
         """
-        entry = self._newest(asked.application)
+        entry = self._newest(question.application)
         with _not_there():
-            find_task(entry, asked.application, asked.task)
-        clock = self._clock(entry, asked)
-        state = self._state(entry, asked, clock)
-        key = key_of(asked, state.schema, state.state.key_columns)
+            find_task(entry, question.application, question.task)
+        clock = self._clock(entry, question)
+        state = self._state(entry, question, clock)
+        key = key_of(question, state.schema, state.state.key_columns)
         found = state.get(key)
-        told = {
-            "application": asked.application,
-            "task": asked.task,
+        answer = {
+            "application": question.application,
+            "task": question.task,
             "clock": state.clock,
             "time": show_clock(state.clock),
             "timeline": state.timeline,
@@ -115,7 +115,7 @@ class Lookups:
         type = state.schema.field("value").type
         columns = state.state.layout.kind.window_columns
         if not columns:
-            return {**told, "value": _plain(found, type)}
+            return {**answer, "value": _plain(found, type)}
         windows = [
             {
                 **{name: show_clock(edge) for name, edge in zip(columns, edges, strict=True)},
@@ -123,7 +123,7 @@ class Lookups:
             }
             for edges, value in found.items()
         ]
-        return {**told, "windows": windows}
+        return {**answer, "windows": windows}
 
     def _newest(self, application: str) -> Entry:
         files = self._store.files
@@ -142,39 +142,39 @@ class Lookups:
             raise NotThereError(str(no_application(files, application)))
         return entry
 
-    def _clock(self, entry: Entry, asked: Question) -> int:
+    def _clock(self, entry: Entry, question: Question) -> int:
         """Return the clock that a question names; by default the newest at which the task has a state."""
-        newest = min(entry.clock, entry.flow_of(asked.task).visited)
+        newest = min(entry.clock, entry.flow_of(question.task).visited)
         names = {name: clock for clock, kept in entry.kept.items() for name in kept.names}
-        if not asked.clock:
+        if not question.clock:
             clock = newest
-        elif (named := names.get(asked.clock)) is not None:
+        elif (named := names.get(question.clock)) is not None:
             clock = named
         else:
             try:
-                clock = read_clock(asked.clock)
+                clock = read_clock(question.clock)
             except InvalidInputError:
                 known = ", ".join(sorted(names)) or "none"
                 raise InvalidInputError(
-                    f"clock={asked.clock!r} is not a time, and keeps no clock of {asked.application}; give microseconds since "
-                    f"1970, ISO text such as 2013-01-31T12:00:00Z, or one of the names, which are {known}."
+                    f"clock={question.clock!r} is not a time, and keeps no clock of {question.application}; give microseconds "
+                    f"since 1970, ISO text such as 2013-01-31T12:00:00Z, or one of the names, which are {known}."
                 ) from None
         if clock == BEGINNING:
-            raise NotThereError(f"task={asked.task} has no checkpoint yet; ask again when it has one.")
+            raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")
         if clock not in (*entry.readable, newest):
             near = nearest_clocks({*entry.readable, newest} - {BEGINNING}, clock)
-            raise NotThereError(f"clock={full_clock(clock)} of {asked.application} is not kept; take {near}.")
+            raise NotThereError(f"clock={full_clock(clock)} of {question.application} is not kept; take {near}.")
         return clock
 
-    def _state(self, entry: Entry, asked: Question, clock: int) -> OpenState:
+    def _state(self, entry: Entry, question: Question, clock: int) -> OpenState:
         # Each start has an epoch: a state of another start may be of another timeline, or the task was built again.
-        place = (asked.application, asked.task, clock, entry.epoch)
+        place = (question.application, question.task, clock, entry.epoch)
         with self._lock:
             if (state := self._states.get(place)) is not None:
                 self._states.move_to_end(place)
                 return state
         with _not_there():
-            state = self._store.application(asked.application).task(asked.task, presented=True).at(clock)
+            state = self._store.application(question.application).task(question.task, presented=True).at(clock)
         with self._lock:
             self._states[place] = state
             while len(self._states) > STATES:
@@ -194,31 +194,31 @@ def _not_there() -> Iterator[None]:
         raise NotThereError(str(error)) from None
 
 
-def key_of(asked: Question, schema: pa.Schema, names: Sequence[str]) -> dict[str, Any]:
+def key_of(question: Question, schema: pa.Schema, names: Sequence[str]) -> dict[str, Any]:
     """Return the key that a question names, by columns, as Python has the values.
 
     Raises:
         InvalidInputError: A column is missing, is none of the key, or its text is not of its type.
     """
     types = {name: schema.field(name).type for name in names}
-    given: dict[str, Any] = dict(asked.columns)
-    if asked.key:
-        if given or asked.nulls:
+    given: dict[str, Any] = dict(question.columns)
+    if question.key:
+        if given or question.nulls:
             raise InvalidInputError("the key is given twice; give it as key=JSON, or by its columns.")
-        given = _of_json(asked.key, names)
+        given = _of_json(question.key, names)
     else:
-        for name in asked.nulls:
+        for name in question.nulls:
             given[name] = None
     known = ", ".join(f"{name} ({type})" for name, type in types.items()) or "none"
     if unknown := sorted(given.keys() - types.keys()):
         raise InvalidInputError(
-            f"{', '.join(unknown)} is no key column of task={asked.task}; its key columns are {known}."
+            f"{', '.join(unknown)} is no key column of task={question.task}; its key columns are {known}."
         )
     if missing := [name for name in names if name not in given]:
         raise InvalidInputError(
-            f"key column {', '.join(missing)} of task={asked.task} is missing; its key columns are {known}."
+            f"key column {', '.join(missing)} of task={question.task} is missing; its key columns are {known}."
         )
-    return {name: key_value(asked.task, name, given[name], types[name]) for name in names}
+    return {name: key_value(question.task, name, given[name], types[name]) for name in names}
 
 
 def _of_json(text: str, names: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Measure the last entries of an application's log: where its clocks were, how far they lagged, and how much was read.
 
-The store counts no messages. What a source has read is told by its positions, such as Kafka's offsets.
+The store counts no messages. How much a source has read shows in its positions, such as Kafka's offsets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
 MOST = 200
-"""The most entries that are told of."""
+"""The most entries that are measured."""
 
 
 @dataclass(frozen=True)

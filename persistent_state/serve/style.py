@@ -65,9 +65,9 @@ SCRIPT = """
 (() => {
   const box = document.getElementById("refresh");
   if (!box) return;
-  const said = document.getElementById("said");
+  const message = document.getElementById("message");
   box.closest("p").hidden = false;
-  const tell = text => { if (said.textContent !== text) said.textContent = text; };
+  const show = text => { if (message.textContent !== text) message.textContent = text; };
   const place = (old, now) => {
     if (old.innerHTML === now.innerHTML) return;
     const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
@@ -95,9 +95,9 @@ SCRIPT = """
           const now = page.getElementById(old.id);
           if (now) place(old, document.adoptNode(now));
         }
-        tell("");
+        show("");
       } catch {
-        tell("The server does not answer. What is shown is what was there last.");
+        show("The server does not answer. What is shown is what was there last.");
       }
     }
     setTimeout(look, 5000);

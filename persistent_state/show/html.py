@@ -9,7 +9,7 @@ from typing import Any
 from persistent_state.redact import shown
 from persistent_state.show import markup, summary, tables, text, words
 from persistent_state.show.tables import Table
-from persistent_state.show.top import Lookout
+from persistent_state.show.top import StatusReader
 from persistent_state.store.files.base import Files
 
 STYLE = (
@@ -30,9 +30,9 @@ def store(files: Files) -> str:
     Raises:
         StateError: There is no application, or the store does not answer.
     """
-    seen = Lookout(files).look()
-    summaries = [each.summary for each in seen if each.summary is not None]
-    errors = [each.error for each in seen if each.error]
+    applications = StatusReader(files).look()
+    summaries = [each.summary for each in applications if each.summary is not None]
+    errors = [each.error for each in applications if each.error]
     parts = [markup.table(tables.applications(summaries))] if summaries else []
     return _block(f"Store {shown(files.url)}", [*parts, *map(_sentence, errors)])
 
@@ -43,10 +43,11 @@ def application(files: Files, name: str) -> str:
     Raises:
         StateError: There is no such application, it is damaged, or the store does not answer.
     """
-    told = summary.summary(files, name)
-    facts = {name: fact for name, fact in text.facts(told).items() if name != "application"}
+    described = summary.summary(files, name)
+    facts = {name: fact for name, fact in text.facts(described).items() if name != "application"}
     return _block(
-        f"Application {name}", [markup.facts(facts), f"<p>{markup.graph_image(told)}</p>", *_tables(told["tasks"])]
+        f"Application {name}",
+        [markup.facts(facts), f"<p>{markup.graph_image(described)}</p>", *_tables(described["tasks"])],
     )
 
 
@@ -56,10 +57,10 @@ def task(files: Files, application: str, name: str) -> str:
     Raises:
         StateError: There is no such application, it is damaged, or the store does not answer.
     """
-    told = summary.summary(files, application)
-    found = next((each for each in told["tasks"] if each["task"] == name), None)
+    described = summary.summary(files, application)
+    found = next((each for each in described["tasks"] if each["task"] == name), None)
     if found is None:
-        known = ", ".join(each["task"] for each in told["tasks"])
+        known = ", ".join(each["task"] for each in described["tasks"])
         return sentence(f"application {application} has no task {name}; it has {known}.")
     facts = {
         "reads": words.reads(found["inputs"]),

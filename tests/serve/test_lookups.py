@@ -11,7 +11,7 @@ from persistent_state import open_store
 from persistent_state.errors import InvalidInputError
 from persistent_state.protocol import naming, rewind
 from persistent_state.serve import lookups as serving
-from persistent_state.serve.lookups import Lookups, question
+from persistent_state.serve.lookups import Lookups, read_question
 from tests.serve.worlds import STORE, Served
 from tests.two_tasks import TwoTasks
 
@@ -83,7 +83,7 @@ def test_a_key_as_json_that_is_none_is_a_sentence(key: str, said: str) -> None:
 
 def test_a_parameter_that_is_given_twice_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"^shop is given twice; give it once\.$"):
-        question([("application", "app"), ("task", "T"), ("shop", "a"), ("shop", "b")])
+        read_question([("application", "app"), ("task", "T"), ("shop", "a"), ("shop", "b")])
 
 
 def test_a_kept_clock_is_found_by_its_name_and_a_rewind_is_followed() -> None:
@@ -112,7 +112,7 @@ def test_before_the_first_checkpoint_there_is_nothing_to_look_up() -> None:
 
 def test_states_stay_open_but_not_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     lookups = Lookups(open_store(str(STORE)))
-    asked = question([("application", "app"), ("task", "Notes"), ("shop", "Bergen")])
+    asked = read_question([("application", "app"), ("task", "Notes"), ("shop", "Bergen")])
     lookups.answer(asked)
     (state,) = lookups._states.values()
     lookups.answer(asked)
