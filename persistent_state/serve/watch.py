@@ -34,7 +34,7 @@ class StoreStatus:
 
 @dataclass(frozen=True)
 class Detail:
-    """What the page shows of an application beside its status.
+    """Details of an application that the page shows beside its status.
 
     Attributes:
         points: The points of its last entries.
