@@ -129,11 +129,11 @@ def _of_task(application: str, entry: Entry, name: str) -> Iterator[Sample]:
         # It has no clocks to be behind.
         return
     due = min(entry.clock, flow.visited)
-    for output, found in sorted(deliver.delivered(entry, name).items()):
-        if found.clock is not None:
-            yield measures.OUTPUT_CLOCK.at(_seconds(found.clock), *of_task, output)
-            yield measures.OUTPUT_LAG.at(_seconds(max(0, due - found.clock)), *of_task, output)
-        yield measures.OUTPUT_BEHIND.at(found.behind, *of_task, output)
+    for output, delivery in sorted(deliver.delivered(entry, name).items()):
+        if delivery.clock is not None:
+            yield measures.OUTPUT_CLOCK.at(_seconds(delivery.clock), *of_task, output)
+            yield measures.OUTPUT_LAG.at(_seconds(max(0, due - delivery.clock)), *of_task, output)
+        yield measures.OUTPUT_BEHIND.at(delivery.behind, *of_task, output)
 
 
 def _of_flow(application: str, entry: Entry, id: str, settings: Mapping[str, Settings] | None) -> Iterator[Sample]:

@@ -153,7 +153,7 @@ class Pages:
             if len(body) > LOGIN_BYTES:
                 return HTMLResponse(page.login(is_wrong=True), 413)
         given = parse_qs(body.decode(errors="replace")).get("token", [""])[0]
-        if not self._token.is_it(given):
+        if not self._token.matches(given):
             return HTMLResponse(page.login(is_wrong=True), 401)
         return _let_in(self._token, request, "./")
 
@@ -220,10 +220,10 @@ class Gate:
             return PlainTextResponse("Nothing can be changed here; ask by GET or HEAD.\n", 405, {"Allow": "GET, HEAD"})
         if self._token is None or path in ("/health", "/login"):
             return None
-        if path == "/" and (given := request.query_params.get("token")) is not None and self._token.is_it(given):
+        if path == "/" and (given := request.query_params.get("token")) is not None and self._token.matches(given):
             rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
             return _let_in(self._token, request, f"./?{urlencode(rest)}" if rest else "./")
-        if self._token.is_known(headers):
+        if self._token.is_in(headers):
             return None
         asks = {"WWW-Authenticate": "Bearer"}
         if path == "/":

@@ -103,7 +103,7 @@ class Lookups:
         clock = self._clock(entry, question)
         state = self._state(entry, question, clock)
         key = key_of(question, state.schema, state.state.key_columns)
-        found = state.get(key)
+        current = state.get(key)
         answer = {
             "application": question.application,
             "task": question.task,
@@ -115,27 +115,27 @@ class Lookups:
         type = state.schema.field("value").type
         columns = state.state.layout.kind.window_columns
         if not columns:
-            return {**answer, "value": _plain(found, type)}
+            return {**answer, "value": _plain(current, type)}
         windows = [
             {
                 **{name: show_clock(edge) for name, edge in zip(columns, edges, strict=True)},
                 "value": _plain(value, type),
             }
-            for edges, value in found.items()
+            for edges, value in current.items()
         ]
         return {**answer, "windows": windows}
 
     def _newest(self, application: str) -> Entry:
         files = self._store.files
         with self._lock:
-            known = self._logs.get(application)
-        if known is None:
+            shared = self._logs.get(application)
+        if shared is None:
             with _not_there():
                 if application not in find_applications(files):
                     raise no_application(files, application)
             with self._lock:
-                known = self._logs.setdefault(application, (Log(files, application), threading.Lock()))
-        log, lock = known
+                shared = self._logs.setdefault(application, (Log(files, application), threading.Lock()))
+        log, lock = shared
         with lock:
             entry = log.newest()
         if entry is None:
@@ -154,10 +154,10 @@ class Lookups:
             try:
                 clock = read_clock(question.clock)
             except InvalidInputError:
-                known = ", ".join(sorted(names)) or "none"
+                listed = ", ".join(sorted(names)) or "none"
                 raise InvalidInputError(
                     f"clock={question.clock!r} is not a time, and keeps no clock of {question.application}; give microseconds "
-                    f"since 1970, ISO text such as 2013-01-31T12:00:00Z, or one of the names, which are {known}."
+                    f"since 1970, ISO text such as 2013-01-31T12:00:00Z, or one of the names, which are {listed}."
                 ) from None
         if clock == BEGINNING:
             raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")
@@ -209,27 +209,27 @@ def key_of(question: Question, schema: pa.Schema, names: Sequence[str]) -> dict[
     else:
         for name in question.nulls:
             given[name] = None
-    known = ", ".join(f"{name} ({type})" for name, type in types.items()) or "none"
+    listed = ", ".join(f"{name} ({type})" for name, type in types.items()) or "none"
     if unknown := sorted(given.keys() - types.keys()):
         raise InvalidInputError(
-            f"{', '.join(unknown)} is no key column of task={question.task}; its key columns are {known}."
+            f"{', '.join(unknown)} is no key column of task={question.task}; its key columns are {listed}."
         )
     if missing := [name for name in names if name not in given]:
         raise InvalidInputError(
-            f"key column {', '.join(missing)} of task={question.task} is missing; its key columns are {known}."
+            f"key column {', '.join(missing)} of task={question.task} is missing; its key columns are {listed}."
         )
     return {name: key_value(question.task, name, given[name], types[name]) for name in names}
 
 
 def _of_json(text: str, names: Sequence[str]) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        key = json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidInputError(f'key={text!r} is not JSON; write it as {{"column": "value"}}.') from None
-    if isinstance(found, dict):
-        return found
+    if isinstance(key, dict):
+        return key
     if len(names) == 1:
-        return {names[0]: found}
+        return {names[0]: key}
     raise InvalidInputError(f'key={text!r} is no object; write it as {{"column": "value"}}, with {", ".join(names)}.')
 
 

@@ -220,7 +220,7 @@ def _recent(points: Sequence[Point]) -> Iterator[str]:
             show_clock(point.written),
             show_clock(point.clock),
             "-" if point.lag is None else words.length(point.lag),
-            "-" if (known := by_time.get(point.written)) is None else f"{known.positions:,.0f}",
+            "-" if (pace_then := by_time.get(point.written)) is None else f"{pace_then.positions:,.0f}",
         )
         for point in reversed(points[-20:])
     ]
@@ -310,9 +310,9 @@ def _answer(result: LookupResult) -> str:
     key = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in answer["key"].items())
     value = answer["windows"] if "windows" in answer else answer["value"]
     none = "The key is not there, or has no value." if value in (None, []) else ""
-    shown = none or f"<pre>{escape(json.dumps(value, ensure_ascii=False, indent=2))}</pre>"
+    content = none or f"<pre>{escape(json.dumps(value, ensure_ascii=False, indent=2))}</pre>"
     where = f"{answer['task']} at {full_clock(answer['clock'])}" + (f": {key}" if key else "")
-    return f'<div role="status"><h3>{escape(where)}</h3>{shown}</div>'
+    return f'<div role="status"><h3>{escape(where)}</h3>{content}</div>'
 
 
 def _form(summary: Mapping[str, Any], task: Mapping[str, Any], number: int, question: Question | None) -> str:

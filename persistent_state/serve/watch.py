@@ -119,12 +119,12 @@ class _Details:
 
     def _samples(self, entry: Entry) -> tuple[dict[str, Sequence[Sample]], str]:
         """Return samples of the tasks that have such rows. A file that is damaged hides nothing else."""
-        found, error = dict[str, Sequence[Sample]](), ""
+        by_task, error = dict[str, Sequence[Sample]](), ""
         for task in sorted(entry.tasks):
             if not entry.late_counts_of(task):
                 continue
             try:
-                found[task] = samples.samples(self._files, entry, task)
+                by_task[task] = samples.samples(self._files, entry, task)
             except (StateError, OSError) as raised:
                 error = str(raised)
-        return found, error
+        return by_task, error

@@ -59,7 +59,7 @@ def watch(
     error = ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(drawn(statuses, error, now_us()), refresh=True)
+            live.update(view(statuses, error, now_us()), refresh=True)
             wait(EVERY)
             try:
                 statuses, error = reader.look(seconds()), ""
@@ -67,7 +67,7 @@ def watch(
                 error = str(failed)
 
 
-def drawn(statuses: Sequence[ApplicationStatus], error: str, now: int) -> RenderableType:
+def view(statuses: Sequence[ApplicationStatus], error: str, now: int) -> RenderableType:
     """Return applications as the library draws them, below what stood in the way of the newest look."""
     from rich.console import Group
     from rich.text import Text

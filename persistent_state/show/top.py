@@ -43,8 +43,8 @@ class ApplicationStatus:
 
 
 @dataclass
-class _Known:
-    """The findings of earlier looks at an application, and the clocks that they saw, with the seconds at which they did."""
+class _ApplicationReader:
+    """The reader of one application: its last status, and the clocks of earlier ones with the seconds at which they were read."""
 
     log: Log
     entry: Entry | None = None
@@ -82,7 +82,7 @@ class StatusReader:
 
     def __init__(self, files: Files, application: str | None = None) -> None:
         self._files, self._application = files, application
-        self._known: dict[str, _Known] = {}
+        self._readers: dict[str, _ApplicationReader] = {}
 
     def look(self, now: float = 0.0) -> list[ApplicationStatus]:
         """Return what is there now. An application that can't be read does not hide the others.
@@ -94,11 +94,11 @@ class StatusReader:
             InvalidInputError: There is no application, or none of this name.
             StoreUnavailableError: The store does not list its applications.
         """
-        known = find_applications(self._files) if self._application is None else [self._application]
-        if not known:
+        names = find_applications(self._files) if self._application is None else [self._application]
+        if not names:
             raise InvalidInputError(f"there is no application in store={self._files.url}; look at its address.")
-        self._known = {name: self._known.get(name) or _Known(Log(self._files, name)) for name in known}
-        return [each.look(now) for each in self._known.values()]
+        self._readers = {name: self._readers.get(name) or _ApplicationReader(Log(self._files, name)) for name in names}
+        return [each.look(now) for each in self._readers.values()]
 
 
 def facts(status: ApplicationStatus, now: int | None = None) -> dict[str, str]:
