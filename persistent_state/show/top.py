@@ -44,7 +44,7 @@ class ApplicationStatus:
 
 @dataclass
 class _ApplicationReader:
-    """The reader of one application: its last status, and the clocks of earlier ones with the seconds at which they were read."""
+    """The reader of one application: its last status, and earlier clocks with the seconds at which they were read."""
 
     log: Log
     entry: Entry | None = None

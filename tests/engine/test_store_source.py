@@ -30,7 +30,7 @@ from persistent_state.engine import source_options, store_rows, store_source
 from persistent_state.engine.frames import handed_on
 from persistent_state.engine.source_options import read_options
 from persistent_state.engine.store_source import StoreSource
-from persistent_state.engine.store_stream import StoreStream
+from persistent_state.engine.store_stream import MOST_CLOCKS, StoreStream
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
 from persistent_state.protocol.commits import Keeping
@@ -705,6 +705,10 @@ class TestStreams:
             assert len(clocks) == 8
             assert ends == [clocks[2], clocks[5], clocks[7]]
             assert query.state == world.expected(newest)
+
+    def test_the_page_says_how_many_clocks_a_micro_batch_has(self) -> None:
+        page = (Path(__file__).parents[2] / "docs/spark-source.md").read_text("utf-8")
+        assert f"Several may come in one micro-batch, at most {MOST_CLOCKS};" in page
 
     def test_where_spark_does_not_say_where_it_begins_a_micro_batch_has_all_clocks(self) -> None:
         with few_rows(), mock.patch.object(store_source, "MOST_CLOCKS", 1):
