@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that stand outside docs/, and a check that the built site loads nothing from elsewhere."""
+"""Hooks of mkdocs: pages that stand outside docs/, pages of notebooks, and a check that the built site loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import site_notebooks
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
@@ -30,9 +31,11 @@ STYLE_LOADS = re.compile(r"""(?:url\(|@import\s+)["']?((?:https?:)?//[^"')\s]+)"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that stand outside docs/."""
+    """Add the pages that stand outside docs/, and one for each notebook."""
     for path, page in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+    for path in sorted(Path(__file__).parent.glob("*.ipynb")):
+        files.append(File.generated(config, f"{path.stem}.md", content=site_notebooks.as_markdown(path)))
     return files
 
 
@@ -47,7 +50,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if path in OUTSIDE:
             found = OUTSIDE[path]
         elif path.startswith("docs/"):
-            found = path.removeprefix("docs/")
+            found = re.sub(r"\.ipynb$", ".md", path.removeprefix("docs/"))
         else:
             return link[0]
         return f"]({posixpath.relpath(found, posixpath.dirname(place) or '.')}{anchor})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ import monoids
 
 _LIBRARY = tuple(f"{Path(file).parent}/" for file in (__file__, monoids.__file__))
 _STANDARD = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
+
+_CELL = re.compile(r"[^\s'\"]*[/\\]ipykernel_\d+[/\\]\d+\.py|<ipython-input-[^\s>]+>")
+"""The files that code of a notebook's cells says it is of."""
 
 FRAMES = 3
 """The most places that are named, the innermost first."""
@@ -33,7 +37,17 @@ def places(error: BaseException) -> str:
     outside = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__) if _is_outside(frame.f_code)]
     own = [place for place in outside if not _is_installed(place[0])] or outside
     named = [f"{code.co_filename}:{line} in {code.co_name}" for code, line in reversed(own[-FRAMES:])]
-    return f" at {', called from '.join(named)}" if named else ""
+    return naming_cells(f" at {', called from '.join(named)}") if named else ""
+
+
+def naming_cells(text: str) -> str:
+    """Return a text in which the cells of this process's notebook are named as IPython names them: `Cell In[3]`, not by a file.
+
+    A worker of Spark does not know the cells that its code is of. So the driver gives the worker's text to this function.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    return text if name_of is None else _CELL.sub(lambda file: " ".join(name_of(file[0]) or [file[0]]), text)
 
 
 def _is_outside(code: CodeType) -> bool:

@@ -22,6 +22,7 @@ from persistent_state.errors import (
     InvalidInputError,
     StateError,
     TaskFailedError,
+    naming_cells,
     places,
     raised,
 )
@@ -46,7 +47,7 @@ def as_own_error(error: Exception, of: str) -> StateError:
 
     `of` names what failed.
     """
-    text = str(error)
+    text = naming_cells(str(error))
     # The text names causes first, and the error that was raised last at the end.
     for name, message in reversed(re.findall(r"persistent_state\.errors\.(\w+): (.+)", text)):
         kind = getattr(errors, name, None)
@@ -117,4 +118,5 @@ def error_of(row: bytes) -> StateError | None:
     if not row.startswith(_MARK):
         return None
     error: StateError = pickle.loads(row[len(_MARK) :])
+    error.args = tuple(naming_cells(text) for text in error.args)
     return error
