@@ -46,8 +46,9 @@ def naming_cells(text: str) -> str:
     A worker of Spark does not know the cells that its code is of. So the driver gives the worker's text to this function.
     """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
-    return text if name_of is None else _CELL.sub(lambda file: " ".join(name_of(file[0]) or [file[0]]), text)
+    if shell is None:
+        return text
+    return _CELL.sub(lambda file: " ".join(shell.compile.format_code_name(file[0]) or [file[0]]), text)
 
 
 def _is_outside(code: CodeType) -> bool:
