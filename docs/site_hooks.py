@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that stand outside docs/, pages of notebooks, and a check that the built site loads nothing from elsewhere."""
+"""Hooks of mkdocs: pages outside docs/, pages of notebooks, and a check that the built site loads nothing from elsewhere."""
 
 from __future__ import annotations
 

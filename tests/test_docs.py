@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
+import runpy
 from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
@@ -20,15 +22,24 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *(page for folder in ("docs", "benchmarks", "examples") for page in ROOT.glob(f"{folder}/**/*.md")),
+        *ROOT.glob("docs/*.ipynb"),
     ]
 )
 assert ROOT / "README.md" in PAGES
 PATHS = re.compile(r"`((?:docs|examples|benchmarks|tests|persistent_state|monoids)/[A-Za-z0-9_./-]*[A-Za-z0-9_-])`")
 
 
+as_markdown = runpy.run_path(str(ROOT / "docs" / "site_notebooks.py"))["as_markdown"]
+
+
+def source_of(page: Path) -> str:
+    """A page as Markdown; a notebook as the site shows it."""
+    return as_markdown(page) if page.suffix == ".ipynb" else page.read_text(encoding="utf-8")
+
+
 def text_of(page: Path) -> str:
     """A page without its blocks of code, in which brackets are no links and hashes no headings."""
-    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^```.*?^```$", "", source_of(page), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -98,7 +109,7 @@ def wrong_names(code: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_of_a_page_names_what_is_there(page: Path) -> None:
-    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+    for block in re.findall(r"^```python\n(.*?)^```$", source_of(page), re.DOTALL | re.MULTILINE):
         assert wrong_names(block) == []
 
 
@@ -118,6 +129,27 @@ def test_the_tables_of_options_have_every_option_and_its_default() -> None:
         for name, option in inspect.signature(function).parameters.items()
         if option.default is not option.empty and name != "storage_options"
     }
+
+
+def test_a_notebook_is_shown_with_what_its_cells_gave(tmp_path: Path) -> None:
+    page = tmp_path / "page.ipynb"
+    given = [
+        {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]},
+        {"output_type": "execute_result", "data": {"text/plain": ["2"]}},
+        {"output_type": "display_data", "data": {"text/plain": ["x"], "text/html": ["<pre>a\n", "b</pre>"]}},
+        {"output_type": "display_data", "data": {"text/plain": ["<Axes>"], "image/png": "QUJD\n"}},
+    ]
+    code = {"cell_type": "code", "source": ["1 + 1\n", "2"], "outputs": given}
+    page.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": ["# One\n", "[a](b.md)"]}, code]}))
+    assert as_markdown(page).split("\n\n") == [
+        "# One\n[a](b.md)",
+        "```python\n1 + 1\n2\n```",
+        "```text\none\ntwo\n```",
+        "```text\n2\n```",
+        "<div>\n<pre>a\nb</pre>\n</div>",
+        '<img alt="&lt;Axes&gt;" src="data:image/png;base64,QUJD">\n',
+    ]
+    assert dead_links(page, tmp_path) == ["b.md"]
 
 
 def test_a_wrong_name_is_found() -> None:

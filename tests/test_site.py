@@ -45,6 +45,7 @@ def test_each_page_stands_in_the_menu_once() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     menu = Counter(re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", config[config.index("\nnav:") :], re.MULTILINE))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    pages |= {f"{notebook.stem}.md" for notebook in (ROOT / "docs").glob("*.ipynb")}
     outside = {"index.md", "contributing.md", "changelog.md", "benchmarks.md"}
     assert menu == Counter(pages | outside)
 
