@@ -5,16 +5,19 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import sys
 from configparser import ConfigParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from IPython.core.compilerop import CachingCompiler
 
 from monoids import Aggregator, Sum, from_pair
 from persistent_state import FileSource, Message, NonWindowState, PersistentTask, StateError, errors, run_local
-from persistent_state.errors import missing_package, raised
+from persistent_state.errors import missing_package, naming_cells, raised
 
 USER = """
 import json
@@ -116,3 +119,22 @@ def test_a_missing_package_is_a_sentence_with_an_extra_that_there_is() -> None:
     extras = {node.args[2].value for node in calls if isinstance(node.args[2], ast.Constant)}
     assert extras >= {"sql", "delta", "kafka", "metrics", "plots", "terminal"}
     assert extras <= {*setup["options.extras_require"]}
+
+
+def test_a_cell_of_a_notebook_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, other = CachingCompiler(), "/tmp/ipykernel_8/12.py"
+    first = cells.cache("1 / 0", 7)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=cells)))
+    text = "it raised ZeroDivisionError() at {}:1 in <module>, called from " + other + ":2 in other"
+    assert naming_cells(text.format(first)) == text.format("Cell In[7]")
+    with pytest.raises(ZeroDivisionError) as error:
+        exec(compile("1 / 0", first, "exec"))
+    assert " at Cell In[7]:1 in <module>, called from " in raised(error.value)
+
+
+@pytest.mark.parametrize("without", [{}, {"IPython": SimpleNamespace(get_ipython=lambda: None)}])
+def test_outside_a_notebook_a_place_is_a_file(without: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    for name, module in without.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert naming_cells("at /tmp/ipykernel_8/12.py:1") == "at /tmp/ipykernel_8/12.py:1"
