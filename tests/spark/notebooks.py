@@ -101,6 +101,8 @@ def main() -> None:
             kernel.run(cell)
             # What Java and Spark write to the terminal, and when and where the cell ran, is of this machine.
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            for data in (output.data for output in cell.outputs if "data" in output):
+                data.update({form: given.replace(f"{folder}/", "") for form, given in data.items()})
             cell.metadata.clear()
             cell.execution_count = number
     nbformat.write(notebook, TUTORIAL)

@@ -55,8 +55,8 @@ def write(name, first, words):
     pd.DataFrame({"ts": times, "word": words}).to_parquet(f"words/{name}.parquet")
 
 def state(application, task):
-    return {key: value for key, value in map(dict.values, open_store("store").application(application).task(task).at()
-        .to_arrow().to_pylist())}
+    rows = open_store("store").application(application).task(task).at().to_arrow().to_pylist()
+    return dict(sorted((row["word"], row["value"]) for row in rows))
 
 def application(name, task):
     app = Application(name, "store", checkpoint_interval="30 seconds")
