@@ -123,8 +123,8 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
             return paid
         if clock is not None:
             paid = _with_believed(paid, task, output, clock)
-        outputs = paid.tasks[task].outputs
-        return paid if whole else _with_outputs(paid, task, outputs.void(output))
+        outputs = paid.tasks[task].outputs.go_back(output)
+        return _with_outputs(paid, task, outputs if whole else outputs.void(output))
 
     return amend(log, epoch, change, now)
 

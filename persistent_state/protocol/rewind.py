@@ -16,7 +16,7 @@ delivery. What was above the clock is void: no later entry says anything of it. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -248,7 +248,7 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
             yield name, output, known
         owing -= {(name, output) for output in (*outputs.delivered, *gone)}
     for name, output in sorted(owing):
-        yield name, output, BEGINNING
+        yield name, output, newest.tasks[name].outputs.bound(output) if name in newest.tasks else BEGINNING
 
 
 def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now: int) -> Entry:
@@ -280,17 +280,21 @@ def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now:
             clock = BEGINNING if each.clock is None else each.clock
             entry = entry.with_owed(each.task, each.output, Owed(entry.timeline, clock))
     for name, task in back.tasks.items():
-        again = [each.output for each in outputs if each.task == name and each.action == AGAIN]
-        entry = entry.with_task(name, replace(task, outputs=_outputs(name, newest, before, again)))
+        actions = {each.output: each.action for each in outputs if each.task == name}
+        entry = entry.with_task(name, replace(task, outputs=_outputs(name, newest, before, actions)))
     return entry
 
 
-def _outputs(name: str, newest: Entry, before: Entry, again: Sequence[str]) -> OutputState:
-    """Return what the sinks of a task have, when the task goes back to a clock."""
-    was = before.tasks[name]
-    task, flow = newest.tasks[name], newest.flow_of(name)
-    own = max(flow.progress.clock, flow.visited)
-    return task.outputs.rewind(was.outputs, _stood(before, name), own, _is_same_life(task, was), again)
+def _outputs(name: str, newest: Entry, before: Entry, actions: Mapping[str, str]) -> OutputState:
+    """Return what the sinks of a task have, when the task goes back to a clock. `actions` says what each output does."""
+    task, was = newest.tasks[name], before.tasks[name]
+    again = [output for output, action in actions.items() if action == AGAIN]
+    had = {
+        output: furthest
+        for of, output, furthest in _furthest(newest, before)
+        if of == name and actions.get(output, NONE) != NONE
+    }
+    return task.outputs.rewind(was.outputs, _stood(before, name), _is_same_life(task, was), again, had)
 
 
 def _is_same_life(task: TaskState, was: TaskState) -> bool:

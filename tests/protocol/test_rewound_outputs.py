@@ -721,3 +721,61 @@ def test_what_a_writer_of_the_old_timeline_gives_at_the_last_moment_is_known() -
     # So the sink can't go back to the clock before, which it never got.
     outputs = world.newest.tasks["total"].outputs
     assert (outputs.delivered, outputs.begun) == ({"sink": 50}, {"sink": 50})
+
+
+def test_a_sibling_of_an_output_that_is_given_clocks_again_has_no_more_than_it_was_given() -> None:
+    world, a, b = World(), Sink(keeps_record=False), Sink(keeps_record=False)
+    plan = with_sink(world, "a", "b")
+    world.play(6, plan=plan)
+    for sink, output in ((a, "a"), (b, "b")):
+        deliver_all(world, plan, sink, output)
+    world.play(12, plan=plan)
+    deliver_all(world, plan, a, "a")
+    assert (a.clocks[-1], b.clocks[-1]) == (110, 50)
+    back(world, 60, AGAIN)
+    core.start(world.log, [plan])
+    deliver_all(world, plan, b, "b")
+    world.play(8, plan=plan)
+    for sink, output in ((a, "a"), (b, "b")):
+        deliver_all(world, plan, sink, output)
+    # What is void is in the one sink only, until it has been given as much again.
+    assert {each.output: (each.action, each.furthest) for each in back(world, 70, AGAIN)} == {
+        "a": (AGAIN, 110),
+        "b": ("none", 70),
+    }
+    core.start(world.log, [plan])
+    for end in (12, 14):
+        world.play(end, plan=plan)
+        for sink, output in ((a, "a"), (b, "b")):
+            deliver_all(world, plan, sink, output)
+    assert [each.action for each in rewind.plan(world.log, 130).outputs] == ["none", "none"]
+
+
+def test_a_sink_that_never_followed_a_rewind_and_is_given_clocks_again_may_have_those_of_before() -> None:
+    world, sink = World(), Sink(keeps_record=False)
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60)
+    core.start(world.log, [plan])
+    world.play(9, plan=plan)
+    back(world, 80, AGAIN)
+    core.start(world.log, [plan])
+    world.play(11, plan=plan)
+    deliver_all(world, plan, sink)
+    assert sink.clocks[-1] == 110
+    assert sink.newest[0] == 100
+    with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\)"):
+        rewind.plan(world.log, 100)
+
+
+def test_a_sink_that_has_gone_back_has_nothing_above_the_clock() -> None:
+    world, sink = World(), Sink(keeps_record=False)
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60)
+    core.start(world.log, [plan])
+    deliver_all(world, plan, sink)
+    assert world.newest.tasks["total"].outputs.had == {}
+    assert [each.action for each in rewind.plan(world.log, 60).outputs] == ["none"]
