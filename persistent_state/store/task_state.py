@@ -179,9 +179,6 @@ class OutputState:
             voided.pop(output, None)
         # With which clock a sink begins that never had one was said at the start.
         begun = _begun(self.begun, {output: clock}, retained) if max(clock, known) > BEGINNING else {**self.begun}
-        if any(self.delivered[output] < each < clock for each in retained):
-            # A writer of an earlier timeline gave it that clock, and had no clocks between.
-            begun[output] = clock
         if clock < known and clock not in retained:
             lacks[output] = (min(clock, lacks.get(output, (END, END))[0]), begun.get(output, END))
         delivered = {**self.delivered, output: clock}
@@ -249,7 +246,7 @@ class OutputState:
         right = {output: last for output, last in right.items() if last > BEGINNING or output in stays}
         delivered = {**before.delivered, **{output: self.delivered[output] for output in goes_on}}
         delivered = {output: min(last, right[output]) for output, last in delivered.items() if output in right}
-        begun = {output: (self if output in goes_on else before).begun.get(output) for output in delivered}
+        begun = {output: (self if output in goes_on else before).begun.get(output) for output in right}
         back = OutputState(
             delivered=delivered,
             furthest=clock,
@@ -288,9 +285,6 @@ class OutputState:
         leaves = [output for output in self.delivered if output not in delivered]
         cut_at = {output: self.voided[output] for output in leaves if output in self.voided}
         had_more = any(self.cut_at.get(output, own) < own for output in leaves)
-        begun = {
-            output: first for output, first in self.begun.items() if output in delivered and output in self.delivered
-        }
         return replace(
             self,
             delivered=delivered,
@@ -299,7 +293,7 @@ class OutputState:
             cut_at={**dict.fromkeys((*self.left, *leaves), own), **self.cut_at, **cut_at},
             left=self._left_by(outputs),
             left_at=self._left_at(leaves),
-            begun=_begun(begun, delivered, retained),
+            begun=_begun(self.begun, delivered, retained),
         )
 
     def at_reset(self, outputs: Collection[str], clock: int, born: int, own: int) -> OutputState:
@@ -423,12 +417,15 @@ def _cut_at(clock: int, runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _begun(known: Mapping[str, int], delivered: Mapping[str, int], retained: Collection[int]) -> dict[str, int]:
-    """Return `begun` when sinks have come to these clocks. One whose clock is gone is given everything with the next."""
+    """Return `begun` when sinks have come to these clocks. One whose clock is gone is given everything with the next.
+
+    It never falls. After a rewind, there may be clocks again below the one with which a writer of the old timeline begins.
+    """
     begun = dict(known)
     for output, last in delivered.items():
         above = [clock for clock in retained if clock > last]
         if above and last not in retained:
-            begun[output] = min(above)
+            begun[output] = max(min(above), known.get(output, BEGINNING))
     return begun
 
 

@@ -779,3 +779,32 @@ def test_a_sink_that_has_gone_back_has_nothing_above_the_clock() -> None:
     deliver_all(world, plan, sink)
     assert world.newest.tasks["total"].outputs.had == {}
     assert [each.action for each in rewind.plan(world.log, 60).outputs] == ["none"]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_sink_that_a_fenced_writer_gave_a_later_clock_is_not_believed_to_have_those_before(is_away: bool) -> None:
+    world, sink = World(Keeping(2)), Sink()
+    world.play(6)
+    naming.keep(world.log, 30, "low", 0)
+    world.play(7)
+    plan = with_sink(world, "sink")
+    # The first clock that a driver of this timeline gives is 50.
+    assert world.newest.retained[0] == 50
+    assert [each.action for each in back(world, 50)] == ["none"]
+    if is_away:
+        with_sink(world)
+    core.start(world.log, [plan])
+    first, clock = world.newest.retained
+    assert (first, clock) == (30, 50)
+    epoch, giver = world.newest.epoch, giver_of(world, plan, sink)
+    giver.open()
+    # After the sink was asked what it has, such a driver gives it 50, as nothing fences it yet.
+    sink.write(50, [(world.state(50),)])
+    # So the sink takes 30 for a clock that it has.
+    assert giver.give_next(epoch)
+    assert (sink.clocks, world.newest.tasks["total"].outputs.delivered) == ([50], {"sink": 30})
+    assert [(each.action, each.clock) for each in back(world, 30)] == [(RETRACT, None)]
+    core.start(world.log, [plan])
+    deliver_all(world, plan, sink)
+    assert sink.rows == [(each, (world.state(each),)) for each in world.newest.retained]
+    assert sink.clocks[-1] == 30
