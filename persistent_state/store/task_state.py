@@ -241,7 +241,9 @@ class OutputState:
         """
         known = {*before.delivered, *before.left, *self.delivered, *self.left, *self.retired} - {*before.retired}
         goes_on = {output for output in known if self._goes_on(before, output, clock, is_same_life)}
-        right = {output: clock if output in goes_on else self._was_right(before, output, clock) for output in sorted(known)}
+        right = {
+            output: clock if output in goes_on else self._was_right(before, output, clock) for output in sorted(known)
+        }
         stays = {*before.delivered, *before.left, *again}
         right = {output: last for output, last in right.items() if last > BEGINNING or output in stays}
         delivered = {**before.delivered, **{output: self.delivered[output] for output in goes_on}}

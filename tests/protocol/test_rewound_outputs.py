@@ -102,7 +102,7 @@ def deliver_all(world: World, plan: Plan, sink: Sink, output: str = "sink", most
 
 
 def back(world: World, to: int, action: str = RETRACT) -> tuple[OutputPlan, ...]:
-    planned = rewind.plan(world.log, to, lambda task, output, more: action)
+    planned = core.plan_rewind(world.log, to, action)
     rewind.rewind(world.log, planned, writer=f"r{world.newest.number}", now=0)
     return planned.outputs
 
@@ -188,7 +188,7 @@ def test_a_task_that_came_later_and_read_history_gives_all_back() -> None:
         world.play(14, plan=plan)
     deliver_all(world, other, sink)
     assert min(sink.clocks) < 60
-    planned = rewind.plan(world.log, 60, lambda task, output, more: RETRACT)
+    planned = core.plan_rewind(world.log, 60, RETRACT)
     assert planned.later_tasks == ("other",)
     back(world, 60)
     core.start(world.log, [world.plan, other])
@@ -210,7 +210,7 @@ def test_a_rewind_across_a_reset_gives_the_clocks_that_the_sink_had_not_been_giv
     core.start(world.log, [plan], reset=("total",))
     world.play(14, plan=plan)
     deliver_all(world, plan, sink)
-    planned = rewind.plan(world.log, 100, lambda task, output, more: RETRACT)
+    planned = core.plan_rewind(world.log, 100, RETRACT)
     assert planned.earlier_lives == ("total",)
     back(world, 100)
     core.start(world.log, [plan])
@@ -255,7 +255,7 @@ def test_a_sink_that_is_given_clocks_again_may_still_have_those_of_the_void_time
     world.play(9, value=100, plan=plan)
     deliver_all(world, plan, sink)
     with pytest.raises(InvalidInputError, match=r"at clock=.*\(110\), and none above clock=.*\(60\) holds any more"):
-        rewind.plan(world.log, 70)
+        core.plan_rewind(world.log, 70)
     world.play(20, value=100, plan=plan)
     deliver_all(world, plan, sink)
     assert [(each.action, each.furthest) for each in back(world, 90, AGAIN)] == [(AGAIN, 190)]
@@ -269,11 +269,11 @@ def test_a_sink_that_owes_a_rewind_is_asked_again_whether_it_can_go_back() -> No
     back(world, 60)
     assert world.newest.owes == {"total": {"sink": Owed(world.newest.timeline, 60)}}
     with pytest.raises(InvalidInputError, match="owes to take back since an earlier rewind"):
-        rewind.plan(world.log, 60)
+        core.plan_rewind(world.log, 60)
     core.start(world.log, [plan])
     world.play(14, plan=plan)
     # The rows that go are those above the lower clock.
-    planned = rewind.plan(world.log, 90, lambda task, output, more: RETRACT)
+    planned = core.plan_rewind(world.log, 90, RETRACT)
     assert [(each.furthest, each.clock) for each in planned.outputs] == [(None, 60)]
     # Whoever says that it is to be given clocks again has it given those above the lower clock.
     back(world, 90, AGAIN)
@@ -306,7 +306,7 @@ def test_under_at_least_once_a_clock_below_what_a_sink_has_may_come_to_be_kept(m
     core.play(world.log, slow, pa.RecordBatch.from_pylist([{"ts": 75, "n": 1}], SCHEMA))
     assert (sink.clocks, world.newest.clock) == ([110], 70)
     with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\)"):
-        rewind.plan(world.log, 70)
+        core.plan_rewind(world.log, 70)
 
 
 def test_a_sink_that_lacks_values_of_its_clock_is_not_given_its_windows_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,7 @@ def test_names_of_clocks_above_are_told() -> None:
     world.play(12)
     naming.keep(world.log, 100, "before the sale", 0)
     naming.keep(world.log, 30, "low", 0)
-    planned = rewind.plan(world.log, 60)
+    planned = core.plan_rewind(world.log, 60)
     assert planned.names_gone == {"before the sale": 100}
     entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
     assert {name for kept in entry.kept.values() for name in kept.names} == {"low"}
@@ -566,7 +566,7 @@ def test_a_task_that_stores_nothing_may_have_given_each_clock_that_it_had(monkey
     give_unrecorded(monkeypatch, world, fast, sink)
     core.play(world.log, slow, rows_of(75))
     with pytest.raises(InvalidInputError, match="may have values at clock="):
-        rewind.plan(world.log, 70)
+        core.plan_rewind(world.log, 70)
 
 
 def test_a_sink_is_not_open_for_a_later_timeline_when_it_goes_back_for_an_earlier_one() -> None:
@@ -676,7 +676,7 @@ def test_a_sink_that_has_no_more_than_the_clock_has_nothing_to_do_after_a_restar
     core.start(world.log, [plan])
     world.play(8, plan=plan)
     deliver_all(world, plan, sink)
-    (planned,) = rewind.plan(world.log, world.newest.clock).outputs
+    (planned,) = core.plan_rewind(world.log, world.newest.clock).outputs
     assert (planned.action, planned.clock) == ("none", world.newest.clock)
 
 
@@ -687,7 +687,7 @@ def test_a_function_that_left_before_the_clock_can_come_back() -> None:
     deliver_all(world, plan, sink)
     with_sink(world)
     world.play(14)
-    assert [each.action for each in rewind.plan(world.log, 90).outputs] == ["none"]
+    assert [each.action for each in core.plan_rewind(world.log, 90).outputs] == ["none"]
     back(world, 90)
     plan = with_sink(world, "sink")
     giver_of(world, plan, sink, goes_back=False).open()
@@ -696,7 +696,7 @@ def test_a_function_that_left_before_the_clock_can_come_back() -> None:
     deliver_all(world, plan, sink)
     with_sink(world)
     with pytest.raises(InvalidInputError, match="may have values at clock="):
-        rewind.plan(world.log, 90)
+        core.plan_rewind(world.log, 90)
 
 
 def test_what_a_writer_of_the_old_timeline_gives_at_the_last_moment_is_known() -> None:
@@ -748,7 +748,7 @@ def test_a_sibling_of_an_output_that_is_given_clocks_again_has_no_more_than_it_w
         world.play(end, plan=plan)
         for sink, output in ((a, "a"), (b, "b")):
             deliver_all(world, plan, sink, output)
-    assert [each.action for each in rewind.plan(world.log, 130).outputs] == ["none", "none"]
+    assert [each.action for each in core.plan_rewind(world.log, 130).outputs] == ["none", "none"]
 
 
 def test_a_sink_that_never_followed_a_rewind_and_is_given_clocks_again_may_have_those_of_before() -> None:
@@ -766,7 +766,7 @@ def test_a_sink_that_never_followed_a_rewind_and_is_given_clocks_again_may_have_
     assert sink.clocks[-1] == 110
     assert sink.newest[0] == 100
     with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\)"):
-        rewind.plan(world.log, 100)
+        core.plan_rewind(world.log, 100)
 
 
 def test_a_sink_that_has_gone_back_has_nothing_above_the_clock() -> None:
@@ -778,7 +778,7 @@ def test_a_sink_that_has_gone_back_has_nothing_above_the_clock() -> None:
     core.start(world.log, [plan])
     deliver_all(world, plan, sink)
     assert world.newest.tasks["total"].outputs.had == {}
-    assert [each.action for each in rewind.plan(world.log, 60).outputs] == ["none"]
+    assert [each.action for each in core.plan_rewind(world.log, 60).outputs] == ["none"]
 
 
 @pytest.mark.parametrize("is_away", [False, True])

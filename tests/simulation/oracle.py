@@ -1059,9 +1059,9 @@ class Oracle:
         coarser. For a task that stood behind the global clock the handful counts from where it stood, and before there is a
         global clock from its first message or its first clock, which the allowed delay may set below that.
 
-        Before the first message of its own, a task that another feeds, too, keeps nothing apart but the clocks of its steps. One
-        that had no clock yet when there was a global one, as after a rewind, names no clock below its first message. Others,
-        which are idle and coarse, then go on with it when it names one at which they can be read.
+        Before the first message of its own, a task that another feeds, too, keeps nothing apart but the clocks of its steps. A
+        task that had no clock yet when there was a global one, as after a rewind, names no clock below its first message.
+        Others, which are idle and coarse, then go on with it when it names one at which they can be read.
         """
         fed, common = self.graphs.fed_by_sources(entry.tasks), self.graphs.common(entry)
         active = [clock_of(entry, name) for name in fed if entry.tasks[name].active]
