@@ -21,13 +21,14 @@ from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed, copied
 from persistent_state.errors import FencedError, InvalidInputError, StateError
-from persistent_state.formatting import full_clock
+from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.protocol import flows, refusals
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
+from persistent_state.protocol.naming import clock_named
 from persistent_state.protocol.rewind import Choice, Choose
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, REFUSE, RETRACT, OutputPlan, ReadAgain, RewindPlan
 from persistent_state.sinks.base import RecordingSink
@@ -76,17 +77,18 @@ def columns_of(
     return queries.columns_of(spark, task, source)
 
 
-def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
-    """Return the rewind to the newest kept clock at or below a time. `actions` says by output what is not as by default.
+def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
+    """Return the rewind to the newest kept clock at or below a time, or to one that is kept by this name.
 
-    An output that can't go back has the action `REFUSE`, so that the plan shows all of them.
+    `actions` says by output what is not as by default. An output that can't go back has the action `REFUSE`, so that the plan
+    shows all of them.
 
     Raises:
         InvalidInputError: There is no such clock, or a source lacks what is to be read again.
         StateError: The store or a source does not answer, or is damaged.
     """
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions)))
+    planned = protocol.plan(log, clock_named(log, to), _choose(parts, _by_named(parts, actions)))
     planned = _with_what_is_left_out(setup, parts, planned)
     first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.

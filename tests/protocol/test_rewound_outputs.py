@@ -14,7 +14,9 @@ import pytest
 from monoids import Sum
 from persistent_state import FencedError, InvalidInputError, NonWindowState, PersistentTask, TumblingWindow, WindowState
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
+from persistent_state.engine import run
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock
 from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, naming, rewind
 from persistent_state.protocol.commits import Keeping, amend
@@ -808,3 +810,39 @@ def test_a_sink_that_a_fenced_writer_gave_a_later_clock_is_not_believed_to_have_
     deliver_all(world, plan, sink)
     assert sink.rows == [(each, (world.state(each),)) for each in world.newest.retained]
     assert sink.clocks[-1] == 30
+
+
+def test_an_output_that_comes_back_is_known_to_lack_windows_that_closed_meanwhile(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, sink = windows(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(6, plan=plan)
+    deliver_all(world, plan, sink)
+    with_sink(world)
+    # No window has gone as long as the clock that it had is retained.
+    before = world.newest
+    with_sink(world, "sink")
+    assert [*deliver.gone_meanwhile(before, world.newest)] == []
+    with_sink(world)
+    world.keeping = Keeping(2)
+    world.play(20)
+    before = world.newest
+    plan = with_sink(world, "sink")
+    floor = world.newest.tasks["total"].stored.floor
+    assert floor > sink.clocks[-1]
+    assert [*deliver.gone_meanwhile(before, world.newest)] == [("total", "sink", floor)]
+    run._warn_of_gaps(before, world.newest)
+    assert "task=total: sink='sink' comes back, and is not given what closed" in caplog.text
+    assert f"up to clock={full_clock(floor)}" in caplog.text
+    deliver_all(world, plan, sink)
+    starts = {values[0] for _, values in sink.rows}
+    assert len(starts) < sum(1 for row in world.rows(20) if 0 < row["ts"] < 190)
+    # Of a plain state it lacks nothing.
+    plain = World(Keeping(2))
+    with_sink(plain, "sink")
+    with_sink(plain)
+    plain.play(20)
+    before = plain.newest
+    with_sink(plain, "sink")
+    assert [*deliver.gone_meanwhile(before, plain.newest)] == []
