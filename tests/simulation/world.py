@@ -51,7 +51,7 @@ from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
-from tests.simulation import graphs, inputs, ordered
+from tests.simulation import graphs, inputs, late, ordered
 from tests.simulation import sinks as places
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.branches import Branches, FarFiles
@@ -123,6 +123,22 @@ REWOUND_OUTPUTS = "rewound-outputs"
 REWOUND_GRAPH_OUTPUTS = "rewound-graph-outputs"
 """The theme of worlds in which tasks that feed tasks go back with sinks of all kinds."""
 
+REWOUND_LATE = "rewound-late"
+"""The theme of worlds in which drivers stop just before they write to a sink, and the write lands when the sink has gone back."""
+
+REWOUND_ORDER_OUTPUTS = f"rewound-{IN_ORDER}-outputs"
+REWOUND_BACKFILL_OUTPUTS = f"rewound-{BACKFILL}-outputs"
+"""The themes of worlds in which tasks with timers, and tasks with history, go back with sinks of all kinds."""
+
+WITH_SINKS = {
+    REWOUND_OUTPUTS: REWOUND,
+    REWOUND_LATE: REWOUND,
+    REWOUND_GRAPH_OUTPUTS: GRAPH,
+    REWOUND_ORDER_OUTPUTS: IN_ORDER,
+    REWOUND_BACKFILL_OUTPUTS: BACKFILL,
+}
+"""The themes of worlds in which applications go back with sinks of all kinds."""
+
 REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS, BACKFILL, VERSIONS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
 
@@ -141,10 +157,10 @@ class World:
         self.seed = seed
         self.rng = rng = Random(seed)
         drawn = rng.choice(["", "", *THEMES])
-        with_sinks = {REWOUND_OUTPUTS: REWOUND, REWOUND_GRAPH_OUTPUTS: GRAPH}
-        self.theme = drawn if theme is None else {**REWOUND_GRAPHS, **with_sinks}.get(theme, theme)
-        goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *with_sinks}
-        self.places = Random(f"places {seed}") if theme in with_sinks else None
+        self.theme = drawn if theme is None else {**REWOUND_GRAPHS, **WITH_SINKS}.get(theme, theme)
+        goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *WITH_SINKS}
+        self.places = Random(f"places {seed}") if theme in WITH_SINKS else None
+        self.late = late.Writes(Random(f"late {seed}")) if theme == REWOUND_LATE else None
         self.trace: list[str] = []
         self.step = 0
         self.now = START
@@ -537,6 +553,8 @@ class World:
             if newest.over and not self._has_ended(newest) and self.rng.random() < 0.3:
                 self._launch()
             self.threads = [thread for thread in self.threads if not thread.done]
+            if self.late is not None:
+                self.late.land(self)
             ready = [t for t in self.threads if t.wake <= self.step and all(w.done for w in t.waiting)]
             if ready:
                 self._disturb()
@@ -934,6 +952,8 @@ class World:
         def act() -> None:
             self.oracle.write(sink, entry, due, values, actor.epoch)
 
+        if self.late is not None and sink.kind in places.RECORD:
+            self.late.hold(self, sink, entry.timeline, due.clock, act)
         actor.perform("write", f"{sink.task} {sink.output} {due.clock}", act)
 
     def _values(self, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> dict[Any, Any]:

@@ -602,10 +602,11 @@ def test_a_rewind_to_the_beginning_takes_all_of_this_output_and_nothing_else(
     database: Database, monkeypatch: Any, history: bool, kind: pa.DataType
 ) -> None:
     schema = SCHEMA.set(1, pa.field("clock", kind))
+    what = replace(ORIGIN, schema=schema)
 
     def opened(table: str, timeline: int) -> tuple[SqlSink, int | None]:
         sink = SqlSink(database.url, table, history=history)
-        return sink, sink.open(replace(ORIGIN, schema=schema, timeline=timeline))
+        return sink, sink.open(replace(what, timeline=timeline))
 
     def given(*rows: Row) -> Any:
         columns = zip(*rows, strict=True)
@@ -622,12 +623,12 @@ def test_a_rewind_to_the_beginning_takes_all_of_this_output_and_nothing_else(
     first, _ = opened("balances", 3)
     first.rewind(-10, lambda: iter(given(("ann", -10, 1), (None, -10, 2))))
     first.write(given(("eve", 20, 4)), 20)
-    assert (first.rows_above(BEGINNING, ORIGIN), count) == (3, 4 if history else 3)
+    assert (first.rows_above(BEGINNING, what), count) == (3, 4 if history else 3)
     new, last = opened("balances", 7)
     assert last == 20
     new.rewind(BEGINNING, none_then)
     record = f"SELECT timeline, clock FROM {CLOCKS} WHERE table_name = 'balances'"
-    assert (database.rows(), database.rows(record), new.rows_above(BEGINNING, ORIGIN)) == ([], [(7, BEGINNING)], 0)
+    assert (database.rows(), database.rows(record), new.rows_above(BEGINNING, what)) == ([], [(7, BEGINNING)], 0)
     # Writers of both timelines that have ended change nothing, at whatever clock.
     for ended, clock in itertools.product((old, first), (-20, 20, 30)):
         with pytest.raises(FencedError, match="was rewound"):
