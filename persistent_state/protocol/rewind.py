@@ -35,7 +35,7 @@ from persistent_state.store.task_state import OutputState, TaskState
 
 @dataclass(frozen=True)
 class Choice:
-    """What an output does that has something above the clock, as an `OutputPlan` tells it."""
+    """The action of an output that has something above the clock, with its reason, as an `OutputPlan` tells them."""
 
     action: str
     why: str = ""
