@@ -48,7 +48,11 @@ def facts(summary: Mapping[str, Any]) -> dict[str, str | Sequence[str]]:
         **({"retained": [*_clocks(dict.fromkeys(others, ())), UNTIL]} if others else {}),
         "interval": show_duration(summary["interval"]),
         "shards": f"{summary['shards']:,}",
-        **({"timeline": f"{summary['timeline']:,}, which began with a rewind or as a branch"} if summary["timeline"] else {}),
+        **(
+            {"timeline": f"{summary['timeline']:,}, which began with a rewind or as a branch"}
+            if summary["timeline"]
+            else {}
+        ),
         "epoch": f"{summary['epoch']:,}",
         "entry": f"{summary['entry']:,}, written {show_clock(summary['written'])}",
         "size": size(summary["bytes"]),

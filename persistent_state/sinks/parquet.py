@@ -8,10 +8,11 @@
     <clock>-<part>-<task>-<digest>.parquet   values at a clock
 
 A marker is void if a rewind began a later timeline than its own, at a lower clock than its own. So one file that is created
-takes back all that is above its clock, also what a writer of the timeline that has ended may yet write: that is above the last
-clock that the table had, as a writer adds clocks in rising order. The newest of these files repeats those that it has seen. One
-that it has not seen is of a process that was fenced, and counts no more. Who reads lists the markers first and the rewinds then:
-a marker of a timeline is never older than the file with which the timeline began.
+takes back all that is above its clock, also what a writer of a timeline that has ended may yet write. Such a writer only adds
+clocks above the last one that the table had, as clocks come in rising order. The newest of these files repeats what the earlier
+ones say that were there when it was made. An earlier one that came after it is of a process that was fenced, and does not count.
+Who reads lists the markers first and the rewinds then: a marker of a timeline is never older than the file with which the
+timeline began.
 
 A clock is written as 20 digits, which sort as clocks do: 1 and the microseconds, or 0 and the microseconds since -2**63. The
 digest is the first 16 hexadecimal digits of the file's SHA-256. So two attempts at a clock with the same rows make the same

@@ -207,11 +207,13 @@ class SqlSink(RecordingSink):
         clocks, inspector = _clocks(), inspect(connection)
         columns_there = self._columns_there(inspector)
         if columns_there is not None:
-            self._check_columns(columns_there, _columns(origin.with_whole(_whole(columns_there)), connection.dialect.name))
+            self._check_columns(
+                columns_there, _columns(origin.with_whole(_whole(columns_there)), connection.dialect.name)
+            )
         if not inspector.has_table(CLOCKS):
             return False
         # Tables of older versions have no timeline.
-        told = (clocks.c.application, clocks.c.task, clocks.c.history, clocks.c.clock)
+        told = [clocks.c[name] for name in ("application", "task", "history", "clock")]
         record = connection.execute(select(*told).where(self._is_ours(clocks))).one_or_none()
         if record is not None:
             self._check_record(record, origin, columns_there is not None)

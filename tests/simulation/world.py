@@ -124,7 +124,7 @@ REWOUND_GRAPH_OUTPUTS = "rewound-graph-outputs"
 """The theme of worlds in which tasks that feed tasks go back with sinks of all kinds."""
 
 REWOUND_LATE = "rewound-late"
-"""The theme of worlds in which drivers stop just before they write to a sink, and the write lands when the sink has gone back."""
+"""The theme of worlds in which drivers stop just before they write to a sink, and the write lands after it has gone back."""
 
 REWOUND_ORDER_OUTPUTS = f"rewound-{IN_ORDER}-outputs"
 REWOUND_BACKFILL_OUTPUTS = f"rewound-{BACKFILL}-outputs"
