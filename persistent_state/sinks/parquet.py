@@ -10,7 +10,7 @@
 A marker is void if a rewind began a later timeline than its own, at a lower clock than its own. So one file that is created
 takes back all that is above its clock, also what a writer of a timeline that has ended may yet write. Such a writer only adds
 clocks above the last one that the table had, as clocks come in rising order. The newest of these files repeats what the earlier
-ones say that were there when it was made. An earlier one that came after it is of a process that was fenced, and does not count.
+ones say that were there when it was made. An earlier one that came later is of a process that was fenced, and does not count.
 Who reads lists the markers first and the rewinds then: a marker of a timeline is never older than the file with which the
 timeline began.
 
@@ -190,7 +190,7 @@ class ParquetSink(RecordingSink):
             with suppress(ExistsError):
                 self.place.create(f"{_REWINDS}/{origin.timeline:020d}.json", _json(began))
             markers, rewinds = self._listed()
-        check_timeline(self.name, max(rewinds), origin)
+        check_timeline(self.name, max(rewinds, default=0), origin)
         self._last = max(_valid(markers, rewinds), default=BEGINNING)
 
     def rows_above(self, clock: int, origin: Origin) -> int | None:
