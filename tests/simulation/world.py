@@ -302,11 +302,13 @@ class World:
         for derived in self.derived:
             early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
             count = 0 if goes_back else self.own.choice([0, 1])
-            if isinstance(derived, Part) and (derived.what == ordered.MESSAGES or derived.ordered.silent):
-                count = count if derived.what == ordered.STATES else 0
+            has_none = isinstance(derived, Part) and (derived.what == ordered.MESSAGES or derived.ordered.silent)
+            has_none = has_none and derived.what != ordered.STATES
+            count = 0 if has_none else count
             sinks = [WorldSink(derived.name, f"o{i}", self.own.random() < 0.6, early) for i in range(count)]
             if self.places is not None:
-                sinks = [self._place(self.places, derived, number) for number in range(self.places.choice([0, 1]))]
+                count = self.places.choice([0, 1])
+                sinks = [self._place(self.places, derived, number) for number in range(0 if has_none else count)]
             self.oracle.sinks.of[derived.name] = {sink.output: sink for sink in sinks}
         for partitions in self.sources.values() if self.derived and self.own.random() < 0.5 else ():
             partitions.ends = partitions.vanishes = False
@@ -323,7 +325,8 @@ class World:
                 for i in range(0 if job.ordered or goes_back else rng.choice([0, 1, 1, 2]))
             ]
             if self.places is not None:
-                sinks = [self._place(self.places, job, number) for number in range(self.places.choice([1, 1, 2]))]
+                count = self.places.choice([1, 1, 2])
+                sinks = [self._place(self.places, job, number) for number in range(0 if job.ordered else count)]
             self.oracle.sinks.of[job.name] = {sink.output: sink for sink in sinks}
 
     # What there is
@@ -865,7 +868,7 @@ class World:
 
     def _reset(self, actor: Actor, rebuilt: Collection[str]) -> set[str]:
         """The tasks that a start lets begin from zero though it need not."""
-        can = self.theme in (*GRAPHS, INPUTS) or self.places is not None
+        can = self.theme in (*GRAPHS, INPUTS) or (self.places is not None and self.theme != BACKFILL)
         if not can or not actor.number or self.own.random() < 0.8:
             return set()
         known = self.oracle.newest.tasks if self.oracle.newest else {}
