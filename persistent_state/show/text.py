@@ -17,7 +17,7 @@ MOST = 10
 """The most items of a list that are shown."""
 
 UNTIL = "until all outputs have them; only a kept clock can be gone back to"
-"""What is said of clocks that are retained and not kept."""
+"""The words below clocks that are retained and not kept."""
 
 
 def applications(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
