@@ -1,4 +1,4 @@
-"""The command line: show what a store holds, keep clocks, branch applications and take them back, and verify every file."""
+"""The command line: run an application, show what a store holds, keep clocks, branch, go back, and verify every file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
+from persistent_state.cli import run
 from persistent_state.cli.loader import load_application
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import full_clock, plain, to_json
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
 
     Returns:
-        The exit status: 0, or 1 if `verify` found problems or a rewind was declined, or 2 if the command failed.
+        The exit status: 0, or 1 if `verify` found problems or a rewind was declined, or 2 if the command failed. `run` has
+        more of them.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -207,6 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     back.add_argument("--yes", action="store_true", help="do not ask")
     back.add_argument("--json", action="store_true", help="print JSON, for programs; needs --yes or --dry-run")
     back.set_defaults(run=_rewind)
+
+    run.add(commands)
 
     check = commands.add_parser("verify", parents=[common], help="check every checksum and every reference of a store")
     check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
