@@ -218,7 +218,8 @@ def _session(name: str, master: str | None, settings: list[tuple[str, str]]) -> 
     """
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(name)
+    # Spark's bar of progress has no place in a file, and draws over the lines of a terminal.
+    builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
     if master is not None:
         builder = builder.master(master)
     for key, value in settings:
