@@ -12,6 +12,7 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from persistent_state.application import Application
 from persistent_state.cli import json_lines, stop_signals
 from persistent_state.cli.json_lines import LOGGER
 from persistent_state.cli.loader import load_application
@@ -162,7 +163,7 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
     running: Running | None = None
     try:
         _check(arguments)
-        app = load_application(arguments.application)
+        app = _load(arguments.application)
         LOGGER.info(
             "application %s starts",
             app.name,
@@ -208,6 +209,16 @@ def _check(arguments: argparse.Namespace) -> None:
                 f"--{name} is given with --follow, and whatever starts the process again would begin the task again each time; "
                 f"run once with --{name} and without --follow, then start as before."
             )
+
+
+def _load(named: str) -> Application:
+    """Load the application, and let Spark's workers on this machine find its modules where they were found."""
+    before = {*sys.path}
+    app = load_application(named)
+    # The JVM hands its environment on to the workers, which import what the application's tasks need.
+    added = [place for place in sys.path if place not in before]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*added, os.environ.get("PYTHONPATH")]))
+    return app
 
 
 def _session(name: str, master: str | None, settings: list[tuple[str, str]]) -> SparkSession:
