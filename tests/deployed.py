@@ -44,4 +44,8 @@ def instructions(dockerfile: Path = DEPLOY / "Dockerfile") -> Iterator[tuple[str
 def replaced(args: Sequence[str], **options: str) -> list[str]:
     """Arguments in which some options have another value."""
     names = {f"--{name}": value for name, value in options.items()}
-    return [f"{name}={names.get(name, value)}" if equals else arg for arg in args for name, equals, value in [arg.partition("=")]]
+    return [
+        f"{name}={names.get(name, value)}" if equals else arg
+        for arg in args
+        for name, equals, value in [arg.partition("=")]
+    ]

@@ -74,7 +74,9 @@ def test_the_image_installs_extras_that_there_are_and_runs_the_command_as_an_own
     (java,) = re.findall(r"openjdk-(\d+)-jre-headless", installed)
     assert int(java) >= 17
     (entry,) = map(json.loads, of_dockerfile("ENTRYPOINT"))
-    (script,) = [line.partition(" = ")[0] for line in setup()["options.entry_points"]["console_scripts"].split("\n") if line]
+    (script,) = [
+        line.partition(" = ")[0] for line in setup()["options.entry_points"]["console_scripts"].split("\n") if line
+    ]
     assert entry == ["tini", "--", script]
     assert "tini" in installed
     (arguments,) = map(json.loads, of_dockerfile("CMD"))
@@ -199,7 +201,9 @@ def test_the_page_of_operation_explains_each_alert() -> None:
 
 def test_the_page_of_operation_names_every_file_that_is_deployed() -> None:
     deployed = {
-        str(file.relative_to(ROOT)) for file in DEPLOY.rglob("*") if file.is_file() and file.suffix not in (".pyc", ".dockerignore")
+        str(file.relative_to(ROOT))
+        for file in DEPLOY.rglob("*")
+        if file.is_file() and file.suffix not in (".pyc", ".dockerignore")
     }
     named = {*re.findall(r"`(deploy/[\w./-]+\.\w+|deploy/Dockerfile)`", PAGE)}
     assert named == deployed

@@ -126,7 +126,12 @@ def test_options_are_handed_on(play: Callable[..., Played], session: Session) ->
     assert (run, of_run["drain"], of_run["metrics"]) == ("run", True, "0.0.0.0:9108")
     assert (of_run["reset"], of_run["rebuild"]) == (["A"], ["B", "C"])
     assert start == "start"
-    assert {**of_start, "spark": None} == {"spark": None, "trigger": "10 seconds", "metrics": 9108, "show_progress": False}
+    assert {**of_start, "spark": None} == {
+        "spark": None,
+        "trigger": "10 seconds",
+        "metrics": 9108,
+        "show_progress": False,
+    }
     assert session.told == ["app", None, []]
     assert main(["run", "played:app", *spark]) == 0
     assert session.told == ["app", "local[3]", [("spark.a", "b=c"), ("spark.d", "")]]
@@ -226,7 +231,9 @@ def test_a_run_that_was_asked_to_end_before_its_end_is_to_be_tried_again(
     assert main(["run", "played:app", "--follow"]) == command.DONE
 
 
-@pytest.mark.parametrize("error", [StateError("x"), StoreUnavailableError("x"), FencedError("x"), InvalidInputError("x")])
+@pytest.mark.parametrize(
+    "error", [StateError("x"), StoreUnavailableError("x"), FencedError("x"), InvalidInputError("x")]
+)
 def test_what_fails_while_a_run_ends_as_asked_is_no_failure_unless_it_would_fail_again(
     error: StateError, play: Callable[..., Played]
 ) -> None:
@@ -386,7 +393,10 @@ def test_help_and_docs_tell_every_status(capsys: pytest.CaptureFixture[str]) -> 
     told = dict(re.findall(r"^  (\d+) +([a-z ]+):", capsys.readouterr().out, re.MULTILINE))
     assert told == {str(status): result for status, result in command.RESULTS.items()}
     page = (ROOT / "docs/command-line.md").read_text("utf-8")
-    rows = {int(status): (result, text) for status, result, text in re.findall(r"^\| (\d+) \| ([a-z ]+) \| (.*)$", page, re.M)}
+    rows = {
+        int(status): (result, text)
+        for status, result, text in re.findall(r"^\| (\d+) \| ([a-z ]+) \| (.*)$", page, re.M)
+    }
     assert {status: result for status, (result, _) in rows.items()} == command.RESULTS
     # Each class that a user can catch is named with its status.
     public = {name for name in STATUSES if name in persistent_state.__all__}
