@@ -12,10 +12,20 @@ from __future__ import annotations
 import os
 
 import monoids
-from persistent_state import Application, FileSource, Message, NonWindowState, ParquetSink, PersistentState, PersistentTask
+from persistent_state import (
+    Application,
+    FileSource,
+    Message,
+    NonWindowState,
+    ParquetSink,
+    PersistentState,
+    PersistentTask,
+)
 
 
 class WordCount(PersistentTask):
+    """The number of times that each word has come."""
+
     key = "word"
 
     def persistent_state(self) -> NonWindowState[int]:
@@ -26,6 +36,7 @@ class WordCount(PersistentTask):
 
 
 def app() -> Application:
+    """Return the application, by the settings of the environment."""
     events = FileSource(os.environ["EVENTS"], timestamp="ts", schema="ts timestamp, word string")
     app = Application("word-count", os.environ["STORE"], checkpoint_interval="1 minute", allowed_delay="1 minute")
     return app.add(WordCount(), events, sink=ParquetSink(os.environ["COUNTS"]))

@@ -1,4 +1,4 @@
-"""The command `run` in processes of its own: how it ends, and what its exit status says; what the manifests run, as they run it."""
+"""The command `run` in processes of its own: how it ends and what its exit status says; and what the manifests run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import fsspec
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from persistent_state import ParquetSink, read_state
 from persistent_state.cli import run
