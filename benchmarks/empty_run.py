@@ -2,8 +2,8 @@
 
     python -m benchmarks.empty_run [--repetitions N] [--json FILE]
 
-A first run reads a hundred files of a thousand rows, and gives a Parquet sink its clocks. Then nothing comes, and the command is
-run again and again, each time as a process of its own. Told are medians: the seconds of the whole command, beside those of a
+A first run reads a hundred files of a thousand rows, and gives a Parquet sink its clocks. Then nothing comes, and the command
+is run again and again, each time as a process of its own. Told are medians: the seconds of the whole command, beside those of a
 process that only starts a session of Spark and ends; the messages that are read again, as they wait above the clock; and what
 the processes ask of the store, by kind: each is a request of an object store.
 """
@@ -58,7 +58,7 @@ def noted(name: str, operation: Callable[..., Any], file: str) -> Callable[..., 
 
     @wraps(operation)
     def note(self: LocalFiles, *arguments: Any, **options: Any) -> Any:
-        if getattr(_here, "is_within", False) or "/out" in self.url:
+        if getattr(_here, "is_within", False) or not self.url.endswith("/store"):
             return operation(self, *arguments, **options)
         _here.is_within = True
         try:

@@ -200,10 +200,6 @@ def test_the_page_of_operation_explains_each_alert() -> None:
 
 
 def test_the_page_of_operation_names_every_file_that_is_deployed() -> None:
-    deployed = {
-        str(file.relative_to(ROOT))
-        for file in DEPLOY.rglob("*")
-        if file.is_file() and file.suffix != ".pyc"
-    }
+    deployed = {str(file.relative_to(ROOT)) for file in DEPLOY.rglob("*") if file.is_file() and file.suffix != ".pyc"}
     named = {*re.findall(r"`(deploy/[\w./-]+\.\w+|deploy/Dockerfile)`", PAGE)}
     assert named == deployed
