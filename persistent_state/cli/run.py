@@ -22,7 +22,7 @@ from persistent_state.redact import shown
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.run import Running
+    from persistent_state import Running
 
 DONE, MEND, FENCED, TRY_AGAIN = 0, 2, 3, 75
 """The exit statuses. 2 is also that of wrong arguments, and 75 is EX_TEMPFAIL of sysexits.h."""
