@@ -37,8 +37,8 @@ exit status:
   {TRY_AGAIN:<3} try again: the store, a source, a sink or Spark failed, or the run was asked to end before its end
   Anything else, such as 137 after kill -9: try again; nothing committed is lost.
 
-SIGTERM and SIGINT end the run: a micro-batch that is under way is given up, and a sink completes what it writes. After
-{stop_signals.SECONDS:g} s, or at a second signal, the process ends at once, as by kill -9: nothing committed is lost, and the next run goes on.
+SIGTERM and SIGINT end the run: a micro-batch that is under way is given up, and a sink completes what it writes.
+After {stop_signals.SECONDS:g} s, or at a second signal, the process ends at once, as by kill -9: nothing committed is lost.
 """
 
 
@@ -102,7 +102,7 @@ def status_of(error: StateError) -> int:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How a run has ended. `is_whole` says that nobody asked it to end before it came to its end."""
+    """The end of a run. `is_whole` says that nobody asked it to end before it came to its end."""
 
     running: Running | None = None
     error: Exception | None = None
