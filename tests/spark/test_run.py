@@ -166,7 +166,9 @@ def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
     # Its JVM has ended with it.
     session = ran.process.pid
     deadline = time.monotonic() + 20
-    while any(each.name() == "java" and os.getsid(each.pid) == session for each in psutil.process_iter(["name"])):
+    while any(
+        each.info["name"] == "java" and sessions._session(each.pid) == session for each in psutil.process_iter(["name"])
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -181,6 +183,9 @@ from persistent_state import Application, FileSource, NonWindowState, Persistent
 class Words(PersistentTask):
     key = "word"
 
+    def __init__(self, slow, patience):
+        self.slow, self.patience = slow, patience
+
     def persistent_state(self):
         return NonWindowState(monoids.Sum())
 
@@ -188,14 +193,15 @@ class Words(PersistentTask):
         if message["word"] == "bad":
             raise ValueError("a bad word")
         if message["word"] == "slow":
-            Path(os.environ["SLOW"]).touch()
-            time.sleep(float(os.environ["PATIENCE"]))
+            Path(self.slow).touch()
+            time.sleep(self.patience)
         state.update(message.timestamp, 1)
 
 
 def app():
     app = Application("words", os.environ["STORE"], checkpoint_interval="1 minute", max_restarts=0)
-    return app.add(Words(), FileSource(os.environ["EVENTS"], timestamp="ts", schema="ts timestamp, word string"))
+    words = Words(os.environ.get("SLOW"), float(os.environ.get("PATIENCE", 0)))
+    return app.add(words, FileSource(os.environ["EVENTS"], timestamp="ts", schema="ts timestamp, word string"))
 """
 """An application in a file that is in no folder that Python looks at."""
 
@@ -209,7 +215,7 @@ def test_a_file_that_python_would_not_find_can_be_run_and_user_code_that_raises_
     ran = start(launch, tmp_path / "run", ["run", f"{module}:app", "--master=local[2]"], places(tmp_path))
     last = ran.ended()
     assert (last["status"], last["result"]) == (run.MEND, "mend it")
-    assert f"ValueError('a bad word') at {module}:16 in process_message" in last["error"]
+    assert f"ValueError('a bad word') at {module}:19 in process_message" in last["error"]
 
 
 def test_a_newer_run_fences_an_older_one_and_one_that_is_stopped_in_the_middle_is_to_be_tried_again(
