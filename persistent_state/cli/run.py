@@ -202,7 +202,9 @@ def _check(arguments: argparse.Namespace) -> None:
         InvalidInputError: There are such.
     """
     if arguments.trigger is not None and not arguments.follow:
-        raise InvalidInputError("--trigger is for a run that goes on; add --follow, or leave it out.")
+        raise InvalidInputError(
+            f"--trigger={arguments.trigger} is for a run that goes on; add --follow, or leave it out."
+        )
     for name in ("reset", "rebuild"):
         if arguments.follow and getattr(arguments, name):
             raise InvalidInputError(
