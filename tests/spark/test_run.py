@@ -16,6 +16,7 @@ import fsspec
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from persistent_state import ParquetSink, read_state
 from persistent_state.cli import run
@@ -124,7 +125,7 @@ def test_a_job_that_runs_every_five_minutes_gives_each_clock_once_and_closes_not
 
 
 def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
-    launch: Launch, servers: Servers, tmp_path: Path
+    launch: Launch, servers: Servers, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with needed():
         server = servers["s3"]
@@ -141,7 +142,9 @@ def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
     # Beside the machine that the driver runs on, this is what the manifest says.
     port = free_port()
     args = replaced(container["args"], metrics=f"127.0.0.1:{port}", master="local[2]")
-    ran = start(launch, tmp_path / "run", args, env, DEPLOY)
+    # The path of a socket may have some hundred characters, which folders of tests leave too few of.
+    sockets = tmp_path_factory.getbasetemp().parents[1]
+    ran = start(launch, tmp_path / "run", [*args, f"--conf=spark.python.unix.domain.socket.dir={sockets}"], env, DEPLOY)
 
     def answers(probe: str) -> bool:
         try:
