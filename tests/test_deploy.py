@@ -188,6 +188,7 @@ ALERTS = [
     rule
     for group in yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text("utf-8"))["groups"]
     for rule in group["rules"]
+    if "alert" in rule
 ]
 
 
