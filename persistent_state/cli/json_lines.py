@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from datetime import datetime, timezone
 from typing import TextIO
 
@@ -31,6 +33,30 @@ class _Line(logging.Formatter):
 class _Handler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
         """Do nothing: a run does not end because nobody reads its lines any more."""
+
+
+@contextmanager
+def stdout_for_lines() -> Iterator[TextIO]:
+    """Return a file that writes to stdout, and let all else that writes there in this block write to stderr.
+
+    This holds for the user's code, and for what this process starts: Spark's JVM may warn there.
+    """
+    lines = sys.stdout
+    lines.flush()
+    with redirect_stdout(sys.stderr):
+        try:
+            number, other = lines.fileno(), sys.stderr.fileno()
+        except OSError:
+            # Something of Python's stands in its place, which no other process writes to.
+            yield lines
+            return
+        kept = os.dup(number)
+        os.dup2(other, number)
+        with open(kept, "w", encoding="utf-8") as file:
+            try:
+                yield file
+            finally:
+                os.dup2(kept, number)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +129,15 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    out, is_json, begun = sys.stdout, arguments.json or not sys.stdout.isatty(), time.monotonic()
+    if not arguments.json and sys.stdout.isatty():
+        return _supervised(arguments, is_json=False)
+    with json_lines.stdout_for_lines() as lines, json_lines.written_to(lines):
+        return _supervised(arguments, is_json=True)
+
+
+def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
+    """Run the application, tell how that has ended, and return the exit status."""
+    begun = time.monotonic()
 
     def finish(ended: _Ended) -> int:
         status = ended.status(arguments.follow)
@@ -148,12 +156,7 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(TRY_AGAIN if signal is None else 128 + signal)
 
-    with (
-        json_lines.written_to(out) if is_json else nullcontext(),
-        # Nothing stands between the lines, whatever the user's code prints.
-        redirect_stdout(sys.stderr) if is_json else nullcontext(),
-        stop_signals.heard(end_at_once) as asked,
-    ):
+    with stop_signals.heard(end_at_once) as asked:
         return finish(_ended(arguments, is_json, asked))
 
 

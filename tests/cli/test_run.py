@@ -291,11 +291,14 @@ def test_a_run_does_not_end_because_nobody_reads_its_lines(play: Callable[..., P
         def isatty(self) -> bool:
             return False
 
+        def fileno(self) -> int:
+            raise OSError
+
         def write(self, text: str) -> None:
             raise BrokenPipeError
 
         def flush(self) -> None:
-            raise BrokenPipeError
+            """Do nothing, as there is nothing to write."""
 
     play()
     with pytest.MonkeyPatch.context() as patch:
@@ -307,7 +310,7 @@ def test_a_run_does_not_end_because_nobody_reads_its_lines(play: Callable[..., P
 
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 from persistent_state.cli import run, stop_signals
 from persistent_state.cli.commands import main
 from tests.cli.test_run import Played, Session
@@ -316,6 +319,8 @@ stop_signals.SECONDS = {seconds}
 run._session = Session().make
 
 def wait(patience):
+    # So does Spark's JVM sometimes.
+    os.system("echo not of Python, and no line of JSON")
     print("it runs", file=sys.stderr, flush=True)
     end = time.monotonic() + patience
     while time.monotonic() < end:
