@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
@@ -386,17 +386,9 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
 
 def _keep(arguments: argparse.Namespace) -> int:
     store, options = arguments.store, _storage_options(arguments.storage_options)
-    at = _at(arguments, options)
-    clock = keep_clock(store, arguments.application, arguments.name, at, storage_options=options)
+    clock = keep_clock(store, arguments.application, arguments.name, arguments.at, storage_options=options)
     _told(arguments, clock, "is kept as")
     return 0
-
-
-def _at(arguments: argparse.Namespace, options: Mapping[str, Any]) -> int | None:
-    """Return the clock that `--at` says; None without it."""
-    if arguments.at is None:
-        return None
-    return clock_named(Log(open_files(arguments.store, options), arguments.application), arguments.at)
 
 
 def _release(arguments: argparse.Namespace) -> int:
@@ -418,7 +410,7 @@ def _branch(arguments: argparse.Namespace) -> int:
             arguments.store,
             arguments.application,
             arguments.new,
-            _at(arguments, options),
+            arguments.at,
             to=arguments.to,
             on_progress=lambda done, all: tell(f"{size(done)} of {size(all)}"),
             storage_options=options,
@@ -439,8 +431,7 @@ def _rewind(arguments: argparse.Namespace) -> int:
         raise InvalidInputError("no question is asked with --json; add --yes, or --dry-run to see the plan.")
     with _prints_aside() if arguments.json else nullcontext():
         app = load_application(arguments.application)
-        to = clock_named(Log(open_files(app.store, app.storage_options), app.name), arguments.to)
-        plan = app.plan_rewind(to, outputs=dict(arguments.outputs))
+        plan = app.plan_rewind(arguments.to, outputs=dict(arguments.outputs))
     refused = refusals(plan, "--outputs '{}=again'")
     is_last = arguments.dry_run or bool(refused)
     if is_last or not arguments.json:
