@@ -1,0 +1,20 @@
+"""What one check found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, how it is, and what was found. Where it is not `OK`, the text says what to do."""
+
+    check: str
+    status: str
+    text: str
+
+    def line(self) -> str:
+        """Return it as a line for people."""
+        return f"{self.status:<4}  {self.check:<19}  {self.text}"
