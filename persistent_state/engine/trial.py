@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 
@@ -27,13 +28,19 @@ def try_spark() -> dict[str, str]:
         session.stop()
 
 
+def reason(text: str) -> str:
+    """Return the line of an error of Spark that names the cause: the last that names an error, or else the first."""
+    lines = text.strip().splitlines() or [""]
+    causes = [line for line in lines if re.match(r"(?:Caused by: )?[\w.]+(?:Error|Exception): ", line)]
+    return (causes or lines[:1])[-1].removeprefix("Caused by: ")
+
+
 def main() -> None:
     """Print how it went."""
     try:
         told = try_spark()
     except Exception as error:
-        # The first line says what, and the others where in Spark.
-        told = {"error": f"Spark does not start: {str(error).strip().partition(chr(10))[0]}"}
+        told = {"error": f"Spark does not run: {reason(str(error))}"}
     print(json.dumps(told))
 
 
