@@ -1,4 +1,4 @@
-"""What one check found."""
+"""The result of one check, and how it is told."""
 
 from __future__ import annotations
 
