@@ -9,7 +9,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it is, and what was found. Where it is not `OK`, the text says what to do."""
+    """A check: its name, how it went, and what was found. If it is not `OK`, the text says what to do."""
 
     check: str
     status: str
