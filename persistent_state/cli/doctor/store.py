@@ -16,7 +16,7 @@ from persistent_state.redact import shown
 from persistent_state.store.files import Files, LocalFiles, open_files
 
 WRITERS, ROUNDS = 8, 5
-"""How many create a file at once, and how often."""
+"""The number of threads that create a file at once, and of the files that they create."""
 
 MOST_APART = 5.0
 """Seconds by which the clocks of a store and of this machine may differ."""
