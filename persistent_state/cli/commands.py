@@ -507,7 +507,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     found = []
     options = _storage_options(arguments.storage_options)
     if options and arguments.store is None:
-        raise InvalidInputError("--storage-options are given and no store is; name the store too.")
+        raise InvalidInputError("no store is named for --storage-options; name it, or leave them out.")
     for each in all_checks(arguments.store, options, lambda: _now_us() / 1e6):
         found.append(each)
         if not arguments.json:

@@ -49,5 +49,5 @@ def test_what_fails_is_status_1_and_says_what_to_do(
 def test_options_without_a_store_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--storage-options", '{"anon": true}']) == 2
     assert capsys.readouterr().err == (
-        "persistent-state: --storage-options are given and no store is; name the store too.\n"
+        "persistent-state: no store is named for --storage-options; name it, or leave them out.\n"
     )
