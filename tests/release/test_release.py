@@ -243,7 +243,8 @@ def test_the_unpacked_source_distribution_passes_tests(built: Built, tmp_path: P
 
 def test_the_wheel_runs_a_task_and_spark_finds_its_data_source(empty: Environment, tmp_path: Path) -> None:
     shutil.copy2(ROOT / "tests" / "release" / "user.py", tmp_path / "user.py")
-    quick = {"JDK_JAVA_OPTIONS": QUICK_JAVA}
+    # As in an environment that is activated: else Spark asks the python3 of the PATH for data sources.
+    quick = {"JDK_JAVA_OPTIONS": QUICK_JAVA, "PYSPARK_PYTHON": str(empty.python)}
     told = run([empty.python, "user.py", tmp_path], tmp_path, **quick)
     assert told.splitlines()[-1] == "[('be', 2), ('not', 1), ('or', 1), ('to', 2)]"
     program = empty.folder / "bin" / "persistent-state"
