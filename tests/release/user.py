@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
     times = pd.date_range("2026-01-01", periods=len(words), freq="s")
     pd.DataFrame({"ts": times, "word": words}).to_parquet(folder / "events" / "0.parquet")
     builder = SparkSession.builder.master("local[2]").config("spark.ui.showConsoleProgress", "false")
-    spark = builder.config("spark.log.level", "ERROR").getOrCreate()
+    spark = builder.config("spark.ui.enabled", "false").config("spark.log.level", "ERROR").getOrCreate()
     store = str(folder / "apps")
     app = Application("word-count", store=store, checkpoint_interval="10 seconds")
     app.add(WordCount(), source=FileSource(folder / "events", timestamp="ts"))
