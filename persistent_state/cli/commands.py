@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
+from persistent_state.cli.doctor.all_checks import all_checks
+from persistent_state.cli.doctor.check import FAIL
 from persistent_state.cli.loader import load_application
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import full_clock, plain, to_json
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
 
     Returns:
-        The exit status: 0, or 1 if `verify` found problems or a rewind was declined, or 2 if the command failed.
+        The exit status: 0, or 1 if `verify` or `doctor` found problems or a rewind was declined, or 2 if the command failed.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -68,15 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("store", metavar="STORE", help="the store's folder or url, as the application has it")
-    common.add_argument("--json", action="store_true", help="print JSON, for programs")
-    common.add_argument(
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--json", action="store_true", help="print JSON, for programs")
+    options.add_argument(
         "--storage-options",
         metavar="JSON|@FILE",
         default="{}",
         help="the store's options as a JSON object, such as keys; as @FILE, no list of processes shows its secrets",
     )
+    common = argparse.ArgumentParser(add_help=False, parents=[options])
+    common.add_argument("store", metavar="STORE", help="the store's folder or url, as the application has it")
     parser = argparse.ArgumentParser(
         PROGRAM,
         description="Look into a store of persistent state, and work with it. Nothing that it holds is executed.",
@@ -211,6 +214,16 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("verify", parents=[common], help="check every checksum and every reference of a store")
     check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
     check.set_defaults(run=_verify)
+
+    examine = commands.add_parser(
+        "doctor",
+        parents=[options],
+        help="check Java, Spark, Python, the extras, and a store",
+        description="Check Java, Spark, Python and the extras on this machine, and a store: that it can be reached, that of "
+        "several creators of a file one wins, and that its clock is right. What is written to the store is deleted.",
+    )
+    examine.add_argument("store", metavar="STORE", nargs="?", help="a store's folder or url (default: none is checked)")
+    examine.set_defaults(run=_doctor)
     return parser
 
 
@@ -479,6 +492,20 @@ def _verify(arguments: argparse.Namespace) -> int:
         )
     _print([to_json(asdict(result))] if arguments.json else verified(result))
     return 1 if result.problems else 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    found = []
+    options = _storage_options(arguments.storage_options)
+    if options and arguments.store is None:
+        raise InvalidInputError("no store is named for --storage-options; name it, or leave them out.")
+    for each in all_checks(arguments.store, options, lambda: _now_us() / 1e6):
+        found.append(each)
+        if not arguments.json:
+            print(each.line(), flush=True)
+    if arguments.json:
+        print(to_json([asdict(each) for each in found]))
+    return 1 if any(each.status == FAIL for each in found) else 0
 
 
 @contextmanager
