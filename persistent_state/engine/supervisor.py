@@ -65,7 +65,7 @@ class Supervisor:
         on_work = None if monitor is None else monitor.hear
         self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear, on_work)
         self._steps = Stepper(setup)
-        self.queries = Queries(setup)
+        self.queries = Queries(setup, self._wake)
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
@@ -164,6 +164,12 @@ class Supervisor:
             self._lines.hear(progress)
         self._steps.wake()
         self._deliveries.hear(progress)
+        self._passed.wake()
+
+    def _wake(self) -> None:
+        """Let all look at the log that wait for a commit: another process has made one."""
+        self._steps.wake()
+        self._deliveries.wake()
         self._passed.wake()
 
     def _stop_working(self) -> None:
@@ -268,7 +274,7 @@ class Supervisor:
             self.monitor.restart()
         try:
             self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
-            self.queries = Queries(self._setup)
+            self.queries = Queries(self._setup, self._wake)
             self.queries.start(self.entry, self._scratch)
             self._steps.start(self.entry.epoch, self.queries.active_flows)
             # What they looked at may have been fenced by this start, and no commit need come that wakes them.
