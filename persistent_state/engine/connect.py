@@ -89,7 +89,7 @@ def new_session(spark: SparkSession) -> SparkSession:
         raise InvalidInputError("a client of Spark Connect needs PySpark 4.1 or newer; upgrade it.")
     session = make(remote)
     session.client.set_retry_policies([_patience()])
-    return session  # type: ignore[no-any-return]
+    return session  # type: ignore[no-any-return, unused-ignore]
 
 
 def _patience() -> Any:
@@ -104,7 +104,7 @@ def release(session: SparkSession) -> None:
     if is_connect(session):
         # It may have forgotten it already, or be gone.
         with suppress(Exception):
-            session.client.release_session()  # type: ignore[attr-defined]
+            session.client.release_session()  # type: ignore[attr-defined, unused-ignore]
 
 
 def keep(spark: SparkSession) -> None:
@@ -126,7 +126,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def name_work(session: SparkSession, group: str, title: str, pool: str) -> None:
-    """Let `cancel` know the jobs of this thread by the name of their group. Classic Spark also shows a title, and uses a pool."""
+    """Let `cancel` know the jobs of this thread by their group. Classic Spark also shows a title, and uses a pool."""
     if is_connect(session):
         session.addTag(group)
         return

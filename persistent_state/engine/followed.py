@@ -111,7 +111,9 @@ class Follower:
         self._heard: dict[str, int] = {}
         self._seen = 0
         self._turn, self._ended = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"persistent-state {log.application} follows", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"persistent-state {log.application} follows", daemon=True
+        )
 
     def follow(self, epoch: int, flows: Collection[str]) -> None:
         """Follow the flows of this start from now on."""
@@ -139,7 +141,7 @@ class Follower:
                 self._hear(flow, entry.flows[flow].progress.batch)
 
     def _hear(self, flow: str, newest: int) -> None:
-        """Hear the notes of a flow's micro-batches up to the newest. One that is missing is left out once there is a later one."""
+        """Hear the notes of a flow's micro-batches up to the newest. A missing one is left out once there is a later one."""
         for batch in range(self._heard.get(flow, 0) + 1, newest + 1):
             try:
                 data = self._log.files.read(note_path(self._log.application, flow, self._epoch, batch))

@@ -28,6 +28,7 @@ from persistent_state.engine.followed import Follower, Note
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -175,7 +176,8 @@ class Queries:
         if setup.is_remote:
             log = Log(setup.files, setup.application)
             self._follower = Follower(log, setup.spark, self._listener, on_commit)
-        self._commits = self._follower or Watch()
+        self._watch = Watch()
+        self._commits = self._follower or self._watch
 
     def start(self, entry: Entry, scratch: Scratch) -> None:
         """Start a query for each flow, from where the entry says.
@@ -232,7 +234,7 @@ class Queries:
             note or self._listener,
             for_sinks(blobs.sparkSession),
             setup.settings,
-            note or self._commits,
+            note or self._watch,
             on_work=(note or self._listener).measure,
         )
         rows = micro_batch.control_rows(blobs, flow, labels, attempts)

@@ -52,10 +52,8 @@ def main() -> None:
     def tell(progress: Progress) -> None:
         print(json.dumps({**asdict(progress), "pid": os.getpid()}), flush=True)
 
-    if "--graph" in sys.argv:
-        app = graph(folder, shards)
-    else:
-        app = application(Place(folder, str(folder / "store"), {}), shards)
+    place = Place(folder, str(folder / "store"), {})
+    app = graph(folder, shards) if "--graph" in sys.argv else application(place, shards)
     if "--continuous" in sys.argv:
         app.start(session(url), on_progress=tell).await_termination()
     else:

@@ -259,7 +259,7 @@ def test_a_graph_with_outputs_of_each_kind_is_exact(server: Server, clients: Cli
     running = [json.loads(line) for line in (folder / "running").read_text().splitlines()]
     assert running
     assert client.pid not in {pid for pid, *_ in running}
-    rows = pa.concat_tables(pq.read_table(file) for file in ParquetFiles(folder / "rows"))
+    rows = pa.concat_tables(pq.read_table(file) for file in parquet_files(folder / "rows"))
     emitted = sorted(zip(rows["what"].to_pylist(), rows["number"].to_pylist(), strict=True))
     assert emitted == sorted((what, number) for what, number, _ in pipeline.watched(sales, entry.clock)[1])
     # Of each micro-batch and step the client was told once, of all messages.
@@ -268,7 +268,7 @@ def test_a_graph_with_outputs_of_each_kind_is_exact(server: Server, clients: Cli
     assert sum(each["messages"] for each in clients.told() if each["task"] == "PerShop") == seconds
 
 
-def ParquetFiles(folder: Path) -> list[Path]:
+def parquet_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet"))
 
 
