@@ -6,6 +6,7 @@ A client of Spark Connect has no JVM. Its functions run in Pythons of the server
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-import persistent_state
 from persistent_state.errors import InvalidInputError
 from persistent_state.store.files import Files, LocalFiles
 
@@ -165,7 +165,7 @@ def check_server(spark: SparkSession, files: Files) -> None:
             if sign in text:
                 raise InvalidInputError(f"the Python of the Spark Connect server {way}.") from error
         raise
-    own = persistent_state.__version__
+    own = _version()
     if there["version"] != own:
         raise InvalidInputError(
             f"the Python of the Spark Connect server has persistent-state {there['version']}, and this one {own}; install the "
@@ -178,19 +178,25 @@ def check_server(spark: SparkSession, files: Files) -> None:
 
 
 _MISSING = {
-    "No module named 'persistent_state'": f"has no persistent-state; install persistent-state=={persistent_state.__version__} "
-    "there, for its driver and its workers",
+    "No module named 'persistent_state'": "has no persistent-state; install the version of this one there, for its driver and "
+    "its workers",
     "No module named": "lacks a module that this one has; install the same packages there",
     "PYTHON_VERSION_MISMATCH": "has another minor version than this one; use the same on both",
 }
 
 
+def _version() -> str:
+    # The root of the package, which imports all others.
+    version: str = sys.modules["persistent_state"].__dict__["__version__"]
+    return version
+
+
 def _seen_here(url: str | None) -> tuple[str, int]:
     """Return what a Python has of the library, and of a folder, or of the first above it that is there."""
     if url is None:
-        return persistent_state.__version__, 0
+        return _version(), 0
     place = next(path for path in (Path(url), *Path(url).parents) if path.exists())
-    return persistent_state.__version__, os.stat(place).st_ino
+    return _version(), os.stat(place).st_ino
 
 
 class RemoteQuery:
