@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -200,17 +200,17 @@ def _seen_here(url: str | None) -> tuple[str, int]:
 
 
 class RemoteQuery:
-    """A streaming query of a server, which is asked seldom."""
+    """A streaming query of a server, which is asked seldom. Once the server is lost, nothing of the session is tried again."""
 
-    def __init__(self, query: StreamingQuery, now: Callable[[], float] = time.monotonic) -> None:
-        self._query, self._now = query, now
+    def __init__(self, query: StreamingQuery, session: Any, now: Callable[[], float] = time.monotonic) -> None:
+        self._query, self._session, self._now = query, session, now
         self._is_active, self._asked = True, now()
         self._lock = threading.Lock()
         self._error: tuple[Exception | None] | None = None
 
     @property
     def isActive(self) -> bool:
-        with self._lock:
+        with self._lock, self._giving_up():
             if self._is_active and self._now() >= self._asked + ASK_SECONDS:
                 self._is_active = self._query.isActive
                 self._asked = self._now()
@@ -218,10 +218,11 @@ class RemoteQuery:
 
     @property
     def status(self) -> dict[str, Any]:
-        return self._query.status
+        with self._giving_up():
+            return self._query.status
 
     def exception(self) -> Exception | None:
-        with self._lock:
+        with self._lock, self._giving_up():
             if self._error is not None:
                 return self._error[0]
             error = self._query.exception()
@@ -230,4 +231,14 @@ class RemoteQuery:
             return error
 
     def stop(self) -> None:
-        self._query.stop()
+        with self._giving_up():
+            self._query.stop()
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if is_lost(error):
+                self._session.client.set_retry_policies([])
+            raise

@@ -55,7 +55,7 @@ class Stepper:
         # uses it.
         self._log, self._turn = Log(setup.files, setup.application), threading.Lock()
         self._feeds = [feed for feed in setup.feeds if feed.plan.first.upstream]
-        self._session = _session_of(setup) if self._feeds else None
+        self._session: SparkSession | None = None
         self._listener = Listener(setup.writer, setup.on_progress)
         self._epoch = 0
         self._committed: set[str] = set()
@@ -72,6 +72,7 @@ class Stepper:
         self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
         self._committed, self.under_way = set(), {}
         if self._feeds:
+            self._session = self._session or _session_of(self._setup)
             self.wake()
             self._thread = threading.Thread(target=self._run, name="persistent-state steps", daemon=True)
             self._thread.start()
@@ -103,6 +104,10 @@ class Stepper:
         while self._thread.is_alive():
             connect.cancel(self._session or self._setup.spark, self._group)
             self._thread.join(CANCEL_SECONDS)
+        if self._session is not None and connect.is_connect(self._session):
+            # A server keeps what it is not told to forget.
+            connect.release(self._session)
+            self._session = None
 
     @property
     def _group(self) -> str:

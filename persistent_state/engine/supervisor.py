@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from persistent_state.engine import lines
+from persistent_state.engine import connect, lines
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
@@ -345,8 +345,9 @@ class Supervisor:
             self._lines.close(self._newest())
 
     def _end(self) -> None:
-        # A fenced driver does not wait for its sinks: the newer driver delivers to them now.
-        patience = 0.0 if isinstance(self.error, FencedError) else STOP_SECONDS
+        # A fenced driver does not wait for its sinks: the newer driver delivers to them now. From a lost server nothing comes.
+        is_lost = self.error is not None and connect.is_lost(self.error.__cause__ or self.error)
+        patience = 0.0 if is_lost or isinstance(self.error, FencedError) else STOP_SECONDS
         ends: list[Callable[[], object]] = [
             self._show_summary,
             self._stop_working,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +26,7 @@ from persistent_state import (
     PersistentTask,
     StateError,
     TaskFailedError,
+    engine,
 )
 from persistent_state.engine import connect, queries
 from persistent_state.engine.connect import ASK_SECONDS, RemoteQuery
@@ -84,6 +89,16 @@ def progress(task: str = "Words", epoch: int = 1, batch: int = 1, messages: int 
 
 
 WORK = Work("Words", False, 3, 1, 0.5, 0.25, ("",), {"p": 4})
+
+
+def test_no_module_of_the_engine_needs_what_a_client_lacks() -> None:
+    names = [f"persistent_state.engine.{module.name}" for module in iter_modules(engine.__path__)]
+    program = (
+        f"import sys; sys.modules['py4j'] = None; from importlib import import_module; [*map(import_module, {names})]"
+    )
+    # By this variable PySpark is what `pyspark-client` is.
+    env = {**os.environ, "SPARK_SKIP_CONNECT_COMPAT_TESTS": "1"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=env)
 
 
 class TestServer:
@@ -198,7 +213,7 @@ class FakeQuery:
 
 def test_a_query_is_asked_seldom_and_never_again_once_it_has_ended() -> None:
     now, query = [0.0], FakeQuery()
-    remote = RemoteQuery(query, lambda: now[0])  # type: ignore[arg-type]
+    remote = RemoteQuery(query, None, lambda: now[0])  # type: ignore[arg-type]
     assert all(remote.isActive for _ in range(100))
     assert query.asked == 0
     now[0] += ASK_SECONDS
@@ -211,6 +226,23 @@ def test_a_query_is_asked_seldom_and_never_again_once_it_has_ended() -> None:
         assert not remote.isActive
         assert str(remote.exception()) == "it failed"
     assert (query.asked, query.errors) == (2, 1)
+
+
+def test_once_the_server_is_lost_nothing_is_tried_again() -> None:
+    policies: list[object] = []
+    session = SimpleNamespace(client=SimpleNamespace(set_retry_policies=policies.append))
+
+    def stop() -> None:
+        raise failures.pop(0)
+
+    failures = [Grpc("INTERNAL", "it can't be stopped"), Grpc("UNAVAILABLE")]
+    remote = RemoteQuery(SimpleNamespace(stop=stop), session)  # type: ignore[arg-type]
+    with pytest.raises(Grpc, match="can't be stopped"):
+        remote.stop()
+    assert policies == []
+    with pytest.raises(Grpc):
+        remote.stop()
+    assert policies == [[]]
 
 
 def test_a_note_is_read_as_it_was_written() -> None:
