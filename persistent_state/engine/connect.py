@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -86,7 +87,9 @@ def new_session(spark: SparkSession) -> SparkSession:
     # A clone has what the user has set. `newSession` came with PySpark 4.3, before which it raises.
     make = getattr(type(remote), "cloneSession", None)
     if make is None:
-        raise InvalidInputError("a client of Spark Connect needs PySpark 4.1 or newer; upgrade it.")
+        raise InvalidInputError(
+            f"pyspark={pyspark.__version__} is too old for a client of Spark Connect; install 4.1 or newer."
+        )
     session = make(remote)
     session.client.set_retry_policies([_patience()])
     return session  # type: ignore[no-any-return, unused-ignore]
