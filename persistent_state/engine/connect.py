@@ -164,9 +164,9 @@ def check_server(spark: SparkSession, files: Files) -> None:
         if is_lost(error):
             raise
         text = str(error)
-        for sign, way in _MISSING.items():
+        for sign, (why, way) in _MISSING.items():
             if sign in text:
-                raise InvalidInputError(f"the Python of the Spark Connect server {way}.") from error
+                raise InvalidInputError(f"the Spark Connect server's Python {why}; {way}.") from error
         raise
     own = _version()
     if there["version"] != own:
@@ -181,10 +181,12 @@ def check_server(spark: SparkSession, files: Files) -> None:
 
 
 _MISSING = {
-    "No module named 'persistent_state'": "has no persistent-state; install the version of this one there, for its driver and "
-    "its workers",
-    "No module named": "lacks a module that this one has; install the same packages there",
-    "PYTHON_VERSION_MISMATCH": "has another minor version than this one; use the same on both",
+    "No module named 'persistent_state'": (
+        "has no persistent-state",
+        "install this one's version there, for its driver and its workers",
+    ),
+    "No module named": ("lacks a module that this one has", "install the same packages there"),
+    "PYTHON_VERSION_MISMATCH": ("has another minor version than this one", "use the same on both"),
 }
 
 

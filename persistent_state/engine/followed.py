@@ -43,7 +43,7 @@ def note_path(application: str, flow: str, epoch: int, batch: int) -> str:
 
 
 class Note:
-    """A listener that goes with the commits of a flow to the server: it writes a note of each, and lets an error end the query."""
+    """A listener that goes to the server with a flow: it writes a note of each commit, and lets an error end the query."""
 
     def __init__(self, files: Files, application: str) -> None:
         self._files, self._application = files, application

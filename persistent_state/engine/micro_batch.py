@@ -202,7 +202,7 @@ def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
 
 
 class Watcher(Protocol):
-    """What a commit tells how a micro-batch of a flow fares."""
+    """The one whom a commit tells how a micro-batch of a flow fares."""
 
     def begin(self, flow: str) -> None:
         """Report that a micro-batch of a flow begins."""
