@@ -6,6 +6,7 @@ A client of Spark Connect has no JVM. Its functions run in Pythons of the server
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -92,6 +93,8 @@ def new_session(spark: SparkSession) -> SparkSession:
         )
     session = make(remote)
     session.client.set_retry_policies([_patience()])
+    if spark in _parallelism:
+        _parallelism[session] = _parallelism[spark]
     return session  # type: ignore[no-any-return, unused-ignore]
 
 
@@ -126,6 +129,13 @@ def is_lost(error: BaseException) -> bool:
             if getattr(code(), "name", "") == "UNAVAILABLE":
                 return True
     return any(text in str(error) for text in _LOST)
+
+
+def told_by(error: BaseException) -> str:
+    """Return in one line what an error of a call says. The client's own texts have many lines, and name the cause in one."""
+    text = str(error)
+    details = re.search(r'details = "([^"]*)"', text)
+    return (details[1] if details else text.split("\n")[0]).rstrip(". ")
 
 
 def name_work(session: SparkSession, group: str, title: str, pool: str) -> None:

@@ -97,10 +97,9 @@ def naming_a_lost_jvm() -> Iterator[None]:
         raise
     except Exception as error:
         if connect.is_lost(error):
-            told = str(error).split("\n")[0].rstrip(".")
             raise StateError(
-                f"the Spark Connect server is gone, or has forgotten the session ({told}); start the application again with a "
-                "new session."
+                f"the Spark Connect server is gone, or has forgotten the session ({connect.told_by(error)}); start the application "
+                "again with a new session."
             ) from error
         if not is_lost_jvm(error):
             raise

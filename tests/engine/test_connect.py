@@ -179,7 +179,7 @@ Grpc.__module__ = "pyspark.errors.exceptions.connect"
 @pytest.mark.parametrize(
     ("error", "is_lost"),
     [
-        (Grpc("UNAVAILABLE", "failed to connect to all addresses"), True),
+        (Grpc("UNAVAILABLE", '<Rendezvous of RPC:\n\tdetails = "it failed to connect"\n>'), True),
         (Grpc("INTERNAL", "[INVALID_HANDLE.SESSION_NOT_FOUND] The handle is invalid."), True),
         (Grpc("INTERNAL", "[PYTHON_EXCEPTION] your function raised"), False),
         (ValueError("Cannot invoke RPC on closed channel!"), True),
@@ -191,6 +191,7 @@ def test_a_lost_server_is_one_sentence_and_no_other_error_is(error: Exception, i
     with pytest.raises(StateError if is_lost else type(error)) as raised, naming_a_lost_jvm():
         raise error
     assert ("the Spark Connect server is gone" in str(raised.value)) == is_lost
+    assert ("(it failed to connect);" in str(raised.value)) == ("details" in str(error))
 
 
 @dataclass
