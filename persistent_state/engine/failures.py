@@ -98,8 +98,8 @@ def naming_a_lost_jvm() -> Iterator[None]:
     except Exception as error:
         if connect.is_lost(error):
             raise StateError(
-                f"the Spark Connect server is gone, or has forgotten the session ({connect.told_by(error)}); start again with a "
-                "new session."
+                f"the Spark Connect server is gone, or has forgotten the session ({connect.told_by(error)}); start again with "
+                "a new session."
             ) from error
         if not is_lost_jvm(error):
             raise
