@@ -1,10 +1,11 @@
 """A driver without a JVM: it drives the demo's tasks, or a graph of tasks, by a server of Spark Connect.
 
-    python -m tests.spark.connect_driver FOLDER URL SHARDS [--continuous | --graph]
+    python -m tests.spark.connect_driver FOLDER URL SHARDS [--continuous] [--graph | --fail]
 
 FOLDER/stream has the flights, or FOLDER/in the messages of `pipeline`, and FOLDER/store the state. It prints each progress as a
 line of JSON, with the process that was told, and ends when everything is read and closed, or with --continuous when it is asked
-to stop. The graph has an output of each kind, which write to FOLDER/values, FOLDER/running and FOLDER/rows.
+to stop. The graph has an output of each kind, which write to FOLDER/values, FOLDER/running and FOLDER/rows. With --fail a task
+raises.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from examples.exactly_once import Place, application
-from persistent_state import Application, ParquetSink, RunningValues, ValuesAtClock
+from examples.exactly_once import FlightsPerRoute, Place, application
+from persistent_state import (
+    Application,
+    FileSource,
+    Message,
+    ParquetSink,
+    PersistentState,
+    RunningValues,
+    ValuesAtClock,
+)
 from tests.spark import pipeline
 
 if TYPE_CHECKING:
@@ -46,14 +55,30 @@ def graph(folder: Path, shards: int) -> Application:
     return pipeline.application(folder, shards, outputs=outputs)
 
 
+class Failing(FlightsPerRoute):
+    """A task of this program, whose class is sent to the server, that raises there."""
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        raise KeyError("no such thing")
+
+
+def failing(folder: Path, shards: int) -> Application:
+    source = FileSource(str(folder / "stream"), timestamp="time_hour")
+    return Application("failing", str(folder / "store"), shards=shards).add(Failing(), source)
+
+
 def main() -> None:
     folder, url, shards = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
     def tell(progress: Progress) -> None:
         print(json.dumps({**asdict(progress), "pid": os.getpid()}), flush=True)
 
-    place = Place(folder, str(folder / "store"), {})
-    app = graph(folder, shards) if "--graph" in sys.argv else application(place, shards)
+    if "--graph" in sys.argv:
+        app = graph(folder, shards)
+    elif "--fail" in sys.argv:
+        app = failing(folder, shards)
+    else:
+        app = application(Place(folder, str(folder / "store"), {}), shards)
     if "--continuous" in sys.argv:
         app.start(session(url), on_progress=tell).await_termination()
     else:

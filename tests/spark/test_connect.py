@@ -31,7 +31,9 @@ SECONDS = 180
 """The longest that anything here may take. Where nothing else runs it takes some seconds."""
 
 LOST = "StateError: the Spark Connect server is gone, or has forgotten the session"
-FOREACH_BATCH = "foreach_batch_worker"
+FOREACH_BATCH, DAEMON = "foreach_batch_worker", "pyspark.daemon"
+"""Modules that the server's Pythons run: the function of foreachBatch, and all else."""
+
 KILLED_AT_RANDOM = soak_or(ci=0, soak=30)
 
 WITHOUT_JAVA = """
@@ -92,20 +94,20 @@ class Server:
         self.processes[-1].kill()
         sessions.end_sessions(self.processes)
 
-    def kill_foreach_batch(self) -> int:
-        """Kill the Pythons that run the functions of foreachBatch, and return how many there were."""
+    def kill_pythons(self, module: str) -> int:
+        """Kill the Pythons that run a module, and return how many there were."""
         killed = 0
         for process in psutil.Process(self.processes[-1].pid).children(recursive=True):
             with suppress(psutil.Error):
-                if any(FOREACH_BATCH in word for word in process.cmdline()):
+                if any(word.endswith(module) for word in process.cmdline()):
                     process.kill()
                     killed += 1
         return killed
 
 
-@pytest.fixture
-def server(rehearsal: Rehearsal, tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "server", rehearsal.java_options)
+@pytest.fixture(scope="module")
+def server(rehearsal: Rehearsal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("connect") / "server", rehearsal.java_options)
     yield server
     sessions.end_sessions(server.processes)
 
@@ -202,7 +204,7 @@ def test_each_flight_counts_once_whoever_is_killed(server: Server, clients: Clie
     second = clients.start(3, "--continuous")
     epoch = clients.await_commits(second, 1)
     # The server's Pythons: the client starts the queries again, and goes on.
-    assert server.kill_foreach_batch() > 0
+    assert server.kill_pythons(FOREACH_BATCH) > 0
     stream.grow(8)
     epoch = clients.await_commits(second, 1, above_epoch=epoch)
     # The server: the client says so, and ends.
@@ -216,14 +218,14 @@ def test_each_flight_counts_once_whoever_is_killed(server: Server, clients: Clie
         client = clients.start(link % 3 + 1, "--continuous")
         clients.await_commits(client, chance.randint(1, 2))
         time.sleep(chance.random())
-        what = ("client", "foreachBatch", "server")[link % 3]
+        what = ("client", FOREACH_BATCH, "server", DAEMON)[link % 4]
         if what == "server":
             server.kill()
             assert clients.end(client) == 1
             server.start()
-        elif what == "foreachBatch":
+        elif what != "client":
             told = clients.told()[-1]["epoch"]
-            kills += server.kill_foreach_batch() - 1
+            kills += server.kill_pythons(what) - 1
             stream.grow(4)
             clients.await_commits(client, 1, above_epoch=told)
         if client.poll() is None:
@@ -238,9 +240,15 @@ def test_each_flight_counts_once_whoever_is_killed(server: Server, clients: Clie
     record_property("told", f"{kills} kills, {replayed} messages replayed")
 
 
-def test_a_graph_with_outputs_of_each_kind_is_exact(server: Server, clients: Clients) -> None:
+def test_a_graph_with_outputs_of_each_kind_is_exact_after_a_stop(server: Server, clients: Clients) -> None:
     folder, seconds = clients.folder, 120
-    for file in range(4):
+    for file in range(2):
+        pipeline.grow(folder, file, range(file * seconds // 4, (file + 1) * seconds // 4))
+    first = clients.start(3, "--graph", "--continuous")
+    until(lambda: "PerRegion" in {told["task"] for told in clients.told()}, clients.log)
+    first.terminate()
+    assert clients.end(first) == 0, clients.log.read_text()[-4000:]
+    for file in range(2, 4):
         pipeline.grow(folder, file, range(file * seconds // 4, (file + 1) * seconds // 4))
     client = clients.start(2, "--graph")
     assert clients.end(client) == 0, clients.log.read_text()[-4000:]
@@ -249,7 +257,7 @@ def test_a_graph_with_outputs_of_each_kind_is_exact(server: Server, clients: Cli
     sales = [pipeline.sale(second) for second in range(seconds)]
     # A sink is called in the client, with values that the server has read.
     values = [json.loads(line) for line in (folder / "values").read_text().splitlines()]
-    assert {pid for pid, *_ in values} == {client.pid}
+    assert {client.pid} <= {pid for pid, *_ in values} <= {first.pid, client.pid}
     newest = {(region,): value for _, _, region, _, value in values}
     wanted = pipeline.per_region(pipeline.per_shop(sales))
     # Regions that all shops have left stay, with nothing in them.
@@ -259,14 +267,23 @@ def test_a_graph_with_outputs_of_each_kind_is_exact(server: Server, clients: Cli
     # A function of running values is called in a Python of the server.
     running = [json.loads(line) for line in (folder / "running").read_text().splitlines()]
     assert running
-    assert client.pid not in {pid for pid, *_ in running}
+    assert not {first.pid, client.pid} & {pid for pid, *_ in running}
     rows = pa.concat_tables(pq.read_table(file) for file in parquet_files(folder / "rows"))
     emitted = sorted(zip(rows["what"].to_pylist(), rows["number"].to_pylist(), strict=True))
     assert emitted == sorted((what, number) for what, number, _ in pipeline.watched(sales, entry.clock)[1])
     # Of each micro-batch and step the client was told once, of all messages.
     told = [(each["task"], each["epoch"], each["batch"]) for each in clients.told()]
     assert len(told) == len(set(told))
-    assert sum(each["messages"] for each in clients.told() if each["task"] == "PerShop") == seconds
+    assert sum(each["messages"] - each["replayed"] for each in clients.told() if each["task"] == "PerShop") == seconds
+
+
+def test_what_code_of_the_user_raises_in_the_server_ends_the_run_with_its_sentence(clients: Clients) -> None:
+    stream = Flights(clients.folder, 100, 1)
+    stream.grow()
+    assert clients.end(clients.start(1, "--fail")) == 1
+    last = clients.log.read_text().splitlines()[-1]
+    assert last.startswith("TaskFailedError: task=Failing")
+    assert "raised KeyError: 'no such thing'" in last
 
 
 def parquet_files(folder: Path) -> list[Path]:
