@@ -4,7 +4,8 @@
 
 FOLDER/stream has the flights, or FOLDER/in the messages of `pipeline`, and FOLDER/store the state. It prints each progress as a
 line of JSON, with the process that was told, and ends when everything is read and closed, or with --continuous when it is asked
-to stop. The graph has an output of each kind, which write to FOLDER/values, FOLDER/running and FOLDER/rows. With --fail a task
+to stop. The graph has an output of each kind, which write to FOLDER/values, FOLDER/running, FOLDER/rows and
+FOLDER/out.db. With --fail a task
 raises.
 """
 
@@ -25,6 +26,7 @@ from persistent_state import (
     ParquetSink,
     PersistentState,
     RunningValues,
+    SqlSink,
     ValuesAtClock,
 )
 from tests.spark import pipeline
@@ -49,6 +51,7 @@ def graph(folder: Path, shards: int) -> Application:
 
     outputs: dict[str, Any] = {
         "PerRegion": ValuesAtClock(lambda values, clock: write("values", clock, values), name="values"),
+        "Revenue": SqlSink(str(folder / "out.db"), "revenue"),
         "Rare": RunningValues(lambda values, batch: write("running", batch, values)),
         "Watch": ParquetSink(str(folder / "rows")),
     }

@@ -7,11 +7,12 @@ import os
 import random
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,8 @@ def test_a_graph_with_outputs_of_each_kind_is_exact_after_a_stop(server: Server,
     rows = pa.concat_tables(pq.read_table(file) for file in parquet_files(folder / "rows"))
     emitted = sorted(zip(rows["what"].to_pylist(), rows["number"].to_pylist(), strict=True))
     assert emitted == sorted((what, number) for what, number, _ in pipeline.watched(sales, entry.clock)[1])
+    with closing(sqlite3.connect(folder / "out.db")) as database:
+        assert database.execute("SELECT value FROM revenue").fetchall() == [(sum(sale.amount for sale in sales),)]
     # Of each micro-batch and step the client was told once, of all messages.
     told = [(each["task"], each["epoch"], each["batch"]) for each in clients.told()]
     assert len(told) == len(set(told))
