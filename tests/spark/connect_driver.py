@@ -4,9 +4,8 @@
 
 FOLDER/stream has the flights, or FOLDER/in the messages of `pipeline`, and FOLDER/store the state. It prints each progress as a
 line of JSON, with the process that was told, and ends when everything is read and closed, or with --continuous when it is asked
-to stop. The graph has an output of each kind, which write to FOLDER/values, FOLDER/running, FOLDER/rows and
-FOLDER/out.db. With --fail a task
-raises.
+to stop. The graph has an output of each kind, which write to FOLDER/values, FOLDER/running, FOLDER/rows and FOLDER/out.db. With
+--fail a task raises.
 """
 
 from __future__ import annotations
