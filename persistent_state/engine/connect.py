@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,10 +215,16 @@ def _seen_here(url: str | None) -> tuple[str, int]:
 
 
 class RemoteQuery:
-    """A streaming query of a server, which is asked seldom. Once the server is lost, nothing of the session is tried again."""
+    """A streaming query of a server, which is asked seldom.
 
-    def __init__(self, query: StreamingQuery, session: Any, now: Callable[[], float] = time.monotonic) -> None:
-        self._query, self._session, self._now = query, session, now
+    Once the server is lost, no call of these `sessions` is tried again: else the end of the run would wait for each of them, and
+    the end of the process for ten minutes.
+    """
+
+    def __init__(
+        self, query: StreamingQuery, sessions: Sequence[Any], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._query, self._sessions, self._now = query, sessions, now
         self._is_active, self._asked = True, now()
         self._lock = threading.Lock()
         self._error: tuple[Exception | None] | None = None
@@ -255,5 +261,6 @@ class RemoteQuery:
             yield
         except Exception as error:
             if is_lost(error):
-                self._session.client.set_retry_policies([])
+                for session in self._sessions:
+                    session.client.set_retry_policies([])
             raise

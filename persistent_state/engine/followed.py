@@ -130,6 +130,9 @@ class Follower:
                 pass
             except StateError as error:
                 _logger.debug("application %s was not followed: %s", self._log.application, error)
+            except Exception as error:
+                # Any error: a thread that ended here would tell nothing more, without a word.
+                _logger.warning("application %s was not followed, and is again soon: %r", self._log.application, error)
 
     def _look(self) -> None:
         entry = commits.own(self._log, self._epoch)

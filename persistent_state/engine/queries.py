@@ -254,7 +254,7 @@ class Queries:
         wanted = for_queries(blobs.sparkSession, setup.shards, scratch.is_local, are_rows_small)
         with settings(blobs.sparkSession, wanted):
             query = writer.start()
-        self.by_flow[flow.id] = query if self._follower is None else RemoteQuery(query, session)
+        self.by_flow[flow.id] = query if self._follower is None else RemoteQuery(query, (session, setup.spark))
 
     @property
     def active_flows(self) -> set[str]:

@@ -214,7 +214,7 @@ class FakeQuery:
 
 def test_a_query_is_asked_seldom_and_never_again_once_it_has_ended() -> None:
     now, query = [0.0], FakeQuery()
-    remote = RemoteQuery(query, None, lambda: now[0])  # type: ignore[arg-type]
+    remote = RemoteQuery(query, [], lambda: now[0])  # type: ignore[arg-type]
     assert all(remote.isActive for _ in range(100))
     assert query.asked == 0
     now[0] += ASK_SECONDS
@@ -237,13 +237,13 @@ def test_once_the_server_is_lost_nothing_is_tried_again() -> None:
         raise failures.pop(0)
 
     failures = [Grpc("INTERNAL", "it can't be stopped"), Grpc("UNAVAILABLE")]
-    remote = RemoteQuery(SimpleNamespace(stop=stop), session)  # type: ignore[arg-type]
+    remote = RemoteQuery(SimpleNamespace(stop=stop), [session, session])  # type: ignore[arg-type]
     with pytest.raises(Grpc, match="can't be stopped"):
         remote.stop()
     assert policies == []
     with pytest.raises(Grpc):
         remote.stop()
-    assert policies == [[]]
+    assert policies == [[], []]
 
 
 def test_a_note_is_read_as_it_was_written() -> None:
