@@ -217,7 +217,7 @@ def _seen_here(url: str | None) -> tuple[str, int]:
 class RemoteQuery:
     """A streaming query of a server, which is asked seldom.
 
-    Once the server is lost, no call of these `sessions` is tried again. Else the end of the run would wait for each call, and the
+    Once the server is lost, no call of these `sessions` is tried again. Else the end of the run would wait for each, and the
     end of the process for ten minutes.
     """
 
