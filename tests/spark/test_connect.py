@@ -194,19 +194,19 @@ def exact(stream: Flights) -> Verdict:
 
 @pytest.mark.soak
 def test_each_flight_counts_once_whoever_is_killed(server: Server, clients: Clients, record_property: Any) -> None:
-    stream, chance = Flights(clients.folder, 30_000, 40 + 8 * KILLED_AT_RANDOM), random.Random(7)
-    stream.grow(8)
+    stream, chance = Flights(clients.folder, 15_000, 21 + 10 * KILLED_AT_RANDOM), random.Random(7)
+    stream.grow(6)
     # The client: what it has started goes on in the server, until the next client fences it.
     first = clients.start(2, "--continuous")
     clients.await_commits(first, 2)
     first.kill()
     assert clients.end(first) == -signal.SIGKILL
-    stream.grow(8)
+    stream.grow(6)
     second = clients.start(3, "--continuous")
     epoch = clients.await_commits(second, 1)
     # The server's Pythons: the client starts the queries again, and goes on.
     assert server.kill_pythons(FOREACH_BATCH) > 0
-    stream.grow(8)
+    stream.grow(6)
     epoch = clients.await_commits(second, 1, above_epoch=epoch)
     # The server: the client says so, and ends.
     server.kill()
@@ -215,7 +215,7 @@ def test_each_flight_counts_once_whoever_is_killed(server: Server, clients: Clie
     server.start()
     kills = 3
     for link in range(KILLED_AT_RANDOM):
-        stream.grow(8)
+        stream.grow(6)
         client = clients.start(link % 3 + 1, "--continuous")
         clients.await_commits(client, chance.randint(1, 2))
         time.sleep(chance.random())
@@ -285,8 +285,7 @@ def test_what_code_of_the_user_raises_in_the_server_ends_the_run_with_its_senten
     stream.grow()
     assert clients.end(clients.start(1, "--fail")) == 1
     last = clients.log.read_text().splitlines()[-1]
-    assert last.startswith("TaskFailedError: task=Failing")
-    assert "raised KeyError: 'no such thing'" in last
+    assert last.startswith("TaskFailedError: process_message of task=Failing raised KeyError('no such thing') at ")
 
 
 def parquet_files(folder: Path) -> list[Path]:
