@@ -205,7 +205,7 @@ class World:
         """Go back to a kept clock. From there on the source has other messages."""
         if self.newest.kept:
             clock = self.random.choice([*self.newest.kept])
-            rewind.rewind(self.log, rewind.plan(self.log, clock), writer="test", now=0)
+            rewind.rewind(self.log, core.plan_rewind(self.log, clock), writer="test", now=0)
             self.sent = [message for message in self.sent if message[1] < clock]
             self.batch = clock // 10
             self.restart()
@@ -253,14 +253,19 @@ def check_state(state: OpenState, expected: Mapping[Any, Any], asked: Sequence[A
     assert not windowed or all([*each] == sorted(each) for each in found)
 
 
-def check_changes(changes: OpenChanges, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
-    found = rows_of(changes.to_arrow(), ["_change_type"])
+def changes_of(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[tuple[Any, Any, str]]:
+    """The net changes between two states: key, value and type of each row."""
     wanted = [(key, value, "insert") for key, value in after.items() if key not in before]
     wanted += [(key, value, "delete") for key, value in before.items() if key not in after]
     for key in before.keys() & after.keys():
         if before[key] != after[key]:
             wanted += [(key, before[key], "update_preimage"), (key, after[key], "update_postimage")]
-    assert sorted(found) == sorted(wanted)
+    return wanted
+
+
+def check_changes(changes: OpenChanges, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
+    found = rows_of(changes.to_arrow(), ["_change_type"])
+    assert sorted(found) == sorted(changes_of(before, after))
     for number, (key, _, kind) in enumerate(found):
         if kind == "update_preimage":
             assert found[number + 1] == (key, after[key], "update_postimage")
@@ -375,7 +380,7 @@ class TestTimelines:
         return world
 
     def back(self, world: World, to: int) -> None:
-        rewind.rewind(world.log, rewind.plan(world.log, to), writer="test", now=0)
+        rewind.rewind(world.log, core.plan_rewind(world.log, to), writer="test", now=0)
         world.sent = [message for message in world.sent if message[1] < to]
         world.batch = to // 10
         world.restart()
