@@ -322,7 +322,7 @@ class Queries:
             connect.release(self._session)
 
 
-def _is_idle(query: StreamingQuery) -> bool:
+def _is_idle(query: StreamingQuery | RemoteQuery) -> bool:
     message: str = query.status["message"]
     return message.startswith(WAITING)
 
