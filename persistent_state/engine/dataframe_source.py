@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from py4j.java_gateway import JavaObject
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegralType
+from pyspark.taskcontext import TaskContext
 
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.groups import Groups
@@ -36,6 +36,9 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 _NOW = "_persistent_state_now"
 

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from persistent_state.batch import in_order
 from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan
+from persistent_state.engine import connect
 from persistent_state.engine.session import check_store, use_this_python
 from persistent_state.engine.store_rows import LATE_ROWS, late_rows
 from persistent_state.errors import InvalidInputError
@@ -183,4 +184,4 @@ def of_late_rows(spark: SparkSession, files: Files, found: Sequence[SideFile]) -
 def _parallelism(spark: SparkSession, files: Files) -> int:
     check_store(spark, files)
     use_this_python(spark)
-    return spark.sparkContext.defaultParallelism
+    return connect.parallelism(spark)

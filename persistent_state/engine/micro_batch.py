@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 
 import pandas as pd
 import pyarrow as pa
@@ -200,6 +201,19 @@ def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
     return Answers(reports, descriptors)
 
 
+class Watcher(Protocol):
+    """The one whom a commit tells how a micro-batch of a flow fares."""
+
+    def begin(self, flow: str) -> None:
+        """Report that a micro-batch of a flow begins."""
+
+    def fail(self, flow: str, error: Exception) -> None:
+        """Report that the commit of a flow failed."""
+
+    def finish(self, flow: str) -> None:
+        """Report that a micro-batch of a flow was committed and handed to its outputs."""
+
+
 class Watch:
     """The meeting point of the commits of one start and the supervisor that watches them.
 
@@ -260,7 +274,7 @@ class Commit:
         on_progress: Callable[[Progress], None] | None,
         for_sinks: Mapping[str, str | None],
         settings: Mapping[str, Settings],
-        watch: Watch | None = None,
+        watch: Watcher | None = None,
         log: Log | None = None,
         turn: AbstractContextManager[object] | None = None,
         on_work: Callable[[Work], None] | None = None,
