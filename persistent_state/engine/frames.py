@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from inspect import signature
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from persistent_state.batch import in_order
 from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan
 from persistent_state.engine.session import check_store, use_this_python
+from persistent_state.engine.spark_versions import arrow_schema
 from persistent_state.engine.store_rows import LATE_ROWS, late_rows
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
@@ -132,18 +131,11 @@ def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa
     """Return a schema in Spark's types, and in the Arrow types in which Spark takes it: its times have a finer unit."""
     try:
         spark_types = from_arrow_schema(schema)
-        return spark_types, handed_on(spark_types)
+        return spark_types, arrow_schema(spark_types)
     except Exception as error:
         raise InvalidInputError(
             f"task={task}: Spark has no type for one of {', '.join(map(str, schema.types))} ({error}); {instead}."
         ) from error
-
-
-def handed_on(types: StructType) -> pa.Schema:
-    """Return the Arrow types in which Spark takes columns of these types."""
-    # Before PySpark 4.2 the zone is not an argument, and is UTC.
-    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
-    return to_arrow_schema(types, **zone)
 
 
 def _of_parts(

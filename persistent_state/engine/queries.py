@@ -25,6 +25,7 @@ from persistent_state.engine.feeds import Feed, Part, feeds_of, flows_of, stays_
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
+from persistent_state.engine.spark_versions import ends_at_the_end, has_nothing_to_read
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -136,6 +137,8 @@ class Queries:
         self.by_flow: dict[str, StreamingQuery] = {}
         self._setup = setup
         self._commits = Watch()
+        self._endless: set[str] = set()
+        self._at_end: set[str] = set()
 
     def start(self, entry: Entry, scratch: Scratch) -> None:
         """Start a query for each flow, from where the entry says.
@@ -175,7 +178,8 @@ class Queries:
     ) -> None:
         setup, flow = self._setup, feed.plan.of(entry.tasks_of(id))
         labels, attempts = numbers_of_partitions(setup.shards), failures.attempts(setup.spark)
-        blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until)
+        to_the_end = setup.to_the_end or until is not None
+        blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until, to_the_end)
         listener = Listener(setup.writer, setup.on_progress)
         commit = micro_batch.Commit(
             flow,
@@ -195,7 +199,9 @@ class Queries:
             .option("checkpointLocation", f"{scratch.folder(entry.epoch)}/{flow.id}")
             .queryName(f"{setup.application} {flow.id} {entry.epoch}")
         )
-        if setup.to_the_end or until is not None:
+        if to_the_end and not flow.first.by_spark and not ends_at_the_end(session):
+            self._endless.add(id)
+        elif to_the_end:
             writer = writer.trigger(availableNow=True)
         elif setup.trigger is not None:
             writer = writer.trigger(processingTime=setup.trigger)
@@ -207,8 +213,10 @@ class Queries:
 
     @property
     def active_flows(self) -> set[str]:
-        """The flows whose queries have neither ended nor been stopped."""
-        return {flow for flow, query in self.by_flow.items() if query.isActive}
+        """The flows whose queries have neither come to their end nor been stopped."""
+        active = {flow: query for flow, query in self.by_flow.items() if flow not in self._at_end and query.isActive}
+        self._at_end |= {flow for flow in self._endless & active.keys() if has_nothing_to_read(active[flow])}
+        return active.keys() - self._at_end
 
     @property
     def are_waited_for(self) -> bool:
@@ -268,6 +276,7 @@ def _blobs(
     labels: Sequence[int],
     attempts: int,
     until: Mapping[str, int] | None,
+    to_the_end: bool,
 ) -> DataFrame:
     """Return the streaming DataFrame of a flow's blobs, read from where the entry says."""
     known, lines = commits.flow_by(entry, flow), tuple[str, ...]()
@@ -279,10 +288,11 @@ def _blobs(
         # Under at-least-once delivery a replay brings what is below the flow's own clock, and only some tasks fold it.
         restored = (clock if flow.first.takes_late else known.progress.clock) if known.source.positions else BEGINNING
         rows = dataframe_source.opened(setup.spark, source, clock)
-        return dataframe_source.blobs_of_dataframe(rows, flow, source, entry.epoch, restored, labels, attempts, lines)
+        place = entry.epoch, restored, labels, attempts
+        return dataframe_source.blobs_of_dataframe(rows, flow, source, *place, lines, to_the_end)
     assert isinstance(source, TimeReplayableSource), source
     parts = session.sparkContext.defaultParallelism
-    what = flow, source, entry.epoch, parts, labels, attempts, until
+    what = flow, source, entry.epoch, parts, labels, attempts, until, to_the_end
     if dataframe_source.with_column(flow):
         return column_source.blobs_of_source(session, column_source.RowReader(*what))
     return arrow_source.load(session, flow, arrow_source.ArrowReader(*what))

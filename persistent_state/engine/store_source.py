@@ -16,9 +16,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from persistent_state.engine import store_listing
-from persistent_state.engine.frames import handed_on, types_of
+from persistent_state.engine.frames import types_of
 from persistent_state.engine.named_state import NamedState
 from persistent_state.engine.source_options import CHANGES, LATE, LATEST, STATE, SourceOptions, read_options
+from persistent_state.engine.spark_versions import SupportsTriggerAvailableNow, arrow_schema
 from persistent_state.engine.store_rows import (
     LATE_ROWS,
     Part,
@@ -37,14 +38,6 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.open_state import OpenState, OpenTask, open_store
 from persistent_state.store.files import Files, MemoryFiles
 from persistent_state.store.state_at import find_sides
-
-try:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-except ImportError:
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Before PySpark 4.2 there is no such class, and a query with this trigger has one micro-batch."""
-
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter as SparkFilter
@@ -78,10 +71,10 @@ class StoreSource(DataSource):
         if schema != self.schema():
             raise InvalidInputError(f"the schema is not {self.schema().simpleString()}; leave .schema(...) out.")
         if not self._asked.push_filters:
-            return StoreReader(self._asked, handed_on(schema))
+            return StoreReader(self._asked, arrow_schema(schema))
         if not hasattr(DataSourceReader, "pushFilters"):
             raise InvalidInputError("pushFilters=true needs PySpark 4.1 or newer; name keys by key=... instead.")
-        return FilteredReader(self._asked, handed_on(schema))
+        return FilteredReader(self._asked, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what plans and reads a stream."""
@@ -91,7 +84,7 @@ class StoreSource(DataSource):
             )
         if self._asked.is_ended:
             raise InvalidInputError("endClock=... says nothing of a stream; leave it out, or read a batch.")
-        return StoreStreamReader(self._asked, handed_on(schema))
+        return StoreStreamReader(self._asked, arrow_schema(schema))
 
 
 class StoreReader(DataSourceReader):

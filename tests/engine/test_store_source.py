@@ -27,8 +27,8 @@ from pyspark.sql.types import StructType
 from monoids import Aggregator, Monoid, Sum
 from persistent_state import InvalidInputError, open_store, read_late_rows, read_state
 from persistent_state.engine import source_options, store_rows, store_source
-from persistent_state.engine.frames import handed_on
 from persistent_state.engine.source_options import read_options
+from persistent_state.engine.spark_versions import arrow_schema
 from persistent_state.engine.store_source import StoreSource
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
@@ -141,7 +141,7 @@ class Loaded:
         return self.table(reader, parts)
 
     def table(self, reader: Any, parts: Sequence[Any]) -> pa.Table:
-        types = handed_on(self.schema)
+        types = arrow_schema(self.schema)
         batches = [batch for part in parts for batch in reader.read(part)]
         assert all(batch.schema == types for batch in batches)
         return pa.Table.from_batches(batches, types)

@@ -1,0 +1,72 @@
+"""What differs between the versions of PySpark that the library runs on. All other code is the same for all of them."""
+
+from __future__ import annotations
+
+import re
+from inspect import signature
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:
+    # PySpark before 4.2 has none of them, and asks a source for its newest offset without a limit.
+    class ReadLimit:  # type: ignore[no-redef]
+        """A limit of a micro-batch."""
+
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """No limit."""
+
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """A number of rows."""
+
+        def __init__(self, max_rows: int) -> None:
+            self.max_rows = max_rows
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """The mark of a source that can be read to its end in several micro-batches."""
+
+
+__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
+
+NOTHING_TO_READ = "Waiting for data to arrive"
+"""A query's message after it has asked its sources and none had anything new, on all versions."""
+
+
+def version_of(spark: SparkSession) -> tuple[int, int]:
+    """Return the major and the minor version of Spark, which a Connect client may not share."""
+    found = re.match(r"(\d+)\.(\d+)", spark.version)
+    assert found is not None, spark.version
+    return int(found[1]), int(found[2])
+
+
+def ends_at_the_end(spark: SparkSession) -> bool:
+    """Return whether a query with the trigger `availableNow` reads a Python source to its end.
+
+    Before Spark 4.2 such a query has one micro-batch. There a query goes on instead until it has nothing to read, which
+    `has_nothing_to_read` tells, and is stopped: another query for each micro-batch would take seconds each time.
+    """
+    return version_of(spark) >= (4, 2)
+
+
+def has_nothing_to_read(query: StreamingQuery) -> bool:
+    """Return whether a query has just asked its sources and none had anything new."""
+    return str(query.status["message"]) == NOTHING_TO_READ
+
+
+def checkpoint_manager(spark: SparkSession) -> str:
+    """Return the name of Spark's class that writes the files of a checkpoint without any of their checksums."""
+    package = "streaming.checkpointing" if version_of(spark) >= (4, 1) else "streaming"
+    return f"org.apache.spark.sql.execution.{package}.FileSystemBasedCheckpointFileManager"
+
+
+def arrow_schema(types: StructType) -> pa.Schema:
+    """Return the Arrow types of Spark's columns, whose times are in UTC."""
+    # Before PySpark 4.2 the zone is not an argument, and is UTC.
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(types, **zone)
