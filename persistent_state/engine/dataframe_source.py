@@ -15,7 +15,6 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import IntegralType
 
 from persistent_state.batch.combine import combine_in_pieces
@@ -25,7 +24,7 @@ from persistent_state.batch.plan import COLUMN, UNFIT, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
-from persistent_state.engine.spark_versions import arrow_schema
+from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION
@@ -156,10 +155,10 @@ def columns_of(
                     "notice of case; rename them by transform=."
                 )
             # To check the Column, any stream with these columns will do.
-            nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(source.schema)]
+            nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in spark_types(source.schema)]
             rows = spark.readStream.format("rate").load().select(*nulls)
         # Every column may be null: the rows that column_source adds are.
-        schema = pa.schema([field.with_nullable(True) for field in arrow_schema(rows.schema)])
+        schema = pa.schema([field.with_nullable(True) for field in arrow_types(rows.schema)])
     except PySparkException as error:
         raise InvalidInputError(
             f"task={task.task_name}: a column of its source can't go through both Spark and Arrow: {error}; cast it."
@@ -167,7 +166,7 @@ def columns_of(
     if not is_column:
         return schema, None
     update = rows.select(update_column(task, rows))
-    return schema, arrow_schema(update.schema).field(0).type
+    return schema, arrow_types(update.schema).field(0).type
 
 
 def are_small(flow: FlowPlan) -> bool:

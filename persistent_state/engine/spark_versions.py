@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -65,7 +65,13 @@ def checkpoint_manager(spark: SparkSession) -> str:
     return f"org.apache.spark.sql.execution.{package}.FileSystemBasedCheckpointFileManager"
 
 
-def arrow_schema(types: StructType) -> pa.Schema:
+def spark_types(schema: pa.Schema) -> StructType:
+    """Return Spark's types of Arrow columns. A time without a zone has none in Spark either."""
+    # Before PySpark 4.2 it would be one of UTC by default.
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def arrow_types(types: StructType) -> pa.Schema:
     """Return the Arrow types of Spark's columns, whose times are in UTC."""
     # Before PySpark 4.2 the zone is not an argument, and is UTC.
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}

@@ -19,7 +19,7 @@ from persistent_state.engine import store_listing
 from persistent_state.engine.frames import types_of
 from persistent_state.engine.named_state import NamedState
 from persistent_state.engine.source_options import CHANGES, LATE, LATEST, STATE, SourceOptions, read_options
-from persistent_state.engine.spark_versions import SupportsTriggerAvailableNow, arrow_schema
+from persistent_state.engine.spark_versions import SupportsTriggerAvailableNow, arrow_types
 from persistent_state.engine.store_rows import (
     LATE_ROWS,
     Part,
@@ -71,10 +71,10 @@ class StoreSource(DataSource):
         if schema != self.schema():
             raise InvalidInputError(f"the schema is not {self.schema().simpleString()}; leave .schema(...) out.")
         if not self._asked.push_filters:
-            return StoreReader(self._asked, arrow_schema(schema))
+            return StoreReader(self._asked, arrow_types(schema))
         if not hasattr(DataSourceReader, "pushFilters"):
             raise InvalidInputError("pushFilters=true needs PySpark 4.1 or newer; name keys by key=... instead.")
-        return FilteredReader(self._asked, arrow_schema(schema))
+        return FilteredReader(self._asked, arrow_types(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what plans and reads a stream."""
@@ -84,7 +84,7 @@ class StoreSource(DataSource):
             )
         if self._asked.is_ended:
             raise InvalidInputError("endClock=... says nothing of a stream; leave it out, or read a batch.")
-        return StoreStreamReader(self._asked, arrow_schema(schema))
+        return StoreStreamReader(self._asked, arrow_types(schema))
 
 
 class StoreReader(DataSourceReader):
