@@ -10,6 +10,7 @@ The exit code is 0 only if all versions could be installed and passed.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -88,7 +89,9 @@ def outcome(version: str, options: Sequence[str] = ()) -> str:
     except subprocess.CalledProcessError as error:
         return f"left out, it could not be installed: {error}"
     files = [f"tests/spark/test_{name}.py" for name in FILES]
-    done = subprocess.run([str(python), "-m", "pytest", "-q", *files, *options], cwd=ROOT)
+    # As in an activated environment: where nobody says otherwise, Spark's workers run the python3 of the PATH.
+    env = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([str(python), "-m", "pytest", "-q", *files, *options], cwd=ROOT, env=env)
     return "failed" if done.returncode else "passed"
 
 
