@@ -3,8 +3,8 @@
     python -m benchmarks.versions [--rows N] [--keys N] [--batches N] [--repetitions N] [--json FILE]
 
 `tests/versions.py` makes the environments, in which only PySpark differs. A process starts Spark and runs an application over
-small files, one in a micro-batch, twice, then one over large files, and one over small files once more when one is new. Medians.
-Processor seconds are those of a whole run, for each of its micro-batches.
+small files, one in a micro-batch, twice, then one over large files, and one over small files once more when one is new. The
+figures are medians. Processor seconds are those of a whole run, divided by its micro-batches.
 """
 
 from __future__ import annotations
