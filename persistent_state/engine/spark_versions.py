@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -13,7 +14,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxFiles,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
 except ImportError:
     # PySpark before 4.2 has none of them, and asks a source for its newest offset without a limit.
     class ReadLimit:  # type: ignore[no-redef]
@@ -22,17 +29,23 @@ except ImportError:
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
         """No limit."""
 
+    @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
         """A number of rows."""
 
-        def __init__(self, max_rows: int) -> None:
-            self.max_rows = max_rows
+        max_rows: int
+
+    @dataclass
+    class ReadMaxFiles(ReadLimit):  # type: ignore[no-redef]
+        """A number of files."""
+
+        max_files: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """The mark of a source that can be read to its end in several micro-batches."""
 
 
-__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
+__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxFiles", "ReadMaxRows", "SupportsTriggerAvailableNow"]
 
 NOTHING_TO_READ = "Waiting for data to arrive"
 """A query's message after it has asked its sources and none had anything new, on all versions."""

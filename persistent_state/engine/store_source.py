@@ -19,7 +19,7 @@ from persistent_state.engine import store_listing
 from persistent_state.engine.frames import types_of
 from persistent_state.engine.named_state import NamedState
 from persistent_state.engine.source_options import CHANGES, LATE, LATEST, STATE, SourceOptions, read_options
-from persistent_state.engine.spark_versions import SupportsTriggerAvailableNow, arrow_types
+from persistent_state.engine.spark_versions import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow, arrow_types
 from persistent_state.engine.store_rows import (
     LATE_ROWS,
     Part,
@@ -33,7 +33,7 @@ from persistent_state.engine.store_rows import (
     parts_of_snapshot,
     parts_of_state,
 )
-from persistent_state.engine.store_stream import Offset, StoreStream
+from persistent_state.engine.store_stream import MOST_CLOCKS, Offset, StoreStream
 from persistent_state.errors import InvalidInputError
 from persistent_state.open_state import OpenState, OpenTask, open_store
 from persistent_state.store.files import Files, MemoryFiles
@@ -140,10 +140,18 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Go up to the clock that is the newest now, and no further."""
         self._last = self._opened().newest()
 
-    # Before PySpark 4.2 it is called without arguments.
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how many clocks a micro-batch has at the most. Spark knows no limit of clocks: each counts as a file."""
+        return ReadMaxFiles(MOST_CLOCKS)
+
+    # Before PySpark 4.2 it is called without arguments. Nobody knows then where the micro-batch begins, so it has all clocks.
     def latestOffset(self, start: Mapping[str, Any] | None = None, limit: object = None) -> Offset:
-        """Return the newest clock."""
-        return self._opened().newest() if self._last is None else self._last
+        """Return the newest clock, or the one up to which the limit lets a micro-batch read."""
+        stream = self._opened()
+        newest = stream.newest() if self._last is None else self._last
+        if start is None or not isinstance(limit, ReadMaxFiles):
+            return newest
+        return stream.within(start, newest, limit.max_files)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch."""
