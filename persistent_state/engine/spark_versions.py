@@ -1,4 +1,4 @@
-"""What differs between the versions of PySpark that the library runs on. All other code is the same for all of them."""
+"""The differences between the versions of PySpark that the library runs on. All other code is the same for all of them."""
 
 from __future__ import annotations
 

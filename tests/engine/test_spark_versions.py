@@ -1,4 +1,4 @@
-"""What differs between versions of Spark, told by the version of the session and by what PySpark says of a query."""
+"""The differences between versions of Spark, by the version of the session and by what PySpark says of a query."""
 
 from __future__ import annotations
 
