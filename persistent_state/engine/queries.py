@@ -28,6 +28,7 @@ from persistent_state.engine.followed import Follower, Note
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
+from persistent_state.engine.spark_versions import ends_at_the_end, has_nothing_to_read
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.inputs import AnySource
@@ -178,6 +179,8 @@ class Queries:
             self._follower = Follower(log, setup.spark, self._listener, on_commit)
         self._watch = Watch()
         self._commits = self._follower or self._watch
+        self._endless: set[str] = set()
+        self._at_end: set[str] = set()
 
     def start(self, entry: Entry, scratch: Scratch) -> None:
         """Start a query for each flow, from where the entry says.
@@ -223,7 +226,8 @@ class Queries:
     ) -> None:
         setup, flow = self._setup, feed.plan.of(entry.tasks_of(id))
         labels, attempts = numbers_of_partitions(setup.shards), failures.attempts(setup.spark)
-        blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until)
+        to_the_end = setup.to_the_end or until is not None
+        blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until, to_the_end)
         # Where commits are made, if not here, there is no run that could hear of them.
         note = None if self._follower is None else Note(setup.files, setup.application)
         commit = micro_batch.Commit(
@@ -245,7 +249,9 @@ class Queries:
         )
         if (folder := scratch.folder(entry.epoch)) is not None:
             writer = writer.option("checkpointLocation", f"{folder}/{flow.id}")
-        if setup.to_the_end or until is not None:
+        if to_the_end and not flow.first.by_spark and not ends_at_the_end(session):
+            self._endless.add(id)
+        elif to_the_end:
             writer = writer.trigger(availableNow=True)
         elif setup.trigger is not None:
             writer = writer.trigger(processingTime=setup.trigger)
@@ -258,8 +264,10 @@ class Queries:
 
     @property
     def active_flows(self) -> set[str]:
-        """The flows whose queries have neither ended nor been stopped."""
-        active = {flow for flow, query in self.by_flow.items() if query.isActive}
+        """The flows whose queries have neither come to their end nor been stopped."""
+        active = {flow for flow, query in self.by_flow.items() if flow not in self._at_end and query.isActive}
+        self._at_end |= {flow for flow in self._endless & active if has_nothing_to_read(self.by_flow[flow].status)}
+        active -= self._at_end
         if self._follower is not None and self._was_active - active:
             # What an ended query has committed is heard before its end is.
             self._follower.look()
@@ -336,6 +344,7 @@ def _blobs(
     labels: Sequence[int],
     attempts: int,
     until: Mapping[str, int] | None,
+    to_the_end: bool,
 ) -> DataFrame:
     """Return the streaming DataFrame of a flow's blobs, read from where the entry says."""
     known, lines = commits.flow_by(entry, flow), tuple[str, ...]()
@@ -347,10 +356,11 @@ def _blobs(
         # Under at-least-once delivery a replay brings what is below the flow's own clock, and only some tasks fold it.
         restored = (clock if flow.first.takes_late else known.progress.clock) if known.source.positions else BEGINNING
         rows = dataframe_source.opened(setup.spark, source, clock)
-        return dataframe_source.blobs_of_dataframe(rows, flow, source, entry.epoch, restored, labels, attempts, lines)
+        place = entry.epoch, restored, labels, attempts
+        return dataframe_source.blobs_of_dataframe(rows, flow, source, *place, lines, to_the_end)
     assert isinstance(source, TimeReplayableSource), source
     parts = connect.parallelism(session)
-    what = flow, source, entry.epoch, parts, labels, attempts, until
+    what = flow, source, entry.epoch, parts, labels, attempts, until, to_the_end
     if dataframe_source.with_column(flow):
         return column_source.blobs_of_source(session, column_source.RowReader(*what))
     return arrow_source.load(session, flow, arrow_source.ArrowReader(*what))

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pyspark.sql import SparkSession
 
 from persistent_state.engine import connect
+from persistent_state.engine.spark_versions import checkpoint_manager
 from persistent_state.errors import InvalidInputError
 from persistent_state.store.files import Files, LocalFiles, MemoryFiles
 
@@ -49,7 +50,7 @@ def for_queries(session: SparkSession, shards: int, is_scratch_local: bool, are_
         "spark.sql.streaming.pollingDelay": "200ms",
         # Values for a sink stay in Arrow until it reads them. A local relation of rows costs several times as much.
         "spark.sql.execution.arrow.localRelationThreshold": "0",
-        **(_OF_LOCAL_SCRATCH | _RAW_FILES if is_scratch_local else {}),
+        **(_of_local_scratch(session) | _RAW_FILES if is_scratch_local else {}),
     }
 
 
@@ -58,13 +59,16 @@ def for_queries(session: SparkSession, shards: int, is_scratch_local: bool, are_
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT = str(2**31 - 1)
 
-# For each file of a checkpoint on a local disk, Hadoop starts processes to set and read its mode, and again for the file of its
-# checksum. Scratch files need neither. With these settings there is one file and one process.
-_OF_LOCAL_SCRATCH = {
-    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-    "FileSystemBasedCheckpointFileManager",
-}
+
+def _of_local_scratch(session: SparkSession) -> dict[str, str]:
+    # For each file of a checkpoint on a local disk, Hadoop starts processes to set and read its mode, and again for the file of
+    # its checksum. Scratch files need neither. With these settings there is one file and one process.
+    return {
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        "spark.sql.streaming.checkpointFileManagerClass": checkpoint_manager(session),
+    }
+
+
 _RAW_FILES = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
