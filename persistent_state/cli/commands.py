@@ -261,20 +261,20 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _top(arguments: argparse.Namespace) -> int:
     files = open_files(arguments.store, _storage_options(arguments.storage_options))
-    lookout = top.Lookout(files, arguments.application)
+    reader = top.StatusReader(files, arguments.application)
     if sys.stdout.isatty() and not (arguments.once or arguments.json):
         console = live.terminal()
         with suppress(KeyboardInterrupt):
-            live.watch(lookout, console, seconds=time.monotonic, now_us=_now_us, wait=time.sleep)
+            live.watch(reader, console, seconds=time.monotonic, now_us=_now_us, wait=time.sleep)
         return 0
-    seen = lookout.look()
+    statuses = reader.look()
     if arguments.json:
-        every = [top.told(each) for each in seen]
+        every = [top.as_json(each) for each in statuses]
         _print([to_json(every if arguments.application is None else every[0])])
     else:
-        _print(top.lines(seen))
+        _print(top.lines(statuses))
     sys.stdout.flush()
-    errors = [each.error for each in seen if each.error]
+    errors = [each.error for each in statuses if each.error]
     for error in errors:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
     return 2 if errors else 0

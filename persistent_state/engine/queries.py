@@ -221,10 +221,15 @@ class Queries:
         return {**self._commits.under_way}
 
     @property
+    def idle(self) -> dict[str, bool]:
+        """By flow: whether its query waits for messages, or for its trigger."""
+        return {flow: _is_idle(query) for flow, query in self.by_flow.items()}
+
+    @property
     def unheard(self) -> list[str]:
         """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
         queries = [(flow, query) for flow, query in self.by_flow.items() if not self.has_committed(flow)]
-        return [flow for flow, query in queries if not query.status["message"].startswith(WAITING)]
+        return [flow for flow, query in queries if not _is_idle(query)]
 
     @property
     def failed_commit(self) -> tuple[str, Exception] | None:
@@ -257,6 +262,11 @@ class Queries:
                 self._commits.end()
         for stop in stops:
             stop.result()
+
+
+def _is_idle(query: StreamingQuery) -> bool:
+    message: str = query.status["message"]
+    return message.startswith(WAITING)
 
 
 def _blobs(

@@ -32,22 +32,24 @@ from persistent_state.engine.store_rows import (
     parts_of_snapshot,
     parts_of_state,
 )
-from persistent_state.engine.store_stream import Offset, StoreStream
+from persistent_state.engine.store_stream import MOST_CLOCKS, Offset, StoreStream
 from persistent_state.errors import InvalidInputError
 from persistent_state.open_state import OpenState, OpenTask, open_store
 from persistent_state.store.files import Files, MemoryFiles
 from persistent_state.store.state_at import find_sides
 
 try:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import ReadMaxFiles, SupportsTriggerAvailableNow
 except ImportError:
+    ReadMaxFiles = None  # type: ignore[assignment,misc]
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Before PySpark 4.2 there is no such class, and a query with this trigger has one micro-batch."""
+        """Before PySpark 4.2 there is no such class, nor limits, and a query with this trigger has one micro-batch."""
 
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter as SparkFilter
+    from pyspark.sql.streaming.datasource import ReadLimit
 
 NAME = "persistent-state"
 
@@ -147,10 +149,18 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Go up to the clock that is the newest now, and no further."""
         self._last = self._opened().newest()
 
-    # Before PySpark 4.2 it is called without arguments.
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how many clocks a micro-batch has at the most. Spark knows no limit of clocks: each counts as a file."""
+        return ReadMaxFiles(MOST_CLOCKS)
+
+    # Before PySpark 4.2 it is called without arguments. Nobody knows then where the micro-batch begins, so it has all clocks.
     def latestOffset(self, start: Mapping[str, Any] | None = None, limit: object = None) -> Offset:
-        """Return the newest clock."""
-        return self._opened().newest() if self._last is None else self._last
+        """Return the newest clock, or the one up to which the limit lets a micro-batch read."""
+        stream = self._opened()
+        newest = stream.newest() if self._last is None else self._last
+        if start is None or ReadMaxFiles is None or not isinstance(limit, ReadMaxFiles):
+            return newest
+        return stream.within(start, newest, limit.max_files)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch."""

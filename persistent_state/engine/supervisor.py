@@ -108,6 +108,11 @@ class Supervisor:
         }
 
     @property
+    def idle(self) -> Mapping[str, bool]:
+        """By flow: whether its query waits for messages, or for its trigger."""
+        return self.queries.idle
+
+    @property
     def unheard(self) -> list[str]:
         """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
         return [self._title(flow) for flow in self.queries.unheard]
