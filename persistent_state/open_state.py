@@ -23,12 +23,19 @@ from persistent_state.protocol.naming import clock_named
 from persistent_state.show import html
 from persistent_state.show.history import history
 from persistent_state.show.plot import plot
-from persistent_state.store import kept_entries
 from persistent_state.store.asked import asked_keys
+from persistent_state.store.entries import Entries
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.net_changes import NetChanges, net_changes
-from persistent_state.store.state_at import Answer, StateAt, find_applications, find_state, newest_entry
+from persistent_state.store.state_at import (
+    Answer,
+    StateAt,
+    entries_of,
+    find_applications,
+    find_state,
+    newest_entry,
+)
 from persistent_state.task import BaseTask, PersistentTask, instance_of
 
 if TYPE_CHECKING:
@@ -217,6 +224,7 @@ class OpenTask:
         task: The task, or its name.
         monoids: The user's own monoids and aggregators.
         presented: Whether values are shown as outputs show them.
+        entries: The entries of the log, for many questions about one moment. By default each question reads the log.
 
     Example:
         >>> notes = open_store("tests/fixtures/store-v1").application("app").task("Notes")
@@ -229,6 +237,7 @@ class OpenTask:
     task: PersistentTask | str
     monoids: tuple[Monoid[Any] | Aggregator[Any, Any, Any], ...] = ()
     presented: bool = False
+    entries: Entries | None = field(default=None, repr=False, compare=False)
 
     def at(self, clock: Clock | None = None, *, timeline: int | None = None) -> OpenState:
         """Return the task's state at a clock. Nothing of the store is executed.
@@ -247,10 +256,11 @@ class OpenTask:
                 it, the monoid is not known, or the type of what is presented is not.
             DamagedError: The log is not what was written.
         """
-        at = None if clock is None else clock_named(Log(self.files, self.application), clock)
-        state = find_state(self.files, self.application, self.task, at, self.monoids, self.presented)
+        entries = self.entries or entries_of(Log(self.files, self.application))
+        at = None if clock is None else clock_named(entries.log, clock)
+        state = find_state(self.files, self.application, self.task, at, self.monoids, self.presented, entries)
         if timeline is not None and timeline != state.timeline:
-            _check_timeline(state, timeline)
+            _check_timeline(state, timeline, entries)
         # Whether its type is known is said now, and not when it is read.
         _ = state.schema
         return OpenState(state)
@@ -280,7 +290,8 @@ class OpenTask:
         """
         last = until if isinstance(until, OpenState) else self.at(until)
         first = since if isinstance(since, OpenState) else self.at(since)
-        return OpenChanges(net_changes(*_checked(first.state, last.state)))
+        newest = None if self.entries is None else self.entries.newest
+        return OpenChanges(net_changes(*_checked(first.state, last.state), newest))
 
     def _repr_html_(self) -> str:
         name = self.task if isinstance(self.task, str) else self.task.task_name
@@ -520,20 +531,18 @@ def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
     return iter(table.to_batches(rows))
 
 
-def _check_timeline(state: StateAt, timeline: int) -> None:
+def _check_timeline(state: StateAt, timeline: int, entries: Entries) -> None:
     """Refuse a state that is another than that at its clock in this timeline.
 
     Raises:
         InvalidInputError: It is another.
     """
-    log = Log(state.files, state.application)
-    newest = newest_entry(state.files, state.application)
-    origin = newest.timeline
+    origin = entries.newest.timeline
     if state.kept is not None:
         # The clock may have gone, and its entry with it: then nobody can tell.
         with suppress(FileNotFoundError):
-            origin = kept_entries.read(log, state.kept).timeline
-    if not origin <= timeline <= newest.timeline:
+            origin = entries.kept(state.kept).timeline
+    if not origin <= timeline <= entries.newest.timeline:
         raise InvalidInputError(
             f"clock={full_clock(state.clock)} of timeline={timeline} of {state.application} is gone: the application was taken "
             "back to a clock before it; open the clock without a timeline, and read its state anew."

@@ -253,14 +253,19 @@ def check_state(state: OpenState, expected: Mapping[Any, Any], asked: Sequence[A
     assert not windowed or all([*each] == sorted(each) for each in found)
 
 
-def check_changes(changes: OpenChanges, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
-    found = rows_of(changes.to_arrow(), ["_change_type"])
+def changes_of(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[tuple[Any, Any, str]]:
+    """The net changes between two states: key, value and type of each row."""
     wanted = [(key, value, "insert") for key, value in after.items() if key not in before]
     wanted += [(key, value, "delete") for key, value in before.items() if key not in after]
     for key in before.keys() & after.keys():
         if before[key] != after[key]:
             wanted += [(key, before[key], "update_preimage"), (key, after[key], "update_postimage")]
-    assert sorted(found) == sorted(wanted)
+    return wanted
+
+
+def check_changes(changes: OpenChanges, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
+    found = rows_of(changes.to_arrow(), ["_change_type"])
+    assert sorted(found) == sorted(changes_of(before, after))
     for number, (key, _, kind) in enumerate(found):
         if kind == "update_preimage":
             assert found[number + 1] == (key, after[key], "update_postimage")

@@ -33,6 +33,10 @@ class Watched(Protocol):
         """By the name of a micro-batch or a step that is under way: since when."""
 
     @property
+    def idle(self) -> Mapping[str, bool]:
+        """By flow: whether its query waits for messages, or for its trigger."""
+
+    @property
     def unheard(self) -> Iterable[str]:
         """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
 
@@ -50,18 +54,18 @@ class Monitor:
         # Of its own: a log is used by one thread at a time.
         self._log, self._settings, self._turn = Log(log.files, log.application), settings, threading.Lock()
         self._run: Watched | None = None
-        takers = list[Callable[[Sample], None]]()
+        recorders = list[Callable[[Sample], None]]()
         self._server: Server | None = None
         if endpoint is not None:
             counts = Counts()
-            takers.append(counts.take)
+            recorders.append(counts.record)
             collectors = [Samples(self._of_store), counts]
             self._server = Server(log.application, *endpoint, collectors, self._not_ready)
         self._telemetry = telemetry(self._of_store)
         if self._telemetry is not None:
-            takers.append(self._telemetry.take)
-        self._metrics = RunMetrics(log.application, takers)
-        self._metrics.begin(time.monotonic())
+            recorders.append(self._telemetry.record)
+        self._metrics = RunMetrics(log.application, recorders)
+        self._metrics.begin_recovery(time.monotonic())
 
     @property
     def url(self) -> str | None:
@@ -79,15 +83,15 @@ class Monitor:
 
     def hear(self, work: Work) -> None:
         """Take in a commit."""
-        self._metrics.hear(work, time.monotonic())
+        self._metrics.record_commit(work, time.monotonic())
 
     def fail(self) -> None:
         """Take in a failure after which the run starts again."""
-        self._metrics.begin(time.monotonic())
+        self._metrics.begin_recovery(time.monotonic())
 
     def restart(self) -> None:
         """Take in a start after a failure."""
-        self._metrics.restart()
+        self._metrics.record_restart()
 
     def close(self) -> None:
         """Tell nothing more, and free the port."""
@@ -98,8 +102,18 @@ class Monitor:
 
     def _of_store(self) -> Iterable[Sample]:
         with self._turn:
+            self._metrics.record_idle(self._idle())
             samples, _ = of_application(self._log, self._settings)
         return samples
+
+    def _idle(self) -> Mapping[str, bool]:
+        if self._run is None or self._run.failure is not None:
+            return {}
+        try:
+            return self._run.idle
+        except Exception:
+            # Spark may end at any moment. Then no query waits for anything, and whoever asks is told all else.
+            return {}
 
     def _not_ready(self) -> str:
         """Return why the run neither commits nor waits for rows, as a sentence; "" if it does."""

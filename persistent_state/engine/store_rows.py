@@ -6,7 +6,6 @@ the log nothing, unless a file was rewritten meanwhile.
 
 from __future__ import annotations
 
-import base64
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ import pyarrow.compute as pc
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
 from persistent_state.open_state import CHANGE_TYPES, batches_of, change_rows, schema_of_changes
-from persistent_state.store.asked import asked_keys, key_column
+from persistent_state.store.asked import asked_keys, key_column, key_value
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import Run, SideFile
 from persistent_state.store.net_changes import NetChanges
@@ -255,23 +254,16 @@ def keys_of_json(state: StateAt, keys: Collection[Mapping[str, Any]]) -> list[Ma
     """Return keys that were JSON objects with values of the types of the key columns, as far as JSON has no such values.
 
     Raises:
-        InvalidInputError: A text is not of the type of its column.
+        InvalidInputError: A value is not of the type of its column.
     """
     types = dict(zip(state.key_columns, state.layout.key_types, strict=True))
-    return [{name: _of_json(name, value, types.get(name)) for name, value in key.items()} for key in keys]
-
-
-def _of_json(name: str, value: Any, type: pa.DataType | None) -> Any:
-    if not isinstance(value, str) or type is None or pa.types.is_string(type):
-        return value
-    try:
-        if pa.types.is_binary(type):
-            return base64.b64decode(value, validate=True)
-        return pa.scalar(value).cast(type).as_py()
-    except (pa.ArrowException, ValueError) as error:
-        raise InvalidInputError(
-            f"key: {value!r} of column {name!r} is not {type}: {error}; write a time as 2026-11-20T14:00:00Z, bytes as base64."
-        ) from None
+    return [
+        {
+            name: key_value(state.task, name, value, types[name]) if name in types else value
+            for name, value in key.items()
+        }
+        for key in keys
+    ]
 
 
 def _with_clock(state: StateAt) -> Callable[[pa.RecordBatch], pa.RecordBatch]:

@@ -16,9 +16,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from persistent_state.engine import store_listing
-from persistent_state.engine.frames import handed_on, types_of
+from persistent_state.engine.frames import types_of
 from persistent_state.engine.named_state import NamedState
 from persistent_state.engine.source_options import CHANGES, LATE, LATEST, STATE, SourceOptions, read_options
+from persistent_state.engine.spark_versions import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow, arrow_types
 from persistent_state.engine.store_rows import (
     LATE_ROWS,
     Part,
@@ -32,19 +33,11 @@ from persistent_state.engine.store_rows import (
     parts_of_snapshot,
     parts_of_state,
 )
-from persistent_state.engine.store_stream import Offset, StoreStream
+from persistent_state.engine.store_stream import MOST_CLOCKS, Offset, StoreStream
 from persistent_state.errors import InvalidInputError
 from persistent_state.open_state import OpenState, OpenTask, open_store
 from persistent_state.store.files import Files, MemoryFiles
 from persistent_state.store.state_at import find_sides
-
-try:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-except ImportError:
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Before PySpark 4.2 there is no such class, and a query with this trigger has one micro-batch."""
-
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter as SparkFilter
@@ -78,10 +71,10 @@ class StoreSource(DataSource):
         if schema != self.schema():
             raise InvalidInputError(f"the schema is not {self.schema().simpleString()}; leave .schema(...) out.")
         if not self._asked.push_filters:
-            return StoreReader(self._asked, handed_on(schema))
+            return StoreReader(self._asked, arrow_types(schema))
         if not hasattr(DataSourceReader, "pushFilters"):
             raise InvalidInputError("pushFilters=true needs PySpark 4.1 or newer; name keys by key=... instead.")
-        return FilteredReader(self._asked, handed_on(schema))
+        return FilteredReader(self._asked, arrow_types(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what plans and reads a stream."""
@@ -91,7 +84,7 @@ class StoreSource(DataSource):
             )
         if self._asked.is_ended:
             raise InvalidInputError("endClock=... says nothing of a stream; leave it out, or read a batch.")
-        return StoreStreamReader(self._asked, handed_on(schema))
+        return StoreStreamReader(self._asked, arrow_types(schema))
 
 
 class StoreReader(DataSourceReader):
@@ -147,10 +140,18 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Go up to the clock that is the newest now, and no further."""
         self._last = self._opened().newest()
 
-    # Before PySpark 4.2 it is called without arguments.
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how many clocks a micro-batch has at the most. Spark knows no limit of clocks: each counts as a file."""
+        return ReadMaxFiles(MOST_CLOCKS)
+
+    # Before PySpark 4.2 it is called without arguments. Nobody knows then where the micro-batch begins, so it has all clocks.
     def latestOffset(self, start: Mapping[str, Any] | None = None, limit: object = None) -> Offset:
-        """Return the newest clock."""
-        return self._opened().newest() if self._last is None else self._last
+        """Return the newest clock, or the one up to which the limit lets a micro-batch read."""
+        stream = self._opened()
+        newest = stream.newest() if self._last is None else self._last
+        if start is None or not isinstance(limit, ReadMaxFiles):
+            return newest
+        return stream.within(start, newest, limit.max_files)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a micro-batch."""

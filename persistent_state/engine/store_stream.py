@@ -1,15 +1,15 @@
 """Plan a stream of the changes of a task's state: where it begins, how far it can go, and what each micro-batch reads.
 
 An offset names a state: its clock, its timeline, and the life of the task. An empty one is before every clock, where there is
-no key. The log of the application alone says which clocks there are: nothing is remembered here, so that a reader that was
-killed goes on as if it had not been.
+no key. The log of the application alone says which clocks there are. Only its newest entry is remembered, so that a reader that
+was killed goes on as if it had not been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -19,7 +19,12 @@ from persistent_state.engine.store_rows import Part, parts_of_changes, parts_of_
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.open_state import OpenApplication, OpenState, OpenTask
+from persistent_state.open_state import OpenState, OpenTask
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import entries_of
+
+MOST_CLOCKS = 100
+"""The most clocks of a micro-batch, where Spark says at which offset it begins. Each has partitions of its own."""
 
 Offset: TypeAlias = "dict[str, Any]"
 
@@ -37,6 +42,7 @@ class StoreStream:
         self._task = task
         self._start = start
         self._check = check
+        self._log = Log(task.files, task.application)
 
     def first(self) -> Offset:
         """Return the offset at which a new stream begins.
@@ -46,13 +52,33 @@ class StoreStream:
         """
         if self._start is None:
             return {}
-        return self.newest() if self._start == LATEST else _offset(self._task.at(self._start))
+        return self.newest() if self._start == LATEST else _offset(self._now().at(self._start))
 
     def newest(self) -> Offset:
         """Return the offset of the newest clock."""
-        newest = self._task.at()
+        task = self._now()
+        newest = task.at()
         # A task that was reset at this clock has two states there. Named is the one of before, from which changes lead on.
-        return _offset(self._task.at(newest.clock)) if newest.clock != BEGINNING else {}
+        return _offset(task.at(newest.clock)) if newest.clock != BEGINNING else {}
+
+    def within(self, start: Mapping[str, Any], end: Offset, most: int) -> Offset:
+        """Return the offset at which a micro-batch of so many clocks ends.
+
+        Args:
+            start: Where it begins.
+            end: Where it ends at the latest.
+            most: The most clocks of it.
+        """
+        if not start or not end:
+            # A snapshot is of one clock.
+            return end
+        task = self._now()
+        clocks = _clocks(task, start["clock"], end["clock"])
+        for clock in clocks[most - 1 :]:
+            # The task may have no state at a clock of others.
+            with suppress(InvalidInputError):
+                return _offset(task.at(clock))
+        return end
 
     def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Part]:
         """Return the partitions between two offsets: the changes from each clock to the next one that can be read.
@@ -62,35 +88,49 @@ class StoreStream:
         Raises:
             InvalidInputError: A clock is not retained any more, or its timeline has ended before it.
         """
-        since = self._at(start) if start else None
-        until = self._at(end) if end else None
+        task = self._now()
+        # In the order of their clocks: then the log is read once for all of them.
+        since = _at(task, start) if start else None
+        between = [] if since is None or not end else _between(task, since.clock, end["clock"])
+        until = _at(task, end) if end else None
         if until is None:
             return []
         self._check(until)
         if since is None:
             return parts_of_snapshot(until.state)
-        steps = pairwise([since, *self._between(since, until), until])
-        return [part for step in steps for part in parts_of_changes(self._task.changes(*step).changes)]
+        steps = pairwise([since, *between, until])
+        return [part for step in steps for part in parts_of_changes(task.changes(*step).changes)]
 
-    def _at(self, offset: Mapping[str, Any]) -> OpenState:
-        named = NamedState(**offset)
-        try:
-            return named.open(self._task)
-        except InvalidInputError as error:
-            raise InvalidInputError(
-                f"the stream of task={self._task.task} can't go on from or to clock={full_clock(named.clock)} of "
-                f"timeline={named.timeline}: {str(error).rstrip('.')}. Start the query with a new checkpoint; it begins with a "
-                "snapshot, unless startClock says otherwise."
-            ) from error
+    def _now(self) -> OpenTask:
+        """Return the task as it is now, whose clocks are all of one moment."""
+        return replace(self._task, entries=entries_of(self._log))
 
-    def _between(self, since: OpenState, until: OpenState) -> list[OpenState]:
-        """Return the states at the clocks between, as far as they can be read: what changed in all is the same without them."""
-        found = []
-        for clock in OpenApplication(self._task.files, self._task.application).clocks():
-            if since.clock < clock < until.clock:
-                with suppress(InvalidInputError):
-                    found.append(self._task.at(clock))
-        return found
+
+def _at(task: OpenTask, offset: Mapping[str, Any]) -> OpenState:
+    named = NamedState(**offset)
+    try:
+        return named.open(task)
+    except InvalidInputError as error:
+        raise InvalidInputError(
+            f"the stream of task={task.task} can't go on from or to clock={full_clock(named.clock)} of "
+            f"timeline={named.timeline}: {str(error).rstrip('.')}. Start the query with a new checkpoint; it begins with a "
+            "snapshot, unless startClock says otherwise."
+        ) from error
+
+
+def _clocks(task: OpenTask, since: int, until: int) -> list[int]:
+    """Return the clocks between two that can be read, ascending."""
+    assert task.entries is not None, "it is the task of one moment"
+    return [clock for clock in task.entries.newest.readable if since < clock < until]
+
+
+def _between(task: OpenTask, since: int, until: int) -> list[OpenState]:
+    """Return the states at the clocks between two, as far as they can be read: what changed in all is the same without them."""
+    found = []
+    for clock in _clocks(task, since, until):
+        with suppress(InvalidInputError):
+            found.append(task.at(clock))
+    return found
 
 
 def _offset(state: OpenState) -> Offset:

@@ -58,8 +58,8 @@ class Counts:
     def __init__(self) -> None:
         self._of = {measure: _instrument(measure) for measure in measures.OF_RUN}
 
-    def take(self, sample: Sample) -> None:
-        """Take in how much a counter grows, how long something took, or what a gauge shows."""
+    def record(self, sample: Sample) -> None:
+        """Record how much a counter grows, how long something took, or what a gauge shows."""
         counted = self._of[sample.of].labels(*sample.labels)
         if sample.of.kind == COUNTER:
             counted.inc(sample.value)

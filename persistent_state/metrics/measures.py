@@ -218,6 +218,13 @@ UNREAD = _measure(
     "partition",
 )
 
+IDLE = _measure(
+    "idle",
+    "1 if the query of the flow waits for messages, or for its trigger; 0 if it asks its source, reads or commits, or if the "
+    "run has yet to start again.",
+    "flow",
+)
+
 OF_RUN: Sequence[Measure] = (
     MICRO_BATCH_SECONDS,
     STEP_SECONDS,
@@ -227,5 +234,6 @@ OF_RUN: Sequence[Measure] = (
     MESSAGES,
     REPLAYED,
     UNREAD,
+    IDLE,
 )
 """The metrics that only the run itself knows, all since it began."""

@@ -40,43 +40,51 @@ class Work:
 class RunMetrics:
     """The metrics of one run of an application: what happens in it, as samples.
 
-    Times are seconds of any one clock. `begin` says from when on a recovery counts; the next commit ends it. Each of `takers`
-    gets each sample as it happens: how much a counter grows, how long something took, or what a gauge shows from now on.
+    Times are seconds of any one clock. `begin_recovery` says from when on a recovery counts; the next commit ends it. Each of
+    `recorders` gets each sample as it happens: how much a counter grows, how long something took, or what a gauge shows from
+    now on.
     """
 
-    def __init__(self, application: str, takers: Sequence[Callable[[Sample], None]]) -> None:
-        self._application, self._takers = application, takers
+    def __init__(self, application: str, recorders: Sequence[Callable[[Sample], None]]) -> None:
+        self._application, self._recorders = application, recorders
         self._lock = threading.Lock()
         self._recovers_since: float | None = None
+        self._flows = set[str]()
         # So that the first is no jump from nothing.
-        self._tell(measures.RESTARTS.at(0, application))
+        self._record(measures.RESTARTS.at(0, application))
 
-    def begin(self, now: float) -> None:
-        """Take in that the run begins, or that something failed: from now on it recovers."""
+    def begin_recovery(self, now: float) -> None:
+        """Record that the run begins, or that something failed: from now on it recovers."""
         with self._lock:
             if self._recovers_since is None:
                 self._recovers_since = now
 
-    def restart(self) -> None:
-        """Take in a start after a failure."""
-        self._tell(measures.RESTARTS.at(1, self._application))
+    def record_idle(self, idle: Mapping[str, bool]) -> None:
+        """Record by flow whether its query is idle now. A query that is missing here is not."""
+        self._flows |= idle.keys()
+        for flow in sorted(self._flows):
+            self._record(measures.IDLE.at(idle.get(flow, False), self._application, flow))
 
-    def hear(self, work: Work, now: float) -> None:
-        """Take in a commit."""
+    def record_restart(self) -> None:
+        """Record a start after a failure."""
+        self._record(measures.RESTARTS.at(1, self._application))
+
+    def record_commit(self, work: Work, now: float) -> None:
+        """Record a commit."""
         at = (self._application, work.flow)
         seconds = measures.STEP_SECONDS if work.is_step else measures.MICRO_BATCH_SECONDS
-        self._tell(seconds.at(work.seconds, *at))
-        self._tell(measures.COMMIT_SECONDS.at(work.commit_seconds, *at))
-        self._tell(measures.MESSAGES.at(work.messages, *at))
-        self._tell(measures.REPLAYED.at(work.replayed, *at))
+        self._record(seconds.at(work.seconds, *at))
+        self._record(measures.COMMIT_SECONDS.at(work.commit_seconds, *at))
+        self._record(measures.MESSAGES.at(work.messages, *at))
+        self._record(measures.REPLAYED.at(work.replayed, *at))
         for input, lag in by_input(work.lag, work.inputs).items():
             for partition, count in lag.items():
-                self._tell(measures.UNREAD.at(count, *at, input, partition))
+                self._record(measures.UNREAD.at(count, *at, input, partition))
         with self._lock:
             since, self._recovers_since = self._recovers_since, None
         if since is not None:
-            self._tell(measures.RECOVERY_SECONDS.at(now - since, self._application))
+            self._record(measures.RECOVERY_SECONDS.at(now - since, self._application))
 
-    def _tell(self, sample: Sample) -> None:
-        for take in self._takers:
-            take(sample)
+    def _record(self, sample: Sample) -> None:
+        for record in self._recorders:
+            record(sample)

@@ -18,7 +18,7 @@ from persistent_state.protocol import deliver, holding
 from persistent_state.protocol.holding import SILENT, UNHEARD
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
-from persistent_state.store.lengths import lengths_of_flow, lengths_of_task
+from persistent_state.store.lengths import lengths_of_flow, lengths_of_task, with_lists
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications
 
@@ -51,7 +51,7 @@ def of_store(files: Files) -> tuple[list[Sample], list[StateError]]:
 def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> tuple[list[Sample], StateError | None]:
     """Return the samples of an application.
 
-    If the application is damaged, or the store does not answer, the error comes with the samples that can be told all the same.
+    If the application is damaged, or the store does not answer, the error comes with the samples that there are all the same.
 
     `settings`, by task, tell after which time a silent channel of an input is idle; None if that is not known.
     """
@@ -61,25 +61,12 @@ def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> 
         return [measures.READABLE.at(0, log.application)], error
     if entry is None:
         return [], None
-    told = [*of_entry(log.application, entry, settings)]
+    samples = [*of_entry(log.application, entry, settings)]
     try:
-        told += _of_files(log, entry)
+        samples += with_lists(log, entry, lambda entry: [*of_files(log.files, log.application, entry)])
     except (DamagedError, StoreUnavailableError) as error:
-        return [measures.READABLE.at(0, log.application), *told], error
-    return [measures.READABLE.at(1, log.application), *told], None
-
-
-def _of_files(log: Log, entry: Entry) -> list[Sample]:
-    try:
-        return [*of_files(log.files, log.application, entry)]
-    except FileNotFoundError as error:
-        newest = log.newest()
-        if newest is None or newest.number == entry.number:
-            raise DamagedError(
-                f"a list of files that the newest log entry of {log.application} names is gone ({error}); restore it."
-            ) from None
-    # Collected meanwhile.
-    return _of_files(log, newest)
+        return [measures.READABLE.at(0, log.application), *samples], error
+    return [measures.READABLE.at(1, log.application), *samples], None
 
 
 def of_entry(application: str, entry: Entry, settings: Mapping[str, Settings] | None = None) -> Iterator[Sample]:
@@ -142,11 +129,11 @@ def _of_task(application: str, entry: Entry, name: str) -> Iterator[Sample]:
         # It has no clocks to be behind.
         return
     due = min(entry.clock, flow.visited)
-    for output, found in sorted(deliver.delivered(entry, name).items()):
-        if found.clock is not None:
-            yield measures.OUTPUT_CLOCK.at(_seconds(found.clock), *of_task, output)
-            yield measures.OUTPUT_LAG.at(_seconds(max(0, due - found.clock)), *of_task, output)
-        yield measures.OUTPUT_BEHIND.at(found.behind, *of_task, output)
+    for output, delivery in sorted(deliver.delivered(entry, name).items()):
+        if delivery.clock is not None:
+            yield measures.OUTPUT_CLOCK.at(_seconds(delivery.clock), *of_task, output)
+            yield measures.OUTPUT_LAG.at(_seconds(max(0, due - delivery.clock)), *of_task, output)
+        yield measures.OUTPUT_BEHIND.at(delivery.behind, *of_task, output)
 
 
 def _of_flow(application: str, entry: Entry, id: str, settings: Mapping[str, Settings] | None) -> Iterator[Sample]:

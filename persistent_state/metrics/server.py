@@ -75,8 +75,8 @@ class Server:
             raise InvalidInputError(
                 f"metrics at {host}:{port} can't be served: {error.strerror}; name a port of this machine that is free."
             ) from None
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.server_port}"
+        shown_host = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown_host}:{self._server.server_port}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name=f"persistent-state {application} metrics", daemon=True
         )

@@ -41,8 +41,8 @@ class Telemetry:
         self._has_failed = False
         _runs.append(self)
 
-    def take(self, sample: Sample) -> None:
-        """Take in what happened in the run: how much a counter grows, how long something took, or what a gauge shows."""
+    def record(self, sample: Sample) -> None:
+        """Record what happened in the run: how much a counter grows, how long something took, or what a gauge shows."""
         try:
             if not self._instruments.count(sample):
                 self._newest[sample.of, sample.labels] = sample
@@ -100,30 +100,30 @@ class _Instruments:
             elif measure.kind == HISTOGRAM:
                 made = meter.create_histogram(*about, explicit_bucket_boundaries_advisory=BUCKETS)
                 self._counted[measure] = made.record
-        asked = [measure for measure in (*measures.OF_STORE, *measures.OF_RUN) if measure not in self._counted]
-        self._turn, self._asked_for, self._round = threading.Lock(), {*asked}, list[tuple[Telemetry, list[Sample]]]()
-        for measure in asked:
+        on_demand = [measure for measure in (*measures.OF_STORE, *measures.OF_RUN) if measure not in self._counted]
+        self._turn, self._waiting, self._round = threading.Lock(), {*on_demand}, list[tuple[Telemetry, list[Sample]]]()
+        for measure in on_demand:
             make: Any = meter.create_observable_counter if measure.kind == COUNTER else meter.create_observable_gauge
             make(measure.name, [partial(self._observe, measure)], UNITS.get(measure.unit, ""), measure.help)
 
     def count(self, sample: Sample) -> bool:
         """Count a sample, unless it is of a metric that is asked for. Return whether it was counted."""
-        counted = self._counted.get(sample.of)
-        if counted is not None:
-            counted(sample.value, sample.by_name)
-        return counted is not None
+        count_sample = self._counted.get(sample.of)
+        if count_sample is not None:
+            count_sample(sample.value, sample.by_name)
+        return count_sample is not None
 
     def _observe(self, measure: Measure, options: CallbackOptions) -> list[Observation]:
         from opentelemetry.metrics import Observation
 
         with self._turn:
-            if measure in self._asked_for:
+            if measure in self._waiting:
                 # One look at the stores for all instruments: the first that is asked again begins the next round.
                 self._round = [(run, run.samples()) for run in [*_runs]]
-                self._asked_for.clear()
-            self._asked_for.add(measure)
-            found = [sample for run, samples in self._round if run in _runs for sample in samples]
-        return [Observation(sample.value, sample.by_name) for sample in found if sample.of == measure]
+                self._waiting.clear()
+            self._waiting.add(measure)
+            current = [sample for run, samples in self._round if run in _runs for sample in samples]
+        return [Observation(sample.value, sample.by_name) for sample in current if sample.of == measure]
 
 
 _runs: list[Telemetry] = []

@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 from hashlib import sha256
 
-from starlette.requests import cookie_parser
-
 LOCALHOST = "localhost"
 
 
@@ -32,25 +30,28 @@ class Token:
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
-        self.cookie_name = f"persistent-state-{self._made('name')[:8]}"
-        self.cookie = self._made("cookie")
+        self.cookie_name = f"persistent-state-{self._digest('name')[:8]}"
+        self.cookie = self._digest("cookie")
 
-    def _made(self, what: str) -> str:
+    def _digest(self, what: str) -> str:
         return hmac.new(self._token, f"persistent-state serve {what}".encode(), sha256).hexdigest()
 
-    def is_it(self, given: str) -> bool:
+    def matches(self, given: str) -> bool:
         """Return whether a text is the token, in constant time."""
         # The lengths of digests tell nothing.
         return hmac.compare_digest(sha256(given.encode(errors="replace")).digest(), sha256(self._token).digest())
 
-    def is_known(self, headers: Mapping[str, str]) -> bool:
+    def is_in(self, headers: Mapping[str, str]) -> bool:
         """Return whether the headers of a request have the token, or the cookie."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return self.is_it(given.strip())
+            return self.matches(given.strip())
+        # The command line imports this module, also where nobody serves.
+        from starlette.requests import cookie_parser
+
         # Browsers send the cookies of all ports of a host: those of other programs may be odd.
-        found = cookie_parser(headers.get("cookie", "")).get(self.cookie_name, "")
-        return hmac.compare_digest(found.encode(errors="replace"), self.cookie.encode())
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie_name, "")
+        return hmac.compare_digest(cookie.encode(errors="replace"), self.cookie.encode())
 
     def set_cookie(self, is_secure: bool) -> str:
         """Return the header that gives a browser the cookie."""
@@ -58,10 +59,10 @@ class Token:
         return f"{self.cookie_name}={self.cookie}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
 
-def is_own_name(asked: str, host: str) -> bool:
+def is_own_name(name: str, host: str) -> bool:
     """Return whether a server that listens on the loopback host was asked for under a name of this machine.
 
     A page of somebody else's may let its own name lead to this machine. A browser tells the name.
     """
-    name = re.sub(r":\d*$", "", asked).strip("[]").lower()
+    name = re.sub(r":\d*$", "", name).strip("[]").lower()
     return name == host.lower() or is_loopback(name)

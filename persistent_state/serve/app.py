@@ -25,17 +25,18 @@ from persistent_state.open_state import OpenStore
 from persistent_state.redact import shown
 from persistent_state.serve import page
 from persistent_state.serve.access import Token, is_loopback, is_own_name
-from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, NotThereError, Question, question
-from persistent_state.serve.page import Asked
+from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, NotThereError, Question, read_question
+from persistent_state.serve.page import LookupResult
+from persistent_state.serve.shared import Shared
 from persistent_state.serve.style import HEADERS
-from persistent_state.serve.watch import AGE, Detail, Looked, Watch
+from persistent_state.serve.watch import Detail, StoreStatus, Watch
 from persistent_state.serve.workers import BusyError, Workers
 from persistent_state.store.state_at import find_applications
 
 LOG = logging.getLogger(__name__)
 
 SECONDS = 20.0
-"""The most seconds that a call waits for a thread, and then for the store."""
+"""The most seconds that a whole answer waits for threads and for the store."""
 
 LOOKUPS, LOOKS, WAITING = 8, 3, 64
 """The most look-ups at a time, the most looks for all other pages, and the most calls that wait for either."""
@@ -61,66 +62,71 @@ class Pages:
     ) -> None:
         self._store, self._now_us, self._token = store, now_us, token
         self._watch, self._lookups = Watch(store.files, seconds, now_us), Lookups(store)
+        self._metrics = Shared(self._measure, seconds)
         self._of_lookups, self._of_looks = Workers(LOOKUPS, WAITING, SECONDS), Workers(LOOKS, WAITING, SECONDS)
         # Whoever asks for the health need not know the token: they wait for one another only, and share an answer.
-        self._of_health, self._seconds, self._answered_at = Workers(1, WAITING, SECONDS), seconds, -AGE
+        self._of_health = Workers(1, WAITING, SECONDS)
+        self._health = Shared(lambda: find_applications(store.files), seconds)
 
     async def home(self, request: Request) -> Response:
         """Answer with the page."""
+        deadline = self._of_looks.deadline()
         try:
-            looked = await self._of_looks.run(self._watch.look)
+            store_status = await self._of_looks.run(self._watch.look, deadline)
         except BusyError as error:
             last = self._watch.last
-            looked = Looked(last.seen, str(error), last.at)
+            store_status = StoreStatus(last.applications, str(error), last.at)
         name = request.query_params.get(APPLICATION)
-        chosen = next((each for each in looked.seen if name in (None, "", each.name)), None)
-        status = 503 if looked.error else 404 if chosen is None and name else 200
+        chosen = next((each for each in store_status.applications if name in (None, "", each.name)), None)
+        status = 503 if store_status.error else 404 if chosen is None and name else 200
         detail = Detail()
         if chosen is not None:
             try:
-                detail = await self._of_looks.run(partial(self._watch.detail, chosen.name))
+                detail = await self._of_looks.run(partial(self._watch.detail, chosen.name), deadline)
             except BusyError as error:
                 detail = Detail(error=str(error))
-        asked = None
+        result = None
         if request.query_params.get(TASK):
-            asked, of_lookup = await self._asked(request)
+            result, of_lookup = await self._lookup_result(request, deadline)
             status = max(status, of_lookup)
-        show = partial(page.page, shown(self._store.files.url), looked, chosen, detail, asked, self._now_us())
+        show = partial(page.page, shown(self._store.files.url), store_status, chosen, detail, result, self._now_us())
         # A store of many tasks makes a long page.
         return HTMLResponse(await run_in_threadpool(show), status)
 
-    async def _asked(self, request: Request) -> tuple[Asked, int]:
+    async def _lookup_result(self, request: Request, deadline: float) -> tuple[LookupResult, int]:
         try:
-            asked = question(request.query_params.multi_items())
+            question = read_question(request.query_params.multi_items())
         except InvalidInputError as error:
             half = Question(request.query_params.get(APPLICATION, ""), request.query_params.get(TASK, ""))
-            return Asked(half, error=str(error)), 400
+            return LookupResult(half, error=str(error)), 400
         try:
-            return Asked(asked, await self._of_lookups.run(partial(self._lookups.answer, asked))), 200
+            return LookupResult(
+                question, await self._of_lookups.run(partial(self._lookups.answer, question), deadline)
+            ), 200
         except Exception as error:
-            said, status = _of_error(error)
-            return Asked(asked, error=said), status
+            message, status = _of_error(error)
+            return LookupResult(question, error=message), status
 
     async def lookup(self, request: Request) -> Response:
         """Answer a look-up of a key with JSON."""
         try:
-            asked = question(request.query_params.multi_items())
-            told = await self._of_lookups.run(partial(self._lookups.answer, asked))
+            question = read_question(request.query_params.multi_items())
+            answer = await self._of_lookups.run(partial(self._lookups.answer, question))
         except Exception as error:
-            said, status = _of_error(error)
-            return _json({"error": said}, status)
-        return _json(told)
+            message, status = _of_error(error)
+            return _json({"error": message}, status)
+        return _json(answer)
 
     async def metrics(self, request: Request) -> Response:
         """Answer as the command `metrics` prints."""
         try:
-            text = await self._of_looks.run(self._metrics)
+            text = await self._of_looks.run(self._metrics.get)
         except Exception as error:
-            said, status = _of_error(error)
-            return PlainTextResponse(f"{said}\n", status)
+            message, status = _of_error(error)
+            return PlainTextResponse(f"{message}\n", status)
         return Response(text, media_type=OPENMETRICS)
 
-    def _metrics(self) -> str:
+    def _measure(self) -> str:
         samples, errors = of_store(self._store.files)
         for error in errors:
             LOG.warning("%s", error)
@@ -129,17 +135,11 @@ class Pages:
     async def health(self, request: Request) -> Response:
         """Answer whether the store answers. Whoever asks need not know the token, and is told nothing else."""
         try:
-            await self._of_health.run(self._ask_store)
+            await self._of_health.run(self._health.get)
         except (StateError, OSError, BusyError) as error:
             LOG.warning("%s", error)
             return PlainTextResponse("The store does not answer; the server's log says why.\n", 503)
         return PlainTextResponse("The store answers.\n")
-
-    def _ask_store(self) -> None:
-        now = self._seconds()
-        if now - self._answered_at >= AGE:
-            find_applications(self._store.files)
-            self._answered_at = now
 
     async def login(self, request: Request) -> Response:
         """Take the token from the form, and give the browser a cookie."""
@@ -153,7 +153,7 @@ class Pages:
             if len(body) > LOGIN_BYTES:
                 return HTMLResponse(page.login(is_wrong=True), 413)
         given = parse_qs(body.decode(errors="replace")).get("token", [""])[0]
-        if not self._token.is_it(given):
+        if not self._token.matches(given):
             return HTMLResponse(page.login(is_wrong=True), 401)
         return _let_in(self._token, request, "./")
 
@@ -164,8 +164,8 @@ def _let_in(token: Token, request: Request, to: str) -> Response:
     return RedirectResponse(to, 303, cookie)
 
 
-def _json(told: Any, status: int = 200) -> Response:
-    return Response(to_json(told) + "\n", status, media_type="application/json")
+def _json(answer: Any, status: int = 200) -> Response:
+    return Response(to_json(answer) + "\n", status, media_type="application/json")
 
 
 def _of_error(error: Exception) -> tuple[str, int]:
@@ -220,16 +220,16 @@ class Gate:
             return PlainTextResponse("Nothing can be changed here; ask by GET or HEAD.\n", 405, {"Allow": "GET, HEAD"})
         if self._token is None or path in ("/health", "/login"):
             return None
-        if path == "/" and (given := request.query_params.get("token")) is not None and self._token.is_it(given):
+        if path == "/" and (given := request.query_params.get("token")) is not None and self._token.matches(given):
             rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
             return _let_in(self._token, request, f"./?{urlencode(rest)}" if rest else "./")
-        if self._token.is_known(headers):
+        if self._token.is_in(headers):
             return None
         asks = {"WWW-Authenticate": "Bearer"}
         if path == "/":
             return HTMLResponse(page.login(is_wrong="token" in request.query_params), 401, asks)
-        said = "the token is missing or wrong; send it as Authorization: Bearer TOKEN."
-        return _json({"error": said}, 401) if path == "/lookup" else PlainTextResponse(f"{said}\n", 401, asks)
+        message = "the token is missing or wrong; send it as Authorization: Bearer TOKEN."
+        return _json({"error": message}, 401) if path == "/lookup" else PlainTextResponse(f"{message}\n", 401, asks)
 
 
 def application(
@@ -244,8 +244,8 @@ def application(
         seconds: A clock that does not go back.
         now_us: The wall clock, microseconds UTC.
     """
-    known = None if token is None else Token(token)
-    pages = Pages(store, seconds, now_us, known)
+    secret = None if token is None else Token(token)
+    pages = Pages(store, seconds, now_us, secret)
 
     async def not_found(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -258,7 +258,7 @@ def application(
         _route("/health", pages.health),
         Route("/login", pages.login, methods=["GET", "POST"]),
     ]
-    return Gate(Starlette(routes=routes, exception_handlers={HTTPException: not_found}), host, known)
+    return Gate(Starlette(routes=routes, exception_handlers={HTTPException: not_found}), host, secret)
 
 
 def _route(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:

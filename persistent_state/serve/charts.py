@@ -24,13 +24,13 @@ Marks = Sequence[tuple[str, int]]
 """Marks of a row: their kind, and where they are."""
 
 
-def axis(told: Mapping[str, Any]) -> str:
+def axis(summary: Mapping[str, Any]) -> str:
     """Return every clock of an application on one axis of event time, with the global one as a line through all rows."""
-    rows = [*_rows(told)]
+    rows = [*_rows(summary)]
     places = [at for _, marks in rows for _, at in marks]
-    if told["clock"] is None and not places:
+    if summary["clock"] is None and not places:
         return ""
-    places += [] if told["clock"] is None else [told["clock"]]
+    places += [] if summary["clock"] is None else [summary["clock"]]
     first, last = min(places), max(places)
     high = TOP + ROW * len(rows) + LOW
     across = _scale(first, last, LEFT, WIDE - RIGHT)
@@ -43,24 +43,24 @@ def axis(told: Mapping[str, Any]) -> str:
         if len(spots) > 1 and spots[0][0] != "kept":
             parts.append(f'<line class="span" x1="{spots[0][1]:.1f}" x2="{spots[-1][1]:.1f}" y1="{y}" y2="{y}"/>')
         parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="5"/>' for kind, x in spots]
-    if told["clock"] is not None:
-        x = across(told["clock"])
+    if summary["clock"] is not None:
+        x = across(summary["clock"])
         parts.append(f'<line class="global" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{high - LOW + 4}"/>')
     parts += _ends(first, last, high - 12, show_clock)
     label = f"Clocks on one axis of event time, from {show_clock(first)} to {show_clock(last)}"
     return _svg(label, high, parts)
 
 
-def _rows(told: Mapping[str, Any]) -> Iterator[tuple[str, Marks]]:
-    clock = told["clock"]
+def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, Marks]]:
+    clock = summary["clock"]
     yield "global clock", [] if clock is None else [("clock", clock)]
-    for task in told["tasks"]:
+    for task in summary["tasks"]:
         newest = task["channels"]["newest_at"]
         marks = [] if task["clock"] is None else [("clock", task["clock"])]
         yield task["task"], [*marks, *([] if newest is None else [("newest", newest)])]
         for each in task["outputs"]:
             yield f"→ {each['output']}", [] if each["clock"] is None else [("output", each["clock"])]
-    if kept := {*told["retained"], *(each["clock"] for each in told["kept"])}:
+    if kept := {*summary["retained"], *(each["clock"] for each in summary["kept"])}:
         yield "kept clocks", [("kept", clock) for clock in sorted(kept)]
 
 

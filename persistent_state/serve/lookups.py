@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +17,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, plain, read_clock, show_clock
 from persistent_state.open_state import OpenState, OpenStore
+from persistent_state.store.asked import key_value
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_task, nearest_clocks, no_application
@@ -61,7 +59,7 @@ class Question:
     nulls: Sequence[str] = ()
 
 
-def question(asked: Sequence[tuple[str, str]]) -> Question:
+def read_question(parameters: Sequence[tuple[str, str]]) -> Question:
     """Return the question that the parameters of a URL ask.
 
     Raises:
@@ -69,7 +67,7 @@ def question(asked: Sequence[tuple[str, str]]) -> Question:
     """
     given: dict[str, str] = {}
     columns: dict[str, str] = {}
-    for name, value in asked:
+    for name, value in parameters:
         if name == NULL:
             continue
         place, own = (given, name) if name in RESERVED else (columns, name.removeprefix(COLUMN))
@@ -78,7 +76,7 @@ def question(asked: Sequence[tuple[str, str]]) -> Question:
         place[own] = value
     if missing := [name for name in (APPLICATION, TASK) if not given.get(name)]:
         raise InvalidInputError(f"{' and '.join(missing)} is missing; add {missing[0]}=NAME to the URL.")
-    nulls = [value for name, value in asked if name == NULL]
+    nulls = [value for name, value in parameters if name == NULL]
     return Question(given[APPLICATION], given[TASK], given.get(CLOCK, "").strip(), columns, given.get(KEY, ""), nulls)
 
 
@@ -90,7 +88,7 @@ class Lookups:
         self._logs: dict[str, tuple[Log, threading.Lock]] = {}
         self._states: OrderedDict[tuple[str, str, int, int], OpenState] = OrderedDict()
 
-    def answer(self, asked: Question) -> dict[str, Any]:
+    def answer(self, question: Question) -> dict[str, Any]:
         """Return the answer as JSON knows it.
 
         Raises:
@@ -99,16 +97,16 @@ class Lookups:
             DamagedError: A file is not what was written.
             StoreUnavailableError: The store does not answer.
         """
-        entry = self._newest(asked.application)
+        entry = self._newest(question.application)
         with _not_there():
-            find_task(entry, asked.application, asked.task)
-        clock = self._clock(entry, asked)
-        state = self._state(entry, asked, clock)
-        key = key_of(asked, state.schema, state.state.key_columns)
-        found = state.get(key)
-        told = {
-            "application": asked.application,
-            "task": asked.task,
+            find_task(entry, question.application, question.task)
+        clock = self._clock(entry, question)
+        state = self._state(entry, question, clock)
+        key = key_of(question, state.schema, state.state.key_columns)
+        current = state.get(key)
+        answer = {
+            "application": question.application,
+            "task": question.task,
             "clock": state.clock,
             "time": show_clock(state.clock),
             "timeline": state.timeline,
@@ -117,66 +115,66 @@ class Lookups:
         type = state.schema.field("value").type
         columns = state.state.layout.kind.window_columns
         if not columns:
-            return {**told, "value": _plain(found, type)}
+            return {**answer, "value": _plain(current, type)}
         windows = [
             {
                 **{name: show_clock(edge) for name, edge in zip(columns, edges, strict=True)},
                 "value": _plain(value, type),
             }
-            for edges, value in found.items()
+            for edges, value in current.items()
         ]
-        return {**told, "windows": windows}
+        return {**answer, "windows": windows}
 
     def _newest(self, application: str) -> Entry:
         files = self._store.files
         with self._lock:
-            known = self._logs.get(application)
-        if known is None:
+            shared = self._logs.get(application)
+        if shared is None:
             with _not_there():
                 if application not in find_applications(files):
                     raise no_application(files, application)
             with self._lock:
-                known = self._logs.setdefault(application, (Log(files, application), threading.Lock()))
-        log, lock = known
+                shared = self._logs.setdefault(application, (Log(files, application), threading.Lock()))
+        log, lock = shared
         with lock:
             entry = log.newest()
         if entry is None:
             raise NotThereError(str(no_application(files, application)))
         return entry
 
-    def _clock(self, entry: Entry, asked: Question) -> int:
+    def _clock(self, entry: Entry, question: Question) -> int:
         """Return the clock that a question names; by default the newest at which the task has a state."""
-        newest = min(entry.clock, entry.flow_of(asked.task).visited)
+        newest = min(entry.clock, entry.flow_of(question.task).visited)
         names = {name: clock for clock, kept in entry.kept.items() for name in kept.names}
-        if not asked.clock:
+        if not question.clock:
             clock = newest
-        elif (named := names.get(asked.clock)) is not None:
+        elif (named := names.get(question.clock)) is not None:
             clock = named
         else:
             try:
-                clock = read_clock(asked.clock)
+                clock = read_clock(question.clock)
             except InvalidInputError:
-                known = ", ".join(sorted(names)) or "none"
+                listed = ", ".join(sorted(names)) or "none"
                 raise InvalidInputError(
-                    f"clock={asked.clock!r} is not a time, and keeps no clock of {asked.application}; give microseconds since "
-                    f"1970, ISO text such as 2013-01-31T12:00:00Z, or one of the names, which are {known}."
+                    f"clock={question.clock!r} is not a time, and keeps no clock of {question.application}; give microseconds "
+                    f"since 1970, ISO text such as 2013-01-31T12:00:00Z, or one of the names, which are {listed}."
                 ) from None
         if clock == BEGINNING:
-            raise NotThereError(f"task={asked.task} has no checkpoint yet; ask again when it has one.")
+            raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")
         if clock not in (*entry.readable, newest):
             near = nearest_clocks({*entry.readable, newest} - {BEGINNING}, clock)
-            raise NotThereError(f"clock={full_clock(clock)} of {asked.application} is not kept; take {near}.")
+            raise NotThereError(f"clock={full_clock(clock)} of {question.application} is not kept; take {near}.")
         return clock
 
-    def _state(self, entry: Entry, asked: Question, clock: int) -> OpenState:
+    def _state(self, entry: Entry, question: Question, clock: int) -> OpenState:
         # Each start has an epoch: a state of another start may be of another timeline, or the task was built again.
-        place = (asked.application, asked.task, clock, entry.epoch)
+        place = (question.application, question.task, clock, entry.epoch)
         with self._lock:
             if (state := self._states.get(place)) is not None:
                 self._states.move_to_end(place)
                 return state
         with _not_there():
-            state = self._store.application(asked.application).task(asked.task, presented=True).at(clock)
+            state = self._store.application(question.application).task(question.task, presented=True).at(clock)
         with self._lock:
             self._states[place] = state
             while len(self._states) > STATES:
@@ -196,89 +194,43 @@ def _not_there() -> Iterator[None]:
         raise NotThereError(str(error)) from None
 
 
-def key_of(asked: Question, schema: pa.Schema, names: Sequence[str]) -> dict[str, Any]:
+def key_of(question: Question, schema: pa.Schema, names: Sequence[str]) -> dict[str, Any]:
     """Return the key that a question names, by columns, as Python has the values.
 
     Raises:
         InvalidInputError: A column is missing, is none of the key, or its text is not of its type.
     """
     types = {name: schema.field(name).type for name in names}
-    given: dict[str, Any] = dict(asked.columns)
-    if asked.key:
-        if given or asked.nulls:
+    given: dict[str, Any] = dict(question.columns)
+    if question.key:
+        if given or question.nulls:
             raise InvalidInputError("the key is given twice; give it as key=JSON, or by its columns.")
-        given = _of_json(asked.key, names)
+        given = _of_json(question.key, names)
     else:
-        for name in asked.nulls:
+        for name in question.nulls:
             given[name] = None
-    known = ", ".join(f"{name} ({type})" for name, type in types.items()) or "none"
+    listed = ", ".join(f"{name} ({type})" for name, type in types.items()) or "none"
     if unknown := sorted(given.keys() - types.keys()):
         raise InvalidInputError(
-            f"{', '.join(unknown)} is no key column of task={asked.task}; its key columns are {known}."
+            f"{', '.join(unknown)} is no key column of task={question.task}; its key columns are {listed}."
         )
     if missing := [name for name in names if name not in given]:
         raise InvalidInputError(
-            f"key column {', '.join(missing)} of task={asked.task} is missing; its key columns are {known}."
+            f"key column {', '.join(missing)} of task={question.task} is missing; its key columns are {listed}."
         )
-    return {name: value_of(asked.task, name, given[name], types[name], is_text=not asked.key) for name in names}
+    return {name: key_value(question.task, name, given[name], types[name]) for name in names}
 
 
 def _of_json(text: str, names: Sequence[str]) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        key = json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidInputError(f'key={text!r} is not JSON; write it as {{"column": "value"}}.') from None
-    if isinstance(found, dict):
-        return found
+    if isinstance(key, dict):
+        return key
     if len(names) == 1:
-        return {names[0]: found}
+        return {names[0]: key}
     raise InvalidInputError(f'key={text!r} is no object; write it as {{"column": "value"}}, with {", ".join(names)}.')
-
-
-def value_of(task: str, name: str, given: Any, type: pa.DataType, is_text: bool) -> Any:
-    """Return a value of a key column that was given as JSON, or as text.
-
-    Raises:
-        InvalidInputError: It is not of the column's type.
-    """
-    if given is None:
-        return None
-    try:
-        return _read(given, type, is_text)
-    except (pa.ArrowException, ValueError, TypeError, InvalidOperation, binascii.Error, OverflowError):
-        raise InvalidInputError(
-            f"{given!r} of column {name!r} of task={task} is not {type}; give a value of it."
-        ) from None
-
-
-def _read(given: Any, type: pa.DataType, is_text: bool) -> Any:
-    kind = pa.types
-    if isinstance(given, str):
-        return _of_text(given, type)
-    if kind.is_boolean(type) != isinstance(given, bool) or isinstance(given, (list, dict)):
-        raise ValueError
-    if isinstance(given, int) and kind.is_decimal(type):
-        return Decimal(given)
-    if not (kind.is_integer(type) or kind.is_floating(type) or kind.is_boolean(type)):
-        raise ValueError
-    return given
-
-
-def _of_text(given: str, type: pa.DataType) -> Any:
-    kind = pa.types
-    if kind.is_string(type) or kind.is_large_string(type):
-        return given
-    if kind.is_binary(type) or kind.is_large_binary(type) or kind.is_fixed_size_binary(type):
-        return base64.b64decode(given, validate=True)
-    if kind.is_decimal(type):
-        return Decimal(given)
-    text = given.strip()
-    if kind.is_integer(type):
-        return int(text)
-    if kind.is_floating(type):
-        return float(text)
-    # Arrow reads "true" and "false", and times with a zone where the type has one.
-    return pa.scalar(text).cast(type).as_py()
 
 
 def _plain(value: Any, type: pa.DataType) -> Any:

@@ -1,6 +1,6 @@
 """Measure the last entries of an application's log: where its clocks were, how far they lagged, and how much was read.
 
-The store counts no messages. What a source has read is told by its positions, such as Kafka's offsets.
+The store counts no messages. How much a source has read shows in its positions, such as Kafka's offsets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
 MOST = 200
-"""The most entries that are told of."""
+"""The most entries that are measured."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Recent:
     """The last entries of a log, of which each is read once."""
 
     def __init__(self, log: Log) -> None:
-        self._log, self._known = log, dict[int, Point]()
+        self._log, self._points = log, dict[int, Point]()
 
     def look(self) -> list[Point]:
         """Return the points of the last entries, ascending, without those that were collected meanwhile.
@@ -90,15 +90,15 @@ class Recent:
             StoreUnavailableError: The store does not answer.
         """
         numbers = self._log.numbers()[-MOST:]
-        known = {number: self._known[number] for number in numbers if number in self._known}
+        points = {number: self._points[number] for number in numbers if number in self._points}
         for number in numbers:
-            if number not in known:
+            if number not in points:
                 try:
-                    known[number] = point(self._log.read(number))
+                    points[number] = point(self._log.read(number))
                 except FileNotFoundError:
                     continue
-        self._known = {number: known[number] for number in sorted(known)}
-        return [*self._known.values()]
+        self._points = {number: points[number] for number in sorted(points)}
+        return [*self._points.values()]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Pace:
 
 def paces(points: Sequence[Point]) -> list[Pace]:
     """Return how fast the sources were read from entry to entry of each start."""
-    found, since, read = list[Pace](), points[0].written if points else 0, 0
+    result, since, read = list[Pace](), points[0].written if points else 0, 0
     for before, after in pairwise(points):
         if after.epoch != before.epoch:
             since, read = after.written, 0
@@ -131,9 +131,9 @@ def paces(points: Sequence[Point]) -> list[Pace]:
         # Two flows may commit within a microsecond.
         read += _read(before, after)
         if after.written > since:
-            found.append(Pace(after.written, read, (after.written - since) / 1_000_000))
+            result.append(Pace(after.written, read, (after.written - since) / 1_000_000))
             since, read = after.written, 0
-    return found
+    return result
 
 
 def pace(points: Sequence[Point]) -> float | None:

@@ -52,15 +52,15 @@ def samples(files: Files, entry: Entry, task: str) -> list[Sample]:
     """
     rows = entry.late_rows_of(task)
     sides = [*rows.sides] or late_rows.settled(files, rows)
-    found: dict[str, list[Sample]] = {}
+    by_reason: dict[str, list[Sample]] = {}
     for side in _small(reversed(sides)):
         for row in reversed(read_side(files, side).to_batches()):
             for place in range(row.num_rows - 1, -1, -1):
                 scalars = {name: row[name][place] for name in row.schema.names}
-                of_reason = found.setdefault(str(scalars["reason"].as_py()), [])
+                of_reason = by_reason.setdefault(str(scalars["reason"].as_py()), [])
                 if len(of_reason) < MOST:
                     of_reason.append(_sample(scalars))
-    return [sample for reason in sorted(found) for sample in found[reason]]
+    return [sample for reason in sorted(by_reason) for sample in by_reason[reason]]
 
 
 def _small(sides: Iterable[SideFile]) -> list[SideFile]:
@@ -85,7 +85,7 @@ def _text(row: Mapping[str, pa.Scalar]) -> str:
         value: Any = row.get(name)
         if value is None or not value.is_valid:
             continue
-        found = value.as_py()
-        text = found.decode(errors="replace") if isinstance(found, bytes) else cell(value)
+        content = value.as_py()
+        text = content.decode(errors="replace") if isinstance(content, bytes) else cell(value)
         return printable(text[:WIDEST] + ("…" if len(text) > WIDEST else ""))
     return "-"

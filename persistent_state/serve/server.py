@@ -43,7 +43,7 @@ def check(host: str, token: str | None, no_token: bool) -> None:
         )
 
 
-def serve(store: OpenStore, host: str, port: int, token: str | None, tell: Callable[[str], None]) -> None:
+def serve(store: OpenStore, host: str, port: int, token: str | None, announce: Callable[[str], None]) -> None:
     """Serve a store until SIGTERM or SIGINT comes.
 
     Args:
@@ -51,7 +51,7 @@ def serve(store: OpenStore, host: str, port: int, token: str | None, tell: Calla
         host: The host to listen on.
         port: The port; 0 for a free one.
         token: What a user must know; None for nothing.
-        tell: Is given the URL as soon as it answers.
+        announce: Is called with the URL as soon as the server answers.
 
     Raises:
         InvalidInputError: The packages are not installed, the port is in use, or the host is not of this machine.
@@ -65,7 +65,7 @@ def serve(store: OpenStore, host: str, port: int, token: str | None, tell: Calla
             f"package={error.name!r} is missing to serve a store; pip install 'persistent-state[serve]'."
         ) from error
     with _listen(host, port) as listening:
-        name, taken, *_ = listening.getsockname()
+        name, bound, *_ = listening.getsockname()
         app = application(store, host, token, time.monotonic, _now_us)
         config = uvicorn.Config(
             app,
@@ -81,8 +81,8 @@ def serve(store: OpenStore, host: str, port: int, token: str | None, tell: Calla
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
-                shown = f"[{name}]" if ":" in name else name
-                tell(f"http://{shown}:{taken}/")
+                shown_host = f"[{name}]" if ":" in name else name
+                announce(f"http://{shown_host}:{bound}/")
 
         # The library raises the signal again that has ended it. SIGTERM is how servers are ended, and no failure.
         before = signal.signal(signal.SIGTERM, lambda *_: None)

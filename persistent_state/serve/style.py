@@ -65,9 +65,9 @@ SCRIPT = """
 (() => {
   const box = document.getElementById("refresh");
   if (!box) return;
-  const said = document.getElementById("said");
+  const message = document.getElementById("message");
   box.closest("p").hidden = false;
-  const tell = text => { if (said.textContent !== text) said.textContent = text; };
+  const show = text => { if (message.textContent !== text) message.textContent = text; };
   const place = (old, now) => {
     if (old.innerHTML === now.innerHTML) return;
     const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
@@ -81,19 +81,23 @@ SCRIPT = """
     old.querySelectorAll(".wide").forEach((each, number) => { each.scrollLeft = scrolled[number] || 0; });
     if (focused) document.getElementById(focused)?.focus({preventScroll: true});
   };
+  // What was looked up stays as it is: only the application is asked for again.
+  const url = new URL(location.href);
+  for (const name of [...url.searchParams.keys()]) if (name !== "application") url.searchParams.delete(name);
+  url.hash = "";
   const look = async () => {
     if (box.checked && !document.hidden) {
       try {
-        const answer = await fetch(location.href, {cache: "no-store", redirect: "error"});
+        const answer = await fetch(url, {cache: "no-store", redirect: "error"});
         if (answer.status === 401) return location.reload();
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         for (const old of document.querySelectorAll("[data-live]")) {
           const now = page.getElementById(old.id);
           if (now) place(old, document.adoptNode(now));
         }
-        tell("");
+        show("");
       } catch {
-        tell("The server does not answer. What is shown is what was there last.");
+        show("The server does not answer. What is shown is what was there last.");
       }
     }
     setTimeout(look, 5000);

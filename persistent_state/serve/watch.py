@@ -1,4 +1,4 @@
-"""Look at a store for the page: what was seen last stays if the store does not answer."""
+"""Look at a store for the page: the last status stays if the store does not answer."""
 
 from __future__ import annotations
 
@@ -10,36 +10,34 @@ from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.serve import recent, samples
 from persistent_state.serve.recent import Point, Recent
 from persistent_state.serve.samples import Sample
-from persistent_state.show.top import Lookout, Seen
+from persistent_state.serve.shared import Shared
+from persistent_state.show.top import ApplicationStatus, StatusReader
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.log import Log
 
-AGE = 1.0
-"""The seconds for which a look serves everybody who asks."""
-
 
 @dataclass(frozen=True)
-class Looked:
-    """A store as a look found it.
+class StoreStatus:
+    """The status of a store.
 
     Attributes:
-        seen: Its applications; those of an earlier look if the store did not answer.
+        applications: The status of each application; that of an earlier look if the store did not answer.
         error: Why the store did not list its applications; "" if it did.
-        at: When they were seen, microseconds UTC by the wall clock; None if they never were.
+        at: The time of that look, microseconds UTC by the wall clock; None if no look has worked.
     """
 
-    seen: Sequence[Seen] = ()
+    applications: Sequence[ApplicationStatus] = ()
     error: str = ""
     at: int | None = None
 
 
 @dataclass(frozen=True)
 class Detail:
-    """The rest of what is told of an application.
+    """Details of an application that the page shows beside its status.
 
     Attributes:
-        points: What its last entries tell.
+        points: The points of its last entries.
         samples: By task, samples of late and bad rows.
         error: Why some of this is missing; "" if all is there.
     """
@@ -50,7 +48,7 @@ class Detail:
 
 
 class Watch:
-    """Looks at a store when somebody asks, and not more often than once in `AGE` seconds.
+    """Looks at a store when somebody asks. A look serves everybody who asks within a second.
 
     Args:
         files: The files of the store.
@@ -60,43 +58,44 @@ class Watch:
 
     def __init__(self, files: Files, seconds: Callable[[], float], now_us: Callable[[], int]) -> None:
         self._files, self._seconds, self._now_us = files, seconds, now_us
-        self._lookout, self._lock = Lookout(files), threading.Lock()
-        self._looked, self._until = Looked(), float("-inf")
+        self._reader, self._lock = StatusReader(files), threading.Lock()
+        self._status, self._shared = StoreStatus(), Shared(self._look, seconds)
         self._details: dict[str, _Details] = {}
 
     @property
-    def last(self) -> Looked:
-        """The store as it was seen last, without a look."""
-        return self._looked
+    def last(self) -> StoreStatus:
+        """The status of the last look, without a new one."""
+        return self._status
 
-    def look(self) -> Looked:
-        """Return what is there now, or was a moment ago."""
-        with self._lock:
-            if self._seconds() >= self._until:
-                self._looked = self._look()
-                self._until = self._seconds() + AGE
-            return self._looked
+    def look(self) -> StoreStatus:
+        """Return the status of now, or of a moment ago."""
+        return self._shared.get()
 
-    def _look(self) -> Looked:
+    def _look(self) -> StoreStatus:
+        self._status = self._read_status()
+        return self._status
+
+    def _read_status(self) -> StoreStatus:
         try:
-            seen = self._lookout.look(self._seconds())
+            applications = self._reader.look(self._seconds())
         except InvalidInputError:
             # There is none, or none any more: the store has answered.
-            return Looked((), "", self._now_us())
+            return StoreStatus((), "", self._now_us())
         except (StateError, OSError) as error:
-            return replace(self._looked, error=str(error))
-        self._details = {each.name: self._details[each.name] for each in seen if each.name in self._details}
-        return Looked(seen, "", self._now_us())
+            return replace(self._status, error=str(error))
+        with self._lock:
+            self._details = {each.name: self._details[each.name] for each in applications if each.name in self._details}
+        return StoreStatus(applications, "", self._now_us())
 
     def detail(self, name: str) -> Detail:
-        """Return what else is told of an application; what was told before if it can't be read now."""
+        """Return the detail of an application; that of an earlier call if it can't be read now."""
         with self._lock:
-            known = self._details.setdefault(name, _Details(self._files, name))
-        return known.look()
+            details = self._details.setdefault(name, _Details(self._files, name))
+        return details.look()
 
 
 class _Details:
-    """The rest of what is told of one application. Of the store, only what is new is read."""
+    """The detail of one application. Of the store, only what is new is read."""
 
     def __init__(self, files: Files, name: str) -> None:
         self._files, self._name, self._lock = files, name, threading.Lock()
@@ -120,12 +119,12 @@ class _Details:
 
     def _samples(self, entry: Entry) -> tuple[dict[str, Sequence[Sample]], str]:
         """Return samples of the tasks that have such rows. A file that is damaged hides nothing else."""
-        found, error = dict[str, Sequence[Sample]](), ""
+        by_task, error = dict[str, Sequence[Sample]](), ""
         for task in sorted(entry.tasks):
             if not entry.late_counts_of(task):
                 continue
             try:
-                found[task] = samples.samples(self._files, entry, task)
+                by_task[task] = samples.samples(self._files, entry, task)
             except (StateError, OSError) as raised:
                 error = str(raised)
-        return found, error
+        return by_task, error

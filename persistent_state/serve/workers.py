@@ -25,24 +25,33 @@ class Workers:
     Args:
         threads: The most calls at a time.
         waiting: The most calls that wait for a thread.
-        seconds: The most seconds that a call waits for a thread, and then runs.
+        seconds: The most seconds until there is an answer, whether a call waits for a thread or runs.
     """
 
     def __init__(self, threads: int, waiting: int, seconds: float) -> None:
         self._free, self._most, self._seconds = asyncio.Semaphore(threads), threads + waiting, seconds
         self._calls = 0
 
-    async def run(self, call: Callable[[], T]) -> T:
+    def deadline(self) -> float:
+        """Return the time by which a call that begins now has its answer, by the clock of the event loop."""
+        return asyncio.get_running_loop().time() + self._seconds
+
+    async def run(self, call: Callable[[], T], deadline: float | None = None) -> T:
         """Return what a call returns, or raise what it raises.
+
+        Args:
+            call: The call.
+            deadline: The time by which there is an answer, for an answer of several calls. By default that of this call alone.
 
         Raises:
             BusyError: There was no answer in time, or too many calls wait.
         """
         if self._calls >= self._most:
             raise BusyError("too many ask at once; ask again in a moment.")
+        deadline = self.deadline() if deadline is None else deadline
         self._calls += 1
         try:
-            await asyncio.wait_for(self._free.acquire(), self._seconds)
+            await asyncio.wait_for(self._free.acquire(), self._left(deadline))
         except asyncio.TimeoutError:
             self._calls -= 1
             raise self._late() from None
@@ -50,9 +59,12 @@ class Workers:
             self._calls -= 1
             raise
         try:
-            return await asyncio.wait_for(self._begin(call), self._seconds)
+            return await asyncio.wait_for(self._begin(call), self._left(deadline))
         except asyncio.TimeoutError:
             raise self._late() from None
+
+    def _left(self, deadline: float) -> float:
+        return deadline - asyncio.get_running_loop().time()
 
     def _late(self) -> BusyError:
         return BusyError(f"the store did not answer within {self._seconds:g} seconds; look at it, then ask again.")

@@ -57,9 +57,9 @@ def graph(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def as_text(told: Mapping[str, Any]) -> Iterator[str]:
+def as_text(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a graph: a table whose tasks stand below those that feed them."""
-    tasks = {task["task"]: task for task in told["tasks"]}
+    tasks = {task["task"]: task for task in summary["tasks"]}
     depths, fed = _depths(tasks), defaultdict[str, list[str]](list)
     for name, task in tasks.items():
         # Below the deepest of those that feed it, it is there once.
@@ -71,17 +71,17 @@ def as_text(told: Mapping[str, Any]) -> Iterator[str]:
             yield "  " * depth + name, reads(tasks[name]["inputs"]), clock_of(tasks[name])
             yield from rows(name, depth + 1)
 
-    yield from pairs(heads(told))
+    yield from pairs(heads(summary))
     yield ""
     yield from table(("task", "reads", "clock"), [*rows("", 0)])
-    yield from outputs(told["tasks"])
+    yield from outputs(summary["tasks"])
 
 
-def as_dot(told: Mapping[str, Any]) -> Iterator[str]:
+def as_dot(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a graph in the language of Graphviz."""
-    nodes, edges = _drawing(told)
-    yield f"digraph {_quoted(told['application'])} {{"
-    yield f"  rankdir=LR; label={_quoted(chr(10).join(_head(told)))}; labelloc=t; node [shape=box, style=rounded];"
+    nodes, edges = _drawing(summary)
+    yield f"digraph {_quoted(summary['application'])} {{"
+    yield f"  rankdir=LR; label={_quoted(chr(10).join(_head(summary)))}; labelloc=t; node [shape=box, style=rounded];"
     for name, node in nodes.items():
         shape = {"source": ", shape=cylinder, style=solid", "left": ", style=dashed", "held": ", color=orange"}.get(
             node.kind, ""
@@ -94,18 +94,18 @@ def as_dot(told: Mapping[str, Any]) -> Iterator[str]:
     yield "}"
 
 
-def as_svg(told: Mapping[str, Any]) -> Iterator[str]:
+def as_svg(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a graph as a picture that suits light and dark pages."""
-    nodes, edges = _drawing(told)
+    nodes, edges = _drawing(summary)
     paths, tall = _laid_out(nodes, edges)
     # A long sentence, as of a channel's name, is broken where the picture ends.
     most = max([720.0, *(node.x + node.wide for node in nodes.values())])
-    above = [part for text in _head(told) for part in textwrap.wrap(text, int(most / LETTER))]
+    above = [part for text in _head(summary) for part in textwrap.wrap(text, int(most / LETTER))]
     top = 2 * MARGIN + LINE * len(above)
     sides = (*(node.x + node.wide for node in nodes.values()), *(MARGIN + LETTER * len(text) for text in above))
     wide = max(sides) + MARGIN
     high = top + tall + MARGIN
-    label = escape(f"The graph of the tasks of {told['application']}", {'"': "&quot;"})
+    label = escape(f"The graph of the tasks of {summary['application']}", {'"': "&quot;"})
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" role="img" '
         f'aria-label="{label}" font-family="sans-serif" font-size="13">'
@@ -158,10 +158,10 @@ STYLE = (
 )
 
 
-def _drawing(told: Mapping[str, Any]) -> tuple[dict[str, Node], list[Edge]]:
+def _drawing(summary: Mapping[str, Any]) -> tuple[dict[str, Node], list[Edge]]:
     """Return the boxes of a drawing by name, and its edges, in the order of the tasks."""
-    tasks = {task["task"]: task for task in told["tasks"]}
-    held = told["waits_for"]
+    tasks = {task["task"]: task for task in summary["tasks"]}
+    held = summary["waits_for"]
     # To wait for new messages is no trouble.
     slow = held["task"] if held is not None and held["why"] != READ else None
     nodes: dict[str, Node] = {}
@@ -312,9 +312,9 @@ def _path(chain: Sequence[Node], end: float) -> str:
     return path
 
 
-def _head(told: Mapping[str, Any]) -> list[str]:
+def _head(summary: Mapping[str, Any]) -> list[str]:
     """Return the lines above a drawing."""
-    name, *others = heads(told).items()
+    name, *others = heads(summary).items()
     return [name[1], *(f"{what} {value}" for what, value in others)]
 
 

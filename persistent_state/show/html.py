@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from persistent_state.redact import shown
-from persistent_state.show import graph, summary, tables, text, words
+from persistent_state.show import markup, summary, tables, text, words
 from persistent_state.show.tables import Table
-from persistent_state.show.top import Lookout
+from persistent_state.show.top import StatusReader
 from persistent_state.store.files.base import Files
 
 STYLE = (
@@ -31,10 +30,10 @@ def store(files: Files) -> str:
     Raises:
         StateError: There is no application, or the store does not answer.
     """
-    seen = Lookout(files).look()
-    summaries = [each.summary for each in seen if each.summary is not None]
-    errors = [each.error for each in seen if each.error]
-    parts = [_table(tables.applications(summaries))] if summaries else []
+    applications = StatusReader(files).look()
+    summaries = [each.summary for each in applications if each.summary is not None]
+    errors = [each.error for each in applications if each.error]
+    parts = [markup.table(tables.applications(summaries))] if summaries else []
     return _block(f"Store {shown(files.url)}", [*parts, *map(_sentence, errors)])
 
 
@@ -44,9 +43,12 @@ def application(files: Files, name: str) -> str:
     Raises:
         StateError: There is no such application, it is damaged, or the store does not answer.
     """
-    told = summary.summary(files, name)
-    facts = {name: fact for name, fact in text.facts(told).items() if name != "application"}
-    return _block(f"Application {name}", [_facts(facts), _graph(told), *_tables(told["tasks"])])
+    described = summary.summary(files, name)
+    facts = {name: fact for name, fact in text.facts(described).items() if name != "application"}
+    return _block(
+        f"Application {name}",
+        [markup.facts(facts), f"<p>{markup.graph_image(described)}</p>", *_tables(described["tasks"])],
+    )
 
 
 def task(files: Files, application: str, name: str) -> str:
@@ -55,10 +57,10 @@ def task(files: Files, application: str, name: str) -> str:
     Raises:
         StateError: There is no such application, it is damaged, or the store does not answer.
     """
-    told = summary.summary(files, application)
-    found = next((each for each in told["tasks"] if each["task"] == name), None)
+    described = summary.summary(files, application)
+    found = next((each for each in described["tasks"] if each["task"] == name), None)
     if found is None:
-        known = ", ".join(each["task"] for each in told["tasks"])
+        known = ", ".join(each["task"] for each in described["tasks"])
         return sentence(f"application {application} has no task {name}; it has {known}.")
     facts = {
         "reads": words.reads(found["inputs"]),
@@ -67,12 +69,12 @@ def task(files: Files, application: str, name: str) -> str:
         "clock": words.clock_of(found),
         "size": f"{words.size(found['bytes'])} in {found['files']:,} files",
     }
-    return _block(f"Task {name} of application {application}", [_facts(facts), *_tables([found])[1:]])
+    return _block(f"Task {name} of application {application}", [markup.facts(facts), *_tables([found])[1:]])
 
 
 def definition(title: str, facts: Mapping[str, str], tasks: Table) -> str:
     """Return as HTML how an application is defined."""
-    return _block(title, [_facts(facts), _table(tasks)])
+    return _block(title, [markup.facts(facts), markup.table(tasks)])
 
 
 def sentence(said: str) -> str:
@@ -83,7 +85,7 @@ def sentence(said: str) -> str:
 def _tables(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the tables of tasks."""
     every = [tables.tasks(tasks), tables.outputs(tasks), tables.late_and_bad(tasks), tables.channels(tasks)]
-    return [_table(each) for each in every if each is not None and each.rows]
+    return [markup.table(each) for each in every if each is not None and each.rows]
 
 
 def _block(title: str, parts: Iterable[str]) -> str:
@@ -93,35 +95,3 @@ def _block(title: str, parts: Iterable[str]) -> str:
 
 def _sentence(said: str) -> str:
     return f"<p>{escape(said)}</p>"
-
-
-def _facts(facts: Mapping[str, str | Sequence[str]]) -> str:
-    """Return names and values; a value may have several lines."""
-
-    def lines(value: str | Sequence[str]) -> Iterator[str]:
-        yield from map(escape, [value] if isinstance(value, str) else value)
-
-    rows = (
-        f'<tr><th scope="row">{escape(name)}</th><td>{"<br>".join(lines(value))}</td></tr>'
-        for name, value in facts.items()
-    )
-    return f'<table class="facts"><tbody>{"".join(rows)}</tbody></table>'
-
-
-def _table(table: Table) -> str:
-    def kind(place: int) -> str:
-        return ' class="right"' if place in table.right else ""
-
-    heads = "".join(f'<th scope="col"{kind(place)}>{escape(head)}</th>' for place, head in enumerate(table.heads))
-    rows = (
-        "<tr>" + "".join(f"<td{kind(place)}>{escape(cell)}</td>" for place, cell in enumerate(row)) + "</tr>"
-        for row in table.rows
-    )
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _graph(told: Mapping[str, Any]) -> str:
-    """Return the graph of the tasks as an image of its own, whose style does not reach the page that it is in."""
-    drawn = "\n".join(graph.as_svg(graph.graph(told))).encode()
-    label = escape(f"The graph of the tasks of {told['application']}")
-    return f'<p><img alt="{label}" src="data:image/svg+xml;base64,{b64encode(drawn).decode()}"></p>'

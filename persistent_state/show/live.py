@@ -10,7 +10,7 @@ from persistent_state.formatting import printable
 from persistent_state.protocol.holding import STUCK
 from persistent_state.show import top
 from persistent_state.show.tables import Table
-from persistent_state.show.top import Lookout, Seen
+from persistent_state.show.top import ApplicationStatus, StatusReader
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -33,17 +33,17 @@ def terminal() -> Console:
 
 
 def watch(
-    lookout: Lookout,
+    reader: StatusReader,
     console: Console,
     *,
     seconds: Callable[[], float],
     now_us: Callable[[], int],
     wait: Callable[[float], object],
 ) -> None:
-    """Show the applications until somebody interrupts. If the store does not answer, what was seen last stays on the screen.
+    """Show the applications until somebody interrupts. If the store does not answer, their last status stays on the screen.
 
     Args:
-        lookout: Looks at them.
+        reader: Reads their status.
         console: The terminal.
         seconds: Returns the seconds of a clock that does not go back.
         now_us: Returns the time, microseconds UTC.
@@ -55,46 +55,46 @@ def watch(
     """
     from rich.live import Live
 
-    seen = lookout.look(seconds())
+    statuses = reader.look(seconds())
     error = ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(drawn(seen, error, now_us()), refresh=True)
+            live.update(view(statuses, error, now_us()), refresh=True)
             wait(EVERY)
             try:
-                seen, error = lookout.look(seconds()), ""
+                statuses, error = reader.look(seconds()), ""
             except (StateError, OSError) as failed:
                 error = str(failed)
 
 
-def drawn(seen: Sequence[Seen], error: str, now: int) -> RenderableType:
+def view(statuses: Sequence[ApplicationStatus], error: str, now: int) -> RenderableType:
     """Return applications as the library draws them, below what stood in the way of the newest look."""
     from rich.console import Group
     from rich.text import Text
 
     above = [Text(printable(error), style="bold red")] if error else []
-    return Group(*above, *(_application(each, now) for each in seen), Text("Ctrl-C ends this view.", style="dim"))
+    return Group(*above, *(_application(each, now) for each in statuses), Text("Ctrl-C ends this view.", style="dim"))
 
 
-def _application(seen: Seen, now: int) -> RenderableType:
+def _application(status: ApplicationStatus, now: int) -> RenderableType:
     from rich import box
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table as Grid
     from rich.text import Text
 
-    holder = None if seen.summary is None else seen.summary["waits_for"]
+    holder = None if status.summary is None else status.summary["waits_for"]
     is_stuck = holder is not None and holder["why"] in STUCK
     facts = Grid.grid(padding=(0, 2))
-    for name, value in top.facts(seen, now).items():
+    for name, value in top.facts(status, now).items():
         style = "bold red" if name == "error" else "bold yellow" if name == "waits for" and is_stuck else ""
         if name != "application":
             facts.add_row(Text(name, style="dim"), Text(printable(value), style=style))
     return Panel(
-        Group(facts, *map(_table, top.shown(seen))),
-        title=Text(printable(seen.name), style="bold"),
+        Group(facts, *map(_table, top.status_tables(status))),
+        title=Text(printable(status.name), style="bold"),
         title_align="left",
-        border_style="red" if seen.error else "yellow" if is_stuck else "",
+        border_style="red" if status.error else "yellow" if is_stuck else "",
         box=box.ROUNDED,
     )
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from persistent_state.errors import DamagedError
 from persistent_state.event_time.clocks import or_none
 from persistent_state.protocol import deliver, holding
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
-from persistent_state.store.lengths import lengths_of_flow, lengths_of_task
+from persistent_state.store.lengths import lengths_of_flow, lengths_of_task, with_lists
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import no_application
 
@@ -36,15 +35,7 @@ def of_log(log: Log) -> dict[str, Any]:
     entry = log.newest()
     if entry is None:
         raise no_application(log.files, log.application)
-    try:
-        return of_entry(log.files, log.application, entry)
-    except FileNotFoundError as error:
-        if (newest := log.newest()) is None or newest.number == entry.number:
-            raise DamagedError(
-                f"a list of files that the newest log entry of {log.application} names is gone ({error}); restore it."
-            ) from None
-    # It was collected, as newer entries name another.
-    return of_log(log)
+    return with_lists(log, entry, lambda entry: of_entry(log.files, log.application, entry))
 
 
 def of_entry(files: Files, name: str, entry: Entry) -> dict[str, Any]:

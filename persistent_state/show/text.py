@@ -39,7 +39,7 @@ def application(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def facts(summary: Mapping[str, Any]) -> dict[str, str | Sequence[str]]:
-    """Return what is told of an application before its tasks, by name."""
+    """Return the facts of an application that stand before its tasks, by name."""
     names = {each["clock"]: each["names"] for each in summary["kept"]}
     others = [clock for clock in summary["retained"] if clock not in names]
     return {
@@ -76,7 +76,7 @@ def _clocks(names: Mapping[int, Sequence[str]]) -> list[str]:
 
 
 def heads(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is told of an application before its tasks: its clocks, and what the global clock waits for."""
+    """Return the first facts of an application: its name, its clocks, and what the global clock waits for."""
     return {
         "application": summary["application"],
         "clock": full_clock(summary["clock"]),

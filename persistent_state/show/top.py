@@ -19,15 +19,15 @@ from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, no_application
 
 SPAN = 60.0
-"""The seconds over which the movement of a global clock is told."""
+"""The seconds over which the movement of a global clock is measured."""
 
 SHORTEST = 1.0
-"""The least seconds over which it is told."""
+"""The least seconds over which it is measured."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An application as a look found it.
+class ApplicationStatus:
+    """The status of an application.
 
     Attributes:
         name: The application's name.
@@ -43,15 +43,15 @@ class Seen:
 
 
 @dataclass
-class _Known:
-    """The findings of earlier looks at an application, and the clocks that they saw, with the seconds at which they did."""
+class _ApplicationReader:
+    """The reader of one application: its last status, and earlier clocks with the seconds at which they were read."""
 
     log: Log
     entry: Entry | None = None
     summary: Mapping[str, Any] | None = None
     clocks: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def look(self, now: float) -> Seen:
+    def look(self, now: float) -> ApplicationStatus:
         """Look at the newest entry. Lists of files are read only if it is another one."""
         try:
             entry = self.log.newest()
@@ -60,8 +60,8 @@ class _Known:
             if self.summary is None or entry is not self.entry:
                 self.summary, self.entry = summary.of_log(self.log), entry
         except (DamagedError, StoreUnavailableError, OSError) as error:
-            return Seen(self.log.application, self.summary, str(error))
-        return Seen(self.log.application, self.summary, moved=self._moved(now))
+            return ApplicationStatus(self.log.application, self.summary, str(error))
+        return ApplicationStatus(self.log.application, self.summary, moved=self._moved(now))
 
     def _moved(self, now: float) -> tuple[int, float] | None:
         clock = None if self.summary is None else self.summary["clock"]
@@ -77,14 +77,14 @@ class _Known:
         return (clock - before, now - since) if now - since >= SHORTEST else None
 
 
-class Lookout:
+class StatusReader:
     """Looks at the applications of a store, or at one of them. It reads the store, and nothing else."""
 
     def __init__(self, files: Files, application: str | None = None) -> None:
         self._files, self._application = files, application
-        self._known: dict[str, _Known] = {}
+        self._readers: dict[str, _ApplicationReader] = {}
 
-    def look(self, now: float = 0.0) -> list[Seen]:
+    def look(self, now: float = 0.0) -> list[ApplicationStatus]:
         """Return what is there now. An application that can't be read does not hide the others.
 
         Args:
@@ -94,32 +94,32 @@ class Lookout:
             InvalidInputError: There is no application, or none of this name.
             StoreUnavailableError: The store does not list its applications.
         """
-        known = find_applications(self._files) if self._application is None else [self._application]
-        if not known:
+        names = find_applications(self._files) if self._application is None else [self._application]
+        if not names:
             raise InvalidInputError(f"there is no application in store={self._files.url}; look at its address.")
-        self._known = {name: self._known.get(name) or _Known(Log(self._files, name)) for name in known}
-        return [each.look(now) for each in self._known.values()]
+        self._readers = {name: self._readers.get(name) or _ApplicationReader(Log(self._files, name)) for name in names}
+        return [each.look(now) for each in self._readers.values()]
 
 
-def facts(seen: Seen, now: int | None = None) -> dict[str, str]:
-    """Return what is told of an application before its tasks, by name.
+def facts(status: ApplicationStatus, now: int | None = None) -> dict[str, str]:
+    """Return the facts of an application, by name.
 
     Args:
-        seen: The application.
+        status: The status of the application.
         now: The present time, microseconds UTC, to say how long ago the newest entry was written. By default that is not said.
     """
-    found: dict[str, str] = {"application": seen.name}
-    if seen.summary is not None:
-        told = seen.summary
-        moved = "" if seen.moved is None else ", moved by {} in the last {:.0f} s".format(*_moved(seen.moved))
-        age = "" if now is None else f", {words.length(max(0, now - told['written']))} ago"
-        found |= {
-            "clock": show_clock(told["clock"]) + moved,
-            "waits for": words.waits_for(told),
-            "written": f"{show_clock(told['written'])}{age}, entry {told['entry']:,} of start {told['epoch']:,}",
-            "size": words.size(told["bytes"]),
+    by_name: dict[str, str] = {"application": status.name}
+    if status.summary is not None:
+        summary = status.summary
+        moved = "" if status.moved is None else ", moved by {} in the last {:.0f} s".format(*_moved(status.moved))
+        age = "" if now is None else f", {words.length(max(0, now - summary['written']))} ago"
+        by_name |= {
+            "clock": show_clock(summary["clock"]) + moved,
+            "waits for": words.waits_for(summary),
+            "written": f"{show_clock(summary['written'])}{age}, entry {summary['entry']:,} of start {summary['epoch']:,}",
+            "size": words.size(summary["bytes"]),
         }
-    return found | ({"error": seen.error} if seen.error else {})
+    return by_name | ({"error": status.error} if status.error else {})
 
 
 def _moved(moved: tuple[int, float]) -> tuple[str, float]:
@@ -164,25 +164,25 @@ def outputs(tasks: Sequence[Mapping[str, Any]]) -> Table | None:
     return Table(("task", "output", "delivered up to", "lag", "clocks behind"), rows, {3, 4}) if rows else None
 
 
-def shown(seen: Seen) -> list[Table]:
+def status_tables(status: ApplicationStatus) -> list[Table]:
     """Return the tables of an application."""
-    if seen.summary is None:
+    if status.summary is None:
         return []
-    every = [tasks(seen.summary["tasks"]), outputs(seen.summary["tasks"])]
+    every = [tasks(status.summary["tasks"]), outputs(status.summary["tasks"])]
     return [table for table in every if table is not None]
 
 
-def lines(seen: Sequence[Seen]) -> Iterator[str]:
+def lines(statuses: Sequence[ApplicationStatus]) -> Iterator[str]:
     """Yield applications as lines of text."""
-    for place, each in enumerate(seen):
+    for place, each in enumerate(statuses):
         if place:
             yield from ("", "")
         yield from pairs(facts(each))
-        for table in shown(each):
+        for table in status_tables(each):
             yield ""
             yield from table.lines()
 
 
-def told(seen: Seen) -> dict[str, Any]:
+def as_json(status: ApplicationStatus) -> dict[str, Any]:
     """Return an application as JSON knows it: as `show` has it, and with an error if it can't be read."""
-    return {"application": seen.name, **(seen.summary or {}), **({"error": seen.error} if seen.error else {})}
+    return {"application": status.name, **(status.summary or {}), **({"error": status.error} if status.error else {})}

@@ -1,8 +1,10 @@
-"""Put the keys that somebody asks for into the form in which a state is looked up."""
+"""Put the keys that somebody asks for into the form in which a state is looked up, also those that JSON or a text names."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -44,6 +46,60 @@ def key_column(state: StateAt, place: int, given: Sequence[Any]) -> pa.Array:
         if value is not None and value != kept and value == value:
             raise _misfit(state, f"{value!r} of column {name!r} is not {type}")
     return normalise(column)
+
+
+def key_value(task: str, name: str, given: Any, type: pa.DataType) -> Any:
+    """Return a value of a key column that was given as JSON, or as text, as Python has it.
+
+    A time without a zone is UTC, if the column's times have a zone.
+
+    Raises:
+        InvalidInputError: It is not of the column's type.
+    """
+    if given is None:
+        return None
+    try:
+        return _of_text(given, type) if isinstance(given, str) else _of_json(given, type)
+    except (pa.ArrowException, ValueError, TypeError, InvalidOperation, OverflowError):
+        raise InvalidInputError(
+            f"{given!r} of column {name!r} of task={task} is not {type}; give a value of it, a time as 2026-11-20T14:00:00Z "
+            "and bytes as base64."
+        ) from None
+
+
+def _of_json(given: Any, type: pa.DataType) -> Any:
+    kind = pa.types
+    if kind.is_boolean(type) != isinstance(given, bool) or isinstance(given, (list, dict)):
+        raise ValueError
+    if isinstance(given, int) and kind.is_decimal(type):
+        return Decimal(given)
+    if not (kind.is_integer(type) or kind.is_floating(type) or kind.is_boolean(type)):
+        raise ValueError
+    return given
+
+
+def _of_text(given: str, type: pa.DataType) -> Any:
+    kind = pa.types
+    if kind.is_string(type) or kind.is_large_string(type):
+        return given
+    if kind.is_binary(type) or kind.is_large_binary(type) or kind.is_fixed_size_binary(type):
+        return base64.b64decode(given, validate=True)
+    if kind.is_decimal(type):
+        return Decimal(given)
+    text = given.strip()
+    if kind.is_integer(type):
+        return int(text)
+    if kind.is_floating(type):
+        return float(text)
+    scalar = pa.scalar(text)
+    try:
+        # Arrow reads "true" and "false", dates and times.
+        return scalar.cast(type).as_py()
+    except pa.ArrowInvalid:
+        if not kind.is_timestamp(type) or type.tz is None:
+            raise
+        # What has no zone is taken as UTC.
+        return scalar.cast(pa.timestamp(type.unit)).cast(type).as_py()
 
 
 def _parts_of(state: StateAt, key: Any) -> tuple[Any, ...]:

@@ -78,25 +78,35 @@ def read_file(log: Log, number: int) -> Entry:
     return entry
 
 
-def entry_at(log: Log, clock: int, task: str | None = None) -> Entry | None:
+def entry_at(
+    log: Log, clock: int, task: str | None = None, *, newest: Entry | None = None, older: Log | None = None
+) -> Entry | None:
     """Return the entry from which the state at a clock is read; the newest if the clock is neither retained nor kept.
 
     It is the newest entry if its runs keep the clock apart, else that of the kept clock. A `task` that may have begun from
     zero since the clock was the newest is read from that of the kept clock, too. None if the log is empty.
 
+    Args:
+        log: The log.
+        clock: The clock.
+        task: The task that is read.
+        newest: The newest entry, if it has just been read.
+        older: The log that reads the entry of a kept clock; by default `log`.
+
     Raises:
         DamagedError: The entry is not what was written, or is missing.
     """
     for _ in range(TRIES):
-        newest = log.newest()
+        newest = newest or log.newest()
         if newest is None or clock not in newest.kept:
             return newest
         if clock in newest.retained and not _may_have_begun_since(newest, task, clock):
             return newest
         number = newest.kept[clock].entry
         try:
-            entry = read(log, number)
+            entry = read(older or log, number)
         except FileNotFoundError:
+            newest = None
             continue
         # The clock may have gone meanwhile, and its entry with it, and then the log says nothing.
         if (newest := log.newest()) and is_kept(newest.kept, clock, number):

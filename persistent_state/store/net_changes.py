@@ -17,6 +17,7 @@ from persistent_state.partials import fold
 from persistent_state.partials.changed import Changed, changed, paired
 from persistent_state.partials.layout import Kind, Layout, as_numpy, below, between, where
 from persistent_state.store import runs as runs_io
+from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import StateAt, newest_entry, seen_below
@@ -150,14 +151,19 @@ def _folded(state: StateAt) -> pa.Table:
     return seen_below(state.files, state.runs, state.layout, state.clock)
 
 
-def net_changes(since: StateAt, until: StateAt) -> NetChanges:
+def net_changes(since: StateAt, until: StateAt, newest: Entry | None = None) -> NetChanges:
     """Return what changed between two states of a task, held by the runs of the newest entry if these hold both.
+
+    Args:
+        since: The state before.
+        until: The state after.
+        newest: The newest entry, if it has just been read.
 
     Raises:
         InvalidInputError: There is no such application any more.
         DamagedError: The newest entry is not what was written.
     """
-    entry = newest_entry(until.files, until.application)
+    entry = newest or newest_entry(until.files, until.application)
     before, after = since.within(entry), until.within(entry)
     if before is None or after is None:
         return NetChanges(since, until, False)

@@ -27,6 +27,7 @@ from persistent_state.partials.type_names import named
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import kept_entries, late_rows
 from persistent_state.store import runs as runs_io
+from persistent_state.store.entries import Entries
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.log import Log
@@ -268,11 +269,15 @@ def find_state(
     clock: int | None = None,
     monoids: Sequence[Monoid[Any] | Aggregator[Any, Any, Any]] = (),
     presented: bool = False,
+    entries: Entries | None = None,
 ) -> StateAt:
-    """Find what `read_state` reads."""
+    """Find what `read_state` reads. With `entries`, only what these have not read yet is read."""
     name = task if isinstance(task, str) else task.task_name
-    newest = newest_entry(files, application)
-    entry = newest if clock is None else entry_at(files, application, clock, name)
+    entries = entries or entries_of(Log(files, application))
+    newest = entries.newest
+    entry = newest if clock is None else entries.at(clock, name)
+    if entry is None:
+        raise no_application(files, application)
     if entry.number < newest.number and clock in newest.retained and name not in entry.tasks:
         # It is new since then, and has never been another.
         entry = newest
@@ -409,10 +414,20 @@ def newest_entry(files: Files, application: str) -> Entry:
         InvalidInputError: There is no such application.
         DamagedError: The entry is not what was written.
     """
-    entry = Log(files, application).newest()
-    if entry is None:
-        raise no_application(files, application)
-    return entry
+    return entries_of(Log(files, application)).newest
+
+
+def entries_of(log: Log) -> Entries:
+    """Return the entries of an application as they are now.
+
+    Raises:
+        InvalidInputError: There is no such application.
+        DamagedError: The newest entry is not what was written.
+    """
+    newest = log.newest()
+    if newest is None:
+        raise no_application(log.files, log.application)
+    return Entries(log, newest)
 
 
 def entry_at(files: Files, application: str, clock: int, task: str | None = None) -> Entry:

@@ -24,6 +24,7 @@ class Run:
         self.failure: StateError | None = None
         self.under_way: Mapping[str, float] = {}
         self.unheard: Sequence[str] = ()
+        self.idle: Mapping[str, bool] = {}
 
 
 @pytest.fixture
@@ -87,6 +88,32 @@ def test_it_tells_the_metrics_of_the_run_and_of_its_store(monitor: Monitor, worl
     assert told["restarts_total"] == {(): 1}
     # From its beginning to the first commit, and from the failure to the second.
     assert told["recovery_seconds_count"] == {(): 2}
+
+
+def test_it_tells_which_queries_wait_for_messages(monitor: Monitor) -> None:
+    assert "idle" not in told_by(monitor)
+    run = Run()
+    monitor.watch(run)
+    run.idle = {"A": True, "B": False}
+    assert told_by(monitor)["idle"] == {("A",): 1, ("B",): 0}
+    run.idle = {"B": True}
+    assert told_by(monitor)["idle"] == {("A",): 0, ("B",): 1}
+    run.failure = StoreUnavailableError("the store is away; try again.")
+    assert told_by(monitor)["idle"] == {("A",): 0, ("B",): 0}
+
+
+def test_a_spark_that_is_lost_hides_nothing(monitor: Monitor) -> None:
+    class Lost(Run):
+        @property  # type: ignore[misc]
+        def idle(self) -> Mapping[str, bool]:
+            raise ConnectionError
+
+        @idle.setter
+        def idle(self, idle: Mapping[str, bool]) -> None:
+            pass
+
+    monitor.watch(Lost())
+    assert told_by(monitor)["readable"] == {(): 1}
 
 
 def test_a_channel_that_is_idle_by_the_settings_holds_nothing(monitor: Monitor, world: TwoTasks) -> None:

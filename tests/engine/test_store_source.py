@@ -20,16 +20,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.serializers import CPickleSerializer
-from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from monoids import Aggregator, Monoid, Sum
 from persistent_state import InvalidInputError, open_store, read_late_rows, read_state
 from persistent_state.engine import source_options, store_rows, store_source
-from persistent_state.engine.frames import handed_on
 from persistent_state.engine.source_options import read_options
+from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.engine.store_source import StoreSource
+from persistent_state.engine.store_stream import MOST_CLOCKS, StoreStream
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
 from persistent_state.protocol.commits import Keeping
@@ -44,7 +44,20 @@ from tests.soak import soak_or
 from tests.store.servers import Servers, files_of, needed
 from tests.store.test_graph_store import STORES as GRAPHS
 from tests.store.test_upgrades import STORES, unpacked
-from tests.test_open_state import ABSENT, KEYS, KINDS, SCHEMA, VALUES, Composite, Kept, World, rows_of, small
+from tests.test_open_state import (
+    ABSENT,
+    KEYS,
+    KINDS,
+    SCHEMA,
+    VALUES,
+    Composite,
+    FarFiles,
+    Kept,
+    World,
+    changes_of,
+    rows_of,
+    small,
+)
 
 STORE = str(Path(__file__).parents[1] / "fixtures" / "store-v1")
 PICKLER = CPickleSerializer()
@@ -141,7 +154,7 @@ class Loaded:
         return self.table(reader, parts)
 
     def table(self, reader: Any, parts: Sequence[Any]) -> pa.Table:
-        types = handed_on(self.schema)
+        types = arrow_types(self.schema)
         batches = [batch for part in parts for batch in reader.read(part)]
         assert all(batch.schema == types for batch in batches)
         return pa.Table.from_batches(batches, types)
@@ -438,17 +451,21 @@ class TestKeyOption:
                 '{"date": "2026-01-01", "time": "2026-01-01T06:00:00+01:00", "naive": "2026-01-01T05:00:00", '
                 '"decimal": "1.5", "bytes": "AP8="}'
             )
-            (row,) = read({**options, "key": text}).to_pylist()
-            assert row["value"] == 7
+            for zone in ("+01:00", ""):
+                # Without a zone a time is UTC.
+                named = text.replace("06:00:00+01:00", f"0{6 if zone else 5}:00:00{zone}")
+                (row,) = read({**options, "key": named}).to_pylist()
+                assert row["value"] == 7
             for wrong in (text.replace("2026-01-01", "yesterday", 1), text.replace("AP8=", "?")):
                 assert re.search(
-                    r"^key: '.*' of column '(date|bytes)' is not ", problem(lambda w=wrong: read({**options, "key": w}))
+                    r"^'.*' of column '(date|bytes)' of task=Composite is not ",
+                    problem(lambda w=wrong: read({**options, "key": w})),
                 )
 
     def test_a_wrong_key_is_refused_when_the_source_is_loaded(self) -> None:
         for key, told in {
             '{"shop": "Bergen"}': "has other columns; give a tuple of shop (string), item (int64)",
-            '{"shop": "Bergen", "item": "x"}': "'x' of column 'item' is not int64",
+            '{"shop": "Bergen", "item": "x"}': "'x' of column 'item' of task=Totals is not int64",
             '{"shop": "Bergen", "item": 1.5}': "of column 'item' is not int64",
             '["Bergen", 1]': "is not a JSON object, nor a list of some",
             "Bergen": "is not a JSON object, nor a list of some",
@@ -523,6 +540,25 @@ def apply(state: dict[Any, Any], changes: pa.Table, clocks: Sequence[int]) -> No
             state[key] = value
 
 
+def rows_between(world: World, since: int | None, until: int) -> list[tuple[Any, ...]]:
+    """What a stream gives from one clock to another, by folds of the messages; from nothing, a snapshot."""
+    clocks = [until] if since is None else [clock for clock in world.newest.readable if since <= clock <= until]
+    states = [{} if since is None else world.expected(since)] + [world.expected(clock) for clock in clocks]
+    steps = zip(states, states[1:], clocks, strict=False)
+    return [(clock, *row) for before, after, clock in steps for row in changes_of(before, after)]
+
+
+def is_gone(world: World, clock: int, rewinds: Sequence[int]) -> bool:
+    """Whether a state can't be found any more, after the application was taken back to these clocks."""
+    if not rewinds:
+        return clock not in world.newest.readable
+    # A clock that had gone may be retained again after a rewind. Nobody can tell then of which timeline it is.
+    return clock not in world.newest.kept or min(rewinds) < clock
+
+
+HAS_LIMITS = hasattr(DataSourceStreamReader, "getDefaultReadLimit")
+
+
 class Query:
     """A streaming query as Spark runs it: it writes down what a micro-batch reads before it does, and goes on from there."""
 
@@ -531,6 +567,7 @@ class Query:
         self.offsets: list[dict[str, Any]] = []
         self.state: dict[Any, Any] = {}
         self.clocks: list[int] = []
+        self.rows: list[tuple[Any, ...]] = []
         self.restart()
 
     def restart(self) -> None:
@@ -544,7 +581,9 @@ class Query:
             self.offsets.append(self.reader.initialOffset())
             self.is_read = True
         if self.is_read:
-            end = sent(self.reader.latestOffset())
+            # From PySpark 4.2 on Spark says where the micro-batch begins, and which limit it has.
+            limited = (self.offsets[-1], self.reader.getDefaultReadLimit()) if HAS_LIMITS else ()
+            end = sent(self.reader.latestOffset(*limited))
             if end == self.offsets[-1]:
                 return False
             self.offsets.append(end)
@@ -559,6 +598,10 @@ class Query:
         names = changes.schema.names
         clocks = sorted({core.micros(clock) for clock in changes["_clock"].to_pylist()})
         assert names[-2:] == ["_change_type", "_clock"]
+        self.rows = [
+            (core.micros(clock), key, value, kind)
+            for key, value, kind, clock in rows_of(changes, ["_change_type", "_clock"])
+        ]
         assert not clocks or not self.clocks or clocks[0] > self.clocks[-1]
         for clock in clocks:
             apply(
@@ -578,39 +621,43 @@ class TestStreams:
         st.lists(st.sampled_from((*ACTIONS, "read", "read", "kill", "plan and kill")), min_size=4, max_size=16),
         st.integers(0, 10**6),
         st.booleans(),
+        st.sampled_from((1, 2, 100)),
     )
-    def test_a_copy_follows_the_state_or_is_told_that_its_clock_is_gone(
-        self, kind: str, actions: Sequence[str], seed: int, colliding: bool
+    def test_every_row_is_that_of_a_fold_of_the_messages_or_the_clock_is_told_to_be_gone(
+        self, kind: str, actions: Sequence[str], seed: int, colliding: bool, most: int
     ) -> None:
-        with few_rows(colliding=colliding):
+        with few_rows(colliding=colliding), mock.patch.object(store_source, "MOST_CLOCKS", most):
             world = World(Kept(KINDS[kind]), seed)
             world.play()
             query = Query(options_of(world))
+            # To which clocks the application was taken back, and how often before each offset of the query was planned.
+            rewinds: list[int] = []
+            before: list[int] = []
             for action in (*actions, "read"):
                 if action == "kill":
                     query.restart()
                 elif action in ("read", "plan and kill"):
-                    try:
-                        if not query.plan():
-                            continue
-                        if action == "plan and kill":
-                            query.restart()
-                            continue
-                        query.read()
-                    except InvalidInputError as error:
-                        gone = [
-                            each
-                            for each in query.offsets[-2:]
-                            if each and not is_of(world, each["clock"], each["timeline"])
-                        ]
-                        if not gone or not re.search(r"can't go on .* with a new checkpoint", str(error)):
-                            raise
-                        query = Query(options_of(world))
+                    is_planned = query.plan()
+                    before += [len(rewinds)] * (len(query.offsets) - len(before))
+                    if not is_planned:
                         continue
-                    end = query.offsets[-1]
-                    assert query.state == (world.expected(end["clock"]) if end else {})
+                    if action == "plan and kill":
+                        query.restart()
+                        continue
+                    planned = zip(query.offsets[-2:], before[-2:], strict=True)
+                    if any(offset and is_gone(world, offset["clock"], rewinds[since:]) for offset, since in planned):
+                        assert re.search(r"can't go on .* with a new checkpoint", problem(query.read))
+                        query, before = Query(options_of(world)), []
+                        continue
+                    query.read()
+                    start, end = query.offsets[-2:]
+                    assert sorted(query.rows) == sorted(rows_between(world, start.get("clock"), end["clock"]))
+                    assert query.state == world.expected(end["clock"])
                 else:
+                    timeline = world.newest.timeline
                     getattr(world, action)()
+                    if world.newest.timeline != timeline:
+                        rewinds.append(10 * world.batch)
 
     def world(self) -> World:
         world = World(Kept())
@@ -634,6 +681,65 @@ class TestStreams:
             assert query.clocks == [clock for clock in world.newest.readable if clock >= first]
             assert len(query.clocks) > 4
             assert not query.plan()
+
+    @pytest.mark.skipif(not HAS_LIMITS, reason="before PySpark 4.2 Spark tells no limit")
+    @pytest.mark.parametrize("is_ending", [False, True])
+    def test_a_micro_batch_has_no_more_clocks_than_it_may_and_all_come_in_their_turn(self, is_ending: bool) -> None:
+        with few_rows(), mock.patch.object(store_source, "MOST_CLOCKS", 3):
+            world = self.world()
+            start = world.newest.clock
+            query = Query(options_of(world, startClock=start))
+            query.state = world.expected(start)
+            for _ in range(8):
+                world.play()
+            if is_ending:
+                query.reader.prepareForTriggerAvailableNow()
+            newest, clocks = world.newest.clock, [clock for clock in world.newest.readable if clock > start]
+            ends = []
+            while query.plan():
+                if is_ending and not ends:
+                    world.play()
+                query.read()
+                ends.append(query.offsets[-1]["clock"])
+            assert len(clocks) == 8
+            assert ends == [clocks[2], clocks[5], clocks[7]]
+            assert query.state == world.expected(newest)
+
+    def test_the_page_says_how_many_clocks_a_micro_batch_has(self) -> None:
+        page = (Path(__file__).parents[2] / "docs/spark-source.md").read_text("utf-8")
+        assert f"Several may come in one micro-batch, at most {MOST_CLOCKS};" in page
+
+    def test_where_spark_does_not_say_where_it_begins_a_micro_batch_has_all_clocks(self) -> None:
+        with few_rows(), mock.patch.object(store_source, "MOST_CLOCKS", 1):
+            world = self.world()
+            reader = Query(options_of(world)).reader
+            start = reader.latestOffset()
+            for _ in range(4):
+                world.play()
+            assert reader.latestOffset()["clock"] == world.newest.clock
+            assert reader.latestOffset(start, object())["clock"] == world.newest.clock
+
+    @pytest.mark.parametrize(
+        ("keeping", "most"), [(Keeping(10**6, 0), 0), (Keeping(2, 0, ((10, 10**9),)), 3)], ids=["retained", "kept"]
+    )
+    def test_a_plan_of_many_clocks_reads_the_log_once(self, keeping: Keeping, most: int) -> None:
+        files = FarFiles("memory://" + core.new_id())
+        world = World(Kept(), files=files)
+        world.keeping = keeping
+        for _ in range(4):
+            world.play()
+        stream = StoreStream(world.opened, None, lambda _: None)
+        start = stream.newest()
+        for _ in range(60):
+            world.play()
+        end = stream.newest()
+        files.asked.clear()
+        parts = stream.parts(start, end)
+        assert len({part.changes.until.clock for part in parts if isinstance(part, store_rows.ChangesPart)}) > 50
+        assert len(files.asked) <= most * 60
+        files.asked.clear()
+        assert stream.newest() == end
+        assert files.asked == []
 
     def test_a_stream_begins_with_a_snapshot_or_after_a_clock_or_with_what_comes(self) -> None:
         with few_rows():
@@ -953,7 +1059,7 @@ class TestOptions:
         source, schema = loaded(TOTALS)
         given = StoreSource(TOTALS)
         assert len([*given.reader(schema).partitions()]) == 1
-        other = from_arrow_schema(pa.schema([("shop", pa.string())]))
+        other = spark_types(pa.schema([("shop", pa.string())]))
         assert "the schema is not struct<shop:string" in problem(lambda: source.reader(other))
 
     def test_types_that_spark_does_not_have_are_refused(self) -> None:

@@ -19,7 +19,7 @@ class Run(RunMetrics):
 
     def __init__(self) -> None:
         counts = Counts()
-        super().__init__("app", [counts.take])
+        super().__init__("app", [counts.record])
         self.collect = counts.collect
 
 
@@ -32,9 +32,9 @@ def values(run: Run, of: Measure, suffix: str = "") -> dict[tuple[str, ...], flo
 
 def test_commits_are_counted_by_flow() -> None:
     run = Run()
-    run.hear(Work("A", False, 100, 10, 1.5, 0.25), 0)
-    run.hear(Work("A", False, 50, 0, 0.5, 0.25), 1)
-    run.hear(Work("D", True, 7, 0, 2.0, 0.5), 2)
+    run.record_commit(Work("A", False, 100, 10, 1.5, 0.25), 0)
+    run.record_commit(Work("A", False, 50, 0, 0.5, 0.25), 1)
+    run.record_commit(Work("D", True, 7, 0, 2.0, 0.5), 2)
     assert values(run, measures.MESSAGES) == {("A",): 150, ("D",): 7}
     assert values(run, measures.REPLAYED) == {("A",): 10, ("D",): 0}
     assert values(run, measures.MICRO_BATCH_SECONDS, "_sum") == {("A",): 2}
@@ -45,9 +45,9 @@ def test_commits_are_counted_by_flow() -> None:
 
 def test_the_lag_is_that_of_the_newest_micro_batch_by_input_and_partition() -> None:
     run = Run()
-    run.hear(Work("A", False, 1, 0, 1, 1, ("",), {"orders-0": 5, "orders-1": 7}), 0)
-    run.hear(Work("A", False, 1, 0, 1, 1, ("",), {"orders-0": 3, "orders-1": 0}), 0)
-    run.hear(Work("B", False, 1, 0, 1, 1, ("", "rates"), {"orders-0": 1, "rates:rates-0": 2}), 0)
+    run.record_commit(Work("A", False, 1, 0, 1, 1, ("",), {"orders-0": 5, "orders-1": 7}), 0)
+    run.record_commit(Work("A", False, 1, 0, 1, 1, ("",), {"orders-0": 3, "orders-1": 0}), 0)
+    run.record_commit(Work("B", False, 1, 0, 1, 1, ("", "rates"), {"orders-0": 1, "rates:rates-0": 2}), 0)
     assert values(run, measures.UNREAD) == {
         ("A", "", "orders-0"): 3,
         ("A", "", "orders-1"): 0,
@@ -59,15 +59,15 @@ def test_the_lag_is_that_of_the_newest_micro_batch_by_input_and_partition() -> N
 def test_a_recovery_is_from_the_first_failure_to_the_next_commit() -> None:
     run, work = Run(), Work("A", False, 1, 0, 1, 1)
     assert values(run, measures.RESTARTS) == {(): 0}
-    run.begin(10)
-    run.hear(work, 14)
-    run.hear(work, 20)
+    run.begin_recovery(10)
+    run.record_commit(work, 14)
+    run.record_commit(work, 20)
     assert values(run, measures.RECOVERY_SECONDS, "_sum") == {(): 4}
-    run.begin(30)
-    run.restart()
-    run.begin(33)
-    run.restart()
-    run.hear(work, 36)
+    run.begin_recovery(30)
+    run.record_restart()
+    run.begin_recovery(33)
+    run.record_restart()
+    run.record_commit(work, 36)
     assert values(run, measures.RECOVERY_SECONDS, "_sum") == {(): 10}
     assert values(run, measures.RECOVERY_SECONDS, "_count") == {(): 2}
     assert values(run, measures.RESTARTS) == {(): 2}
@@ -76,9 +76,9 @@ def test_a_recovery_is_from_the_first_failure_to_the_next_commit() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
 def test_promtool_has_nothing_against_it() -> None:
     run, registry = Run(), prometheus_client.CollectorRegistry()
-    run.begin(0)
+    run.begin_recovery(0)
     for is_step in (False, True):
-        run.hear(Work("A", is_step, 100, 10, 1.5, 0.25, ("",), {"orders-0": 5}), 1)
+        run.record_commit(Work("A", is_step, 100, 10, 1.5, 0.25, ("",), {"orders-0": 5}), 1)
     registry.register(run)
     text = prometheus_client.generate_latest(registry)
     names = {line.split()[2] for line in text.decode().splitlines() if line.startswith("# TYPE")}

@@ -21,6 +21,7 @@ from persistent_state.metrics.measures import BUCKETS, Measure, Sample
 from persistent_state.metrics.of_run import Work
 from persistent_state.metrics.of_store import of_application
 from persistent_state.metrics.telemetry import Telemetry, telemetry
+from tests.engine.test_monitor import Run
 from tests.two_tasks import TwoTasks
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,9 @@ def test_it_is_told_what_the_endpoint_answers_with_units_as_it_names_them(reader
     assert monitor.url is None
     monitor.serve()
     monitor.hear(WORK)
+    run = Run()
+    run.idle = {"A": True}
+    monitor.watch(run)
     found = Collected(reader)
     samples, _ = of_application(world.log)
     assert found.meters == {"persistent_state"}
@@ -152,7 +156,7 @@ def test_a_store_that_fails_hides_neither_the_other_runs_nor_what_the_run_knows(
         raise OSError("the disk is away")
 
     runs = [begin(fails), begin(lambda: [measures.READABLE.at(1, "app")])]
-    runs[0].take(measures.MESSAGES.at(5, "app", "A"))
+    runs[0].record(measures.MESSAGES.at(5, "app", "A"))
     for _ in range(2):
         found = Collected(reader)
         assert found.values(measures.READABLE) == {(): 1}
@@ -177,7 +181,7 @@ def test_a_run_waits_for_no_store_that_is_asked(reader: InMemoryMetricReader) ->
     export.start()
     assert asked.wait(PATIENCE)
     # In this thread, while that one hangs.
-    run.take(measures.MESSAGES.at(5, "app", "A"))
+    run.record(measures.MESSAGES.at(5, "app", "A"))
     run.close()
     assert found == []
     answer.set()
@@ -226,13 +230,13 @@ def run(value):
     return begin(lambda: [measures.STARTS.at(value, "app")])
 
 first, reader = run(1), InMemoryMetricReader()
-first.take(measures.MESSAGES.at(1, "app", "A"))
+first.record(measures.MESSAGES.at(1, "app", "A"))
 opentelemetry.metrics.set_meter_provider(MeterProvider([reader]))
-first.take(measures.MESSAGES.at(5, "app", "A"))
+first.record(measures.MESSAGES.at(5, "app", "A"))
 assert Collected(reader).values(measures.STARTS) == {(): 1}
 first.close()
 second = run(2)
-second.take(measures.MESSAGES.at(5, "app", "A"))
+second.record(measures.MESSAGES.at(5, "app", "A"))
 found = Collected(reader)
 assert found.values(measures.STARTS) == {(): 2}
 assert found.values(measures.MESSAGES) == {("A",): 10}

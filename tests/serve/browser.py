@@ -66,9 +66,11 @@ def picture(profile: Path, url: str, to: Path, size: tuple[int, int], options: S
 
 @contextmanager
 def served(
-    store: str, on_page: Callable[[], None] = lambda: None, now_us: Callable[[], int] = lambda: time.time_ns() // 1000
+    store: str,
+    on_page: Callable[[str], None] = lambda query: None,
+    now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> Iterator[str]:
-    """The URL of a store that is served on loopback. `on_page` is called after the page was given to somebody."""
+    """The URL of a store that is served on loopback. `on_page` gets the query of each page, after it was given to somebody."""
     # The browser's time is shorter than ours: no look serves a second one.
     app = application(open_store(store), "127.0.0.1", None, count(0.0, 2.0).__next__, now_us)
     config = uvicorn.Config(watched(app, on_page), port=0, log_level="error", lifespan="off", ws="none")
@@ -84,11 +86,11 @@ def served(
         thread.join()
 
 
-def watched(app: ASGIApp, on_page: Callable[[], None]) -> ASGIApp:
+def watched(app: ASGIApp, on_page: Callable[[str], None]) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)
         if scope["path"] == "/":
-            on_page()
+            on_page(scope["query_string"].decode())
 
     return answer
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
+import time
 from base64 import b64decode, b64encode
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,6 +19,7 @@ from starlette.testclient import TestClient
 from persistent_state import open_store
 from persistent_state.cli.commands import main
 from persistent_state.errors import StoreUnavailableError
+from persistent_state.metrics.of_store import of_store
 from persistent_state.protocol import deliver, rewind
 from persistent_state.serve import app
 from persistent_state.store.files import MemoryFiles
@@ -340,3 +345,45 @@ def test_health_is_asked_of_the_store_once_a_second_and_by_one_thread() -> None:
         for _ in range(5):
             assert served.client.get("/health").status_code == 200
     assert asked.call_count == 1
+
+
+def test_metrics_are_read_once_for_all_who_ask_within_a_second() -> None:
+    served, go_on = Served(STORE), threading.Event()
+
+    def slow(files: Files) -> Any:
+        go_on.wait(10)
+        return of_store(files)
+
+    with mock.patch("persistent_state.serve.app.of_store", side_effect=slow) as asked:
+        with served.client, ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(served.client.get, "/metrics") for _ in range(4)]
+            go_on.set()
+            texts = {answer.result().text for answer in answers}
+        assert len(texts) == asked.call_count == 1
+        served.now += 1
+        served.client.get("/metrics")
+        assert asked.call_count == 2
+
+
+def test_a_page_of_a_store_that_hangs_is_answered_within_the_time_of_one_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "SECONDS", 2.0)
+    world, go_on = TwoTasks(), threading.Event()
+    for task in "AB":
+        world.play(task, {"x": 25}, "x")
+    served = Served(world.log.files)
+    served.page()
+
+    def hangs(files: Files, *_: Any) -> Any:
+        go_on.wait(10)
+        raise StoreUnavailableError("the store is away; wait for it.")
+
+    monkeypatch.setattr(MemoryFiles, "list", hangs)
+    monkeypatch.setattr(MemoryFiles, "read", hangs)
+    begun = time.monotonic()
+    page = served.page(503, application="app", task="A", word="x")
+    # The look, the detail and the look-up each hang.
+    assert 2.0 <= time.monotonic() - begun < 3.9
+    go_on.set()
+    assert page.text.count("the store did not answer within 2 seconds") == 3

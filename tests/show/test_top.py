@@ -21,7 +21,7 @@ from persistent_state.cli.commands import main
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.protocol import deliver
 from persistent_state.show import live, top, words
-from persistent_state.show.top import Lookout
+from persistent_state.show.top import StatusReader
 from persistent_state.store.files import open_files
 from tests import core
 from tests.two_tasks import TwoTasks
@@ -43,7 +43,7 @@ def rows_of(text: str, head: str) -> dict[str, list[str]]:
     return found
 
 
-def drawn(lookout: Lookout, ticks: int, between: Any = lambda tick: None) -> str:
+def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None) -> str:
     """What the live view has drawn after so many looks; between two of them 30 seconds go by, and this is called."""
     file, ticked = StringIO(), 0
 
@@ -56,7 +56,7 @@ def drawn(lookout: Lookout, ticks: int, between: Any = lambda tick: None) -> str
 
     with pytest.raises(KeyboardInterrupt):
         live.watch(
-            lookout,
+            reader,
             Console(file=file, force_terminal=True, width=140, height=60, color_system=None),
             seconds=lambda: 30.0 * ticked,
             now_us=lambda: 5_000_000,
@@ -73,7 +73,7 @@ def test_each_task_and_each_output_is_told_with_what_it_lags() -> None:
     world.play("A", {"x": 105.5}, "x", now=3_000_000)
     world.play("B", {"x": 145.5}, "x", now=3_000_000)
     world.play("B", {"x": 12}, "x", now=3_000_000)
-    text = "\n".join(top.lines(Lookout(world.log.files).look()))
+    text = "\n".join(top.lines(StatusReader(world.log.files).look()))
     assert "\nclock        1970-01-01T00:01:40Z\n" in text
     assert "waits for    task=A: the newest message of channel='x' of its source is of 1970-01-01T00:01:45.500" in text
     size = words.size(sum(stored.length for stored in core.newest(world.log).tasks["A"].files()))
@@ -136,7 +136,7 @@ def test_the_live_view_follows_what_is_committed() -> None:
         for task in world.plans:
             world.play(task, {"x": 25.0 + 30 * tick}, "x", now=3_000_000)
 
-    first, *others = drawn(Lookout(world.log.files), 4, go_on).split("╭─ app ")[1:]
+    first, *others = drawn(StatusReader(world.log.files), 4, go_on).split("╭─ app ")[1:]
     assert "none yet" in first
     assert "1970-01-01T00:00:50Z" in others[0]
     # 2 s before the present time.
@@ -146,10 +146,10 @@ def test_the_live_view_follows_what_is_committed() -> None:
 
 
 def test_a_look_reads_nothing_but_the_listing_while_nothing_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookout = Lookout(open_files(STORE))
-    before = lookout.look()
+    reader = StatusReader(open_files(STORE))
+    before = reader.look()
     monkeypatch.setattr(type(open_files(STORE)), "read", lambda *_: pytest.fail("it reads"))
-    assert lookout.look(1.0)[0].summary == before[0].summary
+    assert reader.look(1.0)[0].summary == before[0].summary
 
 
 def test_what_was_seen_stays_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_what_was_seen_stays_while_the_store_does_not_answer(monkeypatch: pytest
 
         monkeypatch.setattr(top, "find_applications", refuse if tick == 1 else known)
 
-    looks = drawn(Lookout(open_files(STORE)), 3, answers).split("╭─ app ")[1:]
+    looks = drawn(StatusReader(open_files(STORE)), 3, answers).split("╭─ app ")[1:]
     assert len(looks) == 3
     assert all("Totals" in look for look in looks)
     # It stands above the applications of the second look.
@@ -173,7 +173,7 @@ def test_names_that_look_like_markup_or_control_a_terminal_are_shown_as_they_are
     world = TwoTasks()
     for task in world.plans:
         world.play(task, {"[bold]\x1b[2J": 25}, ["[bold]\x1b[2J"])
-    view = drawn(Lookout(world.log.files), 1)
+    view = drawn(StatusReader(world.log.files), 1)
     assert "channel='[bold]\\x1b[2J'" in view
     assert "\x1b[2J" not in view.split("╭─ app ")[1]
 

@@ -75,17 +75,18 @@ def test_a_run_tells_its_metrics_until_it_ends(
         assert url is not None
         assert ask(f"{url}/health")[0] == 200
 
-        def await_clock(seconds: int) -> dict[tuple[str, ...], float]:
+        def await_metric(value: float, *metric: str) -> dict[tuple[str, ...], float]:
             deadline = time.monotonic() + PATIENCE
-            while (told := told_by(url)).get(("global_clock_seconds",)) != seconds:
+            while (told := told_by(url)).get(metric) != value:
                 assert time.monotonic() < deadline, told
                 time.sleep(0.1)
             return told
 
-        await_clock(20)
+        await_metric(20, "global_clock_seconds")
+        assert ("idle", "Total") not in await_metric(1, "idle", "Words")
         assert ask(f"{url}/ready") == (200, "text/plain; charset=utf-8", "application=words is ready.\n")
         write(folder, "1.parquet", 31, 45, 7)
-        told = await_clock(40)
+        told = await_metric(40, "global_clock_seconds")
         assert told["messages_total", "Words"] == 5
         assert told["late_and_bad_rows", "late", "Words"] == 1
         assert told["micro_batch_seconds_count", "Words"] == told["commit_seconds_count", "Words"] >= 2
