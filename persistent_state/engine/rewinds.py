@@ -138,8 +138,11 @@ def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
     entry = protocol.rewind(log, planned, writer=setup.writer, now=arrow_source.now_us())
     go_back = partial(_gone_back, entry, parts)
+    _logger.info(
+        "application=%s is back at clock=%s, in timeline %d", log.application, full_clock(entry.clock), entry.timeline
+    )
     outputs = _at_once(go_back, planned.outputs, "go back", "If it has not by then, it does so at the next start.")
-    return replace(planned, outputs=tuple(outputs))
+    return replace(planned, outputs=tuple(outputs), is_made=True)
 
 
 def _at_once(

@@ -76,6 +76,8 @@ class ReadAgain:
 class RewindPlan:
     """A rewind that can be made, or one that was made. `Application.plan_rewind` returns it. Its text is what people read.
 
+    The text of one that was made ends with what was done.
+
     Attributes:
         application: The application's name.
         clock: The kept clock, in microseconds UTC: the newest at or below the time that was asked for.
@@ -91,6 +93,7 @@ class RewindPlan:
         asked: The time that was asked for, in microseconds UTC.
         left_out: The tasks that the application that is rewound lacks. They go back as well.
         named: By task that is a part of an ordered task, as the log names it: the ordered task. The text tells only that.
+        is_made: Whether the rewind was made.
 
     Example:
         >>> RewindPlan("shop", 1_700_000_000_000_000, 7, 8, ("Revenue",), (), ())
@@ -114,9 +117,10 @@ class RewindPlan:
     asked: int | None = None
     left_out: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
+    is_made: bool = False
 
     def __repr__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join([*_lines(self), *(made(self) if self.is_made else ())])
 
 
 def _name(plan: RewindPlan, task: str) -> str:

@@ -176,7 +176,8 @@ class Sink(ABC):
             origin: Whose values are written here, and their columns.
 
         Raises:
-            InvalidInputError: The sink can't go back to this clock. The rewind is refused.
+            InvalidInputError: The sink can't go back to this clock, or the place can't take these values, as `open` would say.
+                The rewind is refused.
         """
         return None
 
