@@ -20,11 +20,13 @@ from persistent_state import (
     Chunk,
     ConsoleSink,
     DamagedError,
+    DeltaSink,
     FencedError,
     FileSource,
     InvalidInputError,
     Origin,
     OutputPlan,
+    ParquetSink,
     Reach,
     ReadAgain,
     RecordingSink,
@@ -32,6 +34,10 @@ from persistent_state import (
     StoreUnavailableError,
     TimeReplayableSource,
     ValuesAtClock,
+    branch_application,
+    keep_clock,
+    open_store,
+    read_state,
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
 from persistent_state.engine import rewinds
@@ -283,7 +289,8 @@ def test_a_sink_that_finds_that_it_can_t_go_back_is_shown_in_the_plan() -> None:
     )
 
 
-def test_a_plan_is_its_text_and_explains_what_its_tables_do_not() -> None:
+def test_a_plan_is_its_text_and_explains_what_its_tables_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "persistent_state")
     world, table = World(), Table([0, 110], is_away=True)
     world.plan = replace(world.plan, outputs=("table",))
     other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
@@ -293,8 +300,16 @@ def test_a_plan_is_its_text_and_explains_what_its_tables_do_not() -> None:
     deliver.record(world.log, world.newest.epoch, "total", "table", 110, 0)
     keep(world.log, 140, "later", 0)
     app = application(world, table)
-    rewound = app.rewind(80)
+    planned = app.plan_rewind(80)
+    rewound = app.rewind(planned)
     text = repr(rewound)
+    assert (planned.is_made, rewound.is_made) == (False, True)
+    assert text == "\n".join([repr(replace(rewound, is_made=False)), *made(rewound)])
+    assert "is back at" not in repr(planned)
+    assert "application=app is back at clock=1970-01-01T00:00:00.000080Z (80), in timeline 3" in text
+    assert [each.getMessage() for each in caplog.records if each.levelname == "INFO"] == [
+        "application=app is back at clock=1970-01-01T00:00:00.000080Z (80), in timeline 3"
+    ]
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "tasks other, which the application leaves out, and which goes back as well" in lines
     assert "rows: how many rows of the sink go or change" in lines
@@ -391,6 +406,26 @@ def test_a_sink_that_may_keep_nothing_is_told_so_and_is_given_everything_with_th
     assert deliver.due(entry, "total", "table") == deliver.Due(first, BEGINNING, BEGINNING)
     assert giver_of(world, table, given).give_next(entry.epoch)
     assert (given, deliver.due(world.newest, "total", "table")) == ([first], deliver.Due(first + 10, first, first))
+
+
+@pytest.mark.parametrize("kind", ["sql", "parquet", "delta"])
+def test_an_application_that_a_sink_would_refuse_at_the_next_start_does_not_go_back(tmp_path: Path, kind: str) -> None:
+    others: dict[str, tuple[RecordingSink, RecordingSink]] = {
+        "sql": (SqlSink(tmp_path / "a.db", "totals", history=True), SqlSink(tmp_path / "a.db", "totals")),
+        "parquet": (ParquetSink(tmp_path / "table"), ParquetSink(tmp_path / "table")),
+        "delta": (DeltaSink(tmp_path / "table"), DeltaSink(tmp_path / "table")),
+    }
+    of_another, sink = others[kind]
+    schema = pa.schema([("clock", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+    of_another.open(Origin("app" if kind == "sql" else "another", "total", (), schema))
+    world = played(sink.name)
+    before, app = world.newest, application(world, sink)
+    with pytest.raises(InvalidInputError) as at_start:
+        sink.open(Origin("app", "total", (), schema))
+    (output,) = app.plan_rewind(60).outputs
+    assert (output.action, output.rows, output.again_by) == ("refuse", None, "")
+    assert problem(lambda: app.rewind(60)) == f"task=total: sink={sink.name!r}: {at_start.value}"
+    assert world.newest == before
 
 
 @dataclass
@@ -726,3 +761,22 @@ def test_a_place_under_another_name_is_not_believed_to_have_what_is_void() -> No
     giver = deliver.Giver(world.log, "total", "other name", lambda timeline: opened(table, timeline), never, lambda: 0)
     with pytest.raises(InvalidInputError, match=r"it holds clock=.* \(110\), to which application=app has never come"):
         giver.give_next(world.newest.epoch)
+
+
+def test_the_name_of_a_kept_clock_stands_for_it_in_python() -> None:
+    world = played("table")
+    app = application(world, Table([0, 110]))
+    keep(world.log, 60, "before the sale", 0)
+    assert read_state(world.files.url, "app", "total", "before the sale").equals(
+        read_state(world.files.url, "app", "total", 60)
+    )
+    task = open_store(world.files.url).application("app").task("total")
+    assert task.at("before the sale").clock == 60
+    assert app.plan_rewind("before the sale").clock == 60
+    assert keep_clock(world.files.url, "app", "of May", "before the sale") == 60
+    assert branch_application(world.files.url, "app", "green", "of May") == 60
+    for ask in (task.at, app.plan_rewind, app.rewind):
+        said = problem(lambda ask=ask: ask("Christmas"))
+        assert "clock='Christmas' is not a time, and keeps no clock of app; give" in said
+        assert "which are before the sale, of May." in said
+    assert app.rewind("of May").clock == 60

@@ -25,23 +25,36 @@ def prepare(
     while True:
         admin = library().admin.AdminClient(client_options(bootstrap_servers, options))
         try:
-            if not exists(name, admin, topic, patience):
-                raise InvalidInputError(
-                    f"topic={topic!r} is not at bootstrap_servers={bootstrap_servers!r}; make it, or name another."
-                )
-            if not exists(name, admin, bookkeeping, patience):
+            if not check(name, admin, topic, bookkeeping, bootstrap_servers, patience):
                 create(name, admin, bookkeeping, patience)
-            policy = cleanup_policy(name, admin, bookkeeping, patience)
-            break
+                check(name, admin, topic, bookkeeping, bootstrap_servers, patience)
+            return
         except library().KafkaException as error:
             if is_refusal(error.args[0]) or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
+
+
+def check(name: str, admin: Any, topic: str, bookkeeping: str, bootstrap_servers: str, patience: float) -> bool:
+    """Check the topics of the sink `name`, and return whether that of its bookkeeping is there.
+
+    Raises:
+        InvalidInputError: The topic of the values is missing, or the topic of the bookkeeping might lose records.
+        KafkaException: The brokers refuse, or do not answer.
+    """
+    if not exists(name, admin, topic, patience):
+        raise InvalidInputError(
+            f"topic={topic!r} is not at bootstrap_servers={bootstrap_servers!r}; make it, or name another."
+        )
+    if not exists(name, admin, bookkeeping, patience):
+        return False
+    policy = cleanup_policy(name, admin, bookkeeping, patience)
     if policy != "compact":
         raise InvalidInputError(
             f"topic={bookkeeping!r} has cleanup.policy={policy}, and would lose the sink's records; set it to compact, or"
             " name another for bookkeeping."
         )
+    return True
 
 
 def exists(name: str, admin: Any, topic: str, patience: float) -> bool:

@@ -89,7 +89,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import clock_of_rewind, full_clock
 from persistent_state.kafka.client import asking, client_options, library, needing
 from persistent_state.kafka.read_back import CLOCK, HIGHEST, TASK, TIMELINE, Above, Headers, keys_above, read_range
-from persistent_state.kafka.sink_topics import exists, prepare
+from persistent_state.kafka.sink_topics import check, prepare
 from persistent_state.kafka.topics import offsets
 from persistent_state.partials.keys import Hashes
 from persistent_state.sinks.base import ValuesThen, check_timeline
@@ -406,13 +406,14 @@ class ClockWriter:
         """Return how many keys `rewind` would give another value; None if nobody can tell. Nothing is changed by that.
 
         Raises:
-            InvalidInputError: Rows above the clock have no keys, or don't tell their clock.
+            InvalidInputError: The topic is missing, or that of the bookkeeping might lose records; or rows above the clock have
+                no keys, or don't tell their clock.
             StoreUnavailableError: The brokers do not answer now.
         """
         kafka = library()
         with self._asking():
             admin = kafka.admin.AdminClient(client_options(self.bootstrap_servers, self.options))
-            if not all(exists(self.name, admin, topic, PATIENCE) for topic in (self.topic, self.bookkeeping)):
+            if not check(self.name, admin, self.topic, self.bookkeeping, self.bootstrap_servers, PATIENCE):
                 return 0
             with closing(self._consumer()) as consumer:
                 partitions = consumer.list_topics(self.topic, PATIENCE).topics[self.topic].partitions

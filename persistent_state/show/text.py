@@ -16,6 +16,9 @@ from persistent_state.store.verify import Verified
 MOST = 10
 """The most items of a list that are shown."""
 
+UNTIL = "until all outputs have them; only a kept clock can be gone back to"
+"""The words below clocks that are retained and not kept."""
+
 
 def applications(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines that list the applications of a store."""
@@ -38,15 +41,18 @@ def application(summary: Mapping[str, Any]) -> Iterator[str]:
 def facts(summary: Mapping[str, Any]) -> dict[str, str | Sequence[str]]:
     """Return the facts of an application that stand before its tasks, by name."""
     names = {each["clock"]: each["names"] for each in summary["kept"]}
-    # Of the newest clocks it goes without saying that they are kept.
-    kept = [clock for clock in names if names[clock] or clock not in summary["retained"]]
+    others = [clock for clock in summary["retained"] if clock not in names]
     return {
         **heads(summary),
-        "retained": _clocks({clock: [] for clock in summary["retained"]}) or ["none yet"],
-        **({"kept": _clocks({clock: names[clock] for clock in kept})} if kept else {}),
+        "kept": _clocks(names) or ["none yet"],
+        **({"retained": [*_clocks(dict.fromkeys(others, ())), UNTIL]} if others else {}),
         "interval": show_duration(summary["interval"]),
         "shards": f"{summary['shards']:,}",
-        **({"timeline": f"{summary['timeline']:,}"} if summary["timeline"] else {}),
+        **(
+            {"timeline": f"{summary['timeline']:,}, which began with a rewind or as a branch"}
+            if summary["timeline"]
+            else {}
+        ),
         "epoch": f"{summary['epoch']:,}",
         "entry": f"{summary['entry']:,}, written {show_clock(summary['written'])}",
         "size": size(summary["bytes"]),

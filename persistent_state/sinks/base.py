@@ -176,7 +176,8 @@ class Sink(ABC):
             origin: Whose values are written here, and their columns.
 
         Raises:
-            InvalidInputError: The sink can't go back to this clock. The rewind is refused.
+            InvalidInputError: The sink can't go back to this clock, or the place can't take these values, as `open` would say.
+                The rewind is refused.
         """
         return None
 
@@ -284,6 +285,9 @@ def arrow_batches(values: DataFrame) -> Iterator[pa.RecordBatch]:
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            if any(map(pa.types.is_nested, batch.schema.types)):
+                # Spark 4.0 leaves out the offsets of lists where a batch has none, and some that take Arrow read them anyway.
+                batch = batch.take(pa.array(range(batch.num_rows), pa.int64()))
             buffer = pa.BufferOutputStream()
             with pa.ipc.new_stream(buffer, batch.schema) as writer:
                 writer.write_batch(batch)

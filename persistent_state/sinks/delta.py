@@ -168,10 +168,14 @@ class DeltaSink(RecordingSink):
     def rows_above(self, clock: int, origin: Origin) -> int | None:
         from deltalake import DeltaTable
 
+        _check_columns(origin)
         with self._asking():
             if not DeltaTable.is_deltatable(self.url, self._options):
                 return 0
             table = DeltaTable(self.url, storage_options=self._options)
+            self._check_table(table, origin.with_whole(_whole(table)))
+            if OWNER in table.metadata().configuration:
+                self._check_owner(table, origin)
             # This brings pandas, which takes half a second.
             import pyarrow.dataset as ds
 
@@ -200,9 +204,7 @@ class DeltaSink(RecordingSink):
 
         table = DeltaTable(self.url, storage_options=self._options)
         self._check_table(table, origin)
-        owner = table.metadata().configuration.get(OWNER)
-        if owner != _owner(origin):
-            raise InvalidInputError(f"{self.name} is of task={owner!r}, not {_owner(origin)!r}; name another table.")
+        self._check_owner(table, origin)
         check_timeline(self.name, timeline := _timeline(table, origin), origin)
         last = table.transaction_version(_owner_in(origin, timeline))
         return table, BEGINNING if last is None else last
@@ -213,6 +215,11 @@ class DeltaSink(RecordingSink):
             raise InvalidInputError(
                 f"{self.name} has columns={_types(columns)}, not {_types(wanted)}; change it, or name another table."
             )
+
+    def _check_owner(self, table: deltalake.DeltaTable, origin: Origin) -> None:
+        owner = table.metadata().configuration.get(OWNER)
+        if owner != _owner(origin):
+            raise InvalidInputError(f"{self.name} is of task={owner!r}, not {_owner(origin)!r}; name another table.")
 
     def _asking(self) -> AbstractContextManager[None]:
         from deltalake.exceptions import DeltaError

@@ -3,12 +3,16 @@
     _table.json                              whose values these are, and their columns
     _clocks/<clock>.json                     a marker: created last, it names the files of the clock
     _clocks/<clock>-<timeline>.json          a marker of a later timeline than 0
-    _rewinds/<timeline>.json                 the clock to which the application was taken back when the timeline began
+    _rewinds/<timeline>.json                 the last clock that the table had, at or below that of the rewind with which the
+                                             timeline began, and what earlier files of this kind say
     <clock>-<part>-<task>-<digest>.parquet   values at a clock
 
 A marker is void if a rewind began a later timeline than its own, at a lower clock than its own. So one file that is created
-takes back all that is above its clock, also what a writer of the timeline that has ended may yet write. Who reads lists the
-markers first and the rewinds then: a marker of a timeline is never older than the file with which the timeline began.
+takes back all that is above its clock, also what a writer of a timeline that has ended may yet write. Such a writer only adds
+clocks above the last one that the table had, as clocks come in rising order. The newest of these files repeats what the earlier
+ones say that were there when it was made. An earlier one that came later is of a process that was fenced, and does not count.
+Who reads lists the markers first and the rewinds then: a marker of a timeline is never older than the file with which the
+timeline began.
 
 A clock is written as 20 digits, which sort as clocks do: 1 and the microseconds, or 0 and the microseconds since -2**63. The
 digest is the first 16 hexadecimal digits of the file's SHA-256. So two attempts at a clock with the same rows make the same
@@ -127,18 +131,11 @@ class ParquetSink(RecordingSink):
             DamagedError: The file that describes the table is not what was written.
         """
         _check_columns(origin)
-        described = _described(origin)
         schema = base64.b64encode(origin.schema.remove_metadata().serialize()).decode()
         try:
-            self.place.create(_TABLE, _json({"format": FORMAT, **described, "schema": schema}))
+            self.place.create(_TABLE, _json({"format": FORMAT, **_described(origin), "schema": schema}))
         except ExistsError:
-            table = self._table()
-            origin = origin.with_whole([name for name, kind in table["columns"].items() if kind == "int64"])
-            for what, wanted in _described(origin).items():
-                if table[what] != wanted:
-                    raise InvalidInputError(
-                        f"table={self.place.url!r} has {what}={table[what]!r}, not {wanted!r}; write to a table of its own."
-                    ) from None
+            origin = self._as_in_table(origin)
         self._origin = origin
         self._collect()
         markers, rewinds = self._listed()
@@ -177,19 +174,30 @@ class ParquetSink(RecordingSink):
         self._check_here(paths)
         with suppress(ExistsError):
             place.create(_marker(clock, origin.timeline), _json({"clock": clock, "files": paths}))
+        # If a rewind came first, the marker is void.
+        check_timeline(self.name, max(self._began(), default=0), origin)
         self._last = clock
 
     def rewind(self, clock: int, values: ValuesThen) -> None:
         origin = self._origin
         assert origin is not None, "open comes first"
-        with suppress(ExistsError):
-            self.place.create(f"{_REWINDS}/{origin.timeline:020d}.json", _json({"clock": clock}))
         markers, rewinds = self._listed()
-        check_timeline(self.name, max(rewinds), origin)
+        if max(rewinds, default=0) < origin.timeline:
+            last = max((each for each in _valid(markers, rewinds) if each <= clock), default=BEGINNING)
+            # What a writer of an earlier timeline adds from now on is void, below the clock too: its next clock may come with
+            # the same rows.
+            began = {"clock": last, "earlier": {str(timeline): at for timeline, at in rewinds.items()}}
+            with suppress(ExistsError):
+                self.place.create(f"{_REWINDS}/{origin.timeline:020d}.json", _json(began))
+            markers, rewinds = self._listed()
+        check_timeline(self.name, max(rewinds, default=0), origin)
         self._last = max(_valid(markers, rewinds), default=BEGINNING)
 
     def rows_above(self, clock: int, origin: Origin) -> int | None:
+        _check_columns(origin)
         markers = self._markers()
+        with suppress(FileNotFoundError):
+            self._as_in_table(origin)
         above = {each: timeline for each, timeline in markers.items() if each > clock}
         return int(self._dataset(self._data_files(above, None)).count_rows()) if above else 0
 
@@ -288,12 +296,23 @@ class ParquetSink(RecordingSink):
                     if age > LEFTOVER_AGE:
                         self.place.delete(f"{folder}/{name}" if folder else name)
 
+    def _began(self) -> dict[int, str]:
+        """Return by timeline, ascending, the file with which it began."""
+        names = (re.fullmatch(r"(\d{20})\.json", name) for name in sorted(self.place.list(_REWINDS)))
+        return {int(match[1]): f"{_REWINDS}/{match[0]}" for match in names if match}
+
     def _listed(self) -> tuple[list[tuple[int, int]], dict[int, int]]:
-        """Return clock and timeline of each marker, and by timeline the clock of the rewind with which it began."""
+        """Return clock and timeline of each marker, and by timeline the clock above which those of earlier ones are void."""
         names = (re.fullmatch(r"(\d{20})(?:-(\d{20}))?\.json", name) for name in self.place.list(_MARKERS))
         markers = [(_clock(match[1]), int(match[2] or 0)) for match in names if match]
-        began = (re.fullmatch(r"(\d{20})\.json", name) for name in self.place.list(_REWINDS))
-        return markers, {int(match[1]): self._read(f"{_REWINDS}/{match[0]}")["clock"] for match in began if match}
+        rewinds: dict[int, int] = {}
+        for timeline, path in self._began().items():
+            began = self._read(path)
+            # A rewind that this one has not seen came too late. Older versions do not say what they have seen.
+            if "earlier" in began:
+                rewinds = {int(earlier): at for earlier, at in began["earlier"].items()}
+            rewinds[timeline] = began["clock"]
+        return markers, rewinds
 
     def _markers(self) -> dict[int, int]:
         """Return the clocks that are in the table, ascending, with the timeline of each."""
@@ -313,11 +332,30 @@ class ParquetSink(RecordingSink):
             read = pool.map(lambda clock: self._read(_marker(clock, markers[clock]))["files"], wanted)
             return [path for paths in read for path in paths]
 
+    def _as_in_table(self, origin: Origin) -> Origin:
+        """Return the origin with the columns of the table.
+
+        Raises:
+            InvalidInputError: The table is of another task, or has other columns.
+            FileNotFoundError: There is no table.
+        """
+        table = self._read_table()
+        origin = origin.with_whole([name for name, kind in table["columns"].items() if kind == "int64"])
+        for what, wanted in _described(origin).items():
+            if table[what] != wanted:
+                raise InvalidInputError(
+                    f"table={self.place.url!r} has {what}={table[what]!r}, not {wanted!r}; write to a table of its own."
+                )
+        return origin
+
     def _table(self) -> dict[str, Any]:
         try:
-            table = self._read(_TABLE)
+            return self._read_table()
         except FileNotFoundError:
             raise InvalidInputError(f"there is no table in {self.place.url!r}; look at its address.") from None
+
+    def _read_table(self) -> dict[str, Any]:
+        table = self._read(_TABLE)
         if not table.keys() >= {"format", "application", "task", "key", "columns", "schema"}:
             raise DamagedError(f"path={_TABLE!r} of {self.place.url!r} is not what was written; restore it.")
         if table["format"] not in READABLE:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from sqlalchemy import Column, ColumnElement, Connection, Engine, Row, Table
     from sqlalchemy.engine.interfaces import ReflectedColumn
+    from sqlalchemy.engine.reflection import Inspector
     from sqlalchemy.types import TypeEngine
 
     Rows = list[dict[str, Any]]
@@ -115,11 +116,7 @@ class SqlSink(RecordingSink):
         return shown(re.sub("://[^/:@]*:.*@", "://", self.url))
 
     def open(self, origin: Origin) -> int | None:
-        if not (origin.is_unique or self.history):
-            raise InvalidInputError(
-                f"task={origin.task}: {self.name} keeps the newest row of each key, and emitted rows of one key stay apart; "
-                "say history=True."
-            )
+        self._check_unique(origin)
         engine = self._engine()
         object.__setattr__(self, "_origin", origin)
         from sqlalchemy.exc import DBAPIError
@@ -152,9 +149,13 @@ class SqlSink(RecordingSink):
                 self._delete_above(connection, clock)
 
     def rows_above(self, clock: int, origin: Origin) -> int | None:
+        self._check_unique(origin)
         engine = self._engine()
+        if _is_missing_file(engine):
+            # To connect to it would make it.
+            return 0
         with self._asking(), engine.begin() as connection:
-            return self._count_above(connection, clock)
+            return self._count_above(connection, clock) if self._is_recorded(connection, origin) else 0
 
     def _engine(self) -> Engine:
         """Make an engine whose connections live for one transaction, because a connection that is kept could be dead later."""
@@ -189,6 +190,39 @@ class SqlSink(RecordingSink):
             raise InvalidInputError(f"url={self._place!r} is in memory and ends with its connection; name a file.")
         return engine
 
+    def _check_unique(self, origin: Origin) -> None:
+        if not (origin.is_unique or self.history):
+            raise InvalidInputError(
+                f"task={origin.task}: {self.name} keeps the newest row of each key, and emitted rows of one key stay apart; "
+                "say history=True."
+            )
+
+    def _is_recorded(self, connection: Connection, origin: Origin) -> bool:
+        """Return whether there is a record of the table. Check both as `open` does, and change nothing.
+
+        Without a record, no rewind takes anything back: the table is another's, or is new.
+        """
+        from sqlalchemy import inspect, select
+
+        clocks, inspector = _clocks(), inspect(connection)
+        columns_there = self._columns_there(inspector)
+        if columns_there is not None:
+            self._check_columns(
+                columns_there, _columns(origin.with_whole(_whole(columns_there)), connection.dialect.name)
+            )
+        if not inspector.has_table(CLOCKS):
+            return False
+        # Tables of older versions have no timeline.
+        told = [clocks.c[name] for name in ("application", "task", "history", "clock")]
+        record = connection.execute(select(*told).where(self._is_ours(clocks))).one_or_none()
+        if record is not None:
+            self._check_record(record, origin, columns_there is not None)
+        return record is not None
+
+    def _columns_there(self, inspector: Inspector) -> list[ReflectedColumn] | None:
+        """Return the columns that the table has; None if there is none."""
+        return inspector.get_columns(self.table) if inspector.has_table(self.table) else None
+
     def _prepare(self, engine: Engine, origin: Origin) -> int:
         """Check the table and its record, or make them."""
         from sqlalchemy import MetaData, Table, UniqueConstraint, insert, inspect, select, text
@@ -198,10 +232,9 @@ class SqlSink(RecordingSink):
             if engine.dialect.name == "sqlite":
                 # SQLite's driver begins a transaction before it changes rows, but not before it creates tables.
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-            inspector = inspect(connection)
-            columns_there = inspector.get_columns(self.table) if inspector.has_table(self.table) else None
+            columns_there = self._columns_there(inspect(connection))
             if columns_there is not None:
-                whole = {column["name"] for column in columns_there if _kind(column["type"])[0] is int}
+                whole = _whole(columns_there)
                 columns = _columns(origin.with_whole(whole), engine.dialect.name)
                 self._check_columns(columns_there, columns)
                 object.__setattr__(self, "_whole", frozenset(whole.intersection(origin.times)))
@@ -417,6 +450,17 @@ class SqlSink(RecordingSink):
         return InvalidInputError(
             f"{self.name} does not take this: {what}. Change the table or the values, or name another table."
         )
+
+
+def _is_missing_file(engine: Engine) -> bool:
+    """Return whether a database is a file of SQLite that is not there."""
+    path = (engine.url.database or "").removeprefix("file:").partition("?")[0]
+    return engine.dialect.name == "sqlite" and not os.path.exists(path)
+
+
+def _whole(columns: Iterable[ReflectedColumn]) -> set[str]:
+    """Return the columns of a table that hold whole numbers."""
+    return {column["name"] for column in columns if _kind(column["type"])[0] is int}
 
 
 def _by_nulls(keys: Sequence[str], rows: Rows) -> dict[tuple[bool, ...], Rows]:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from importlib import import_module
@@ -414,6 +415,29 @@ def test_clocks_are_read_as_numbers_and_as_iso_times(text: str, clock: int) -> N
     assert read_clock(show_clock(clock)) == clock
 
 
+def test_clocks_that_stay_for_outputs_are_told_from_those_to_go_back_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = replace(core.plan_of(Kept("k", "n", Max()), ROWS, files=open_files(str(tmp_path))), outputs=("table",))
+    log = Log(plan.files, "app")
+    core.start(log, [plan])
+    for ts in range(15, 60, 10):
+        row = pa.RecordBatch.from_pylist([{"ts": ts, "k": "a", "n": ts}], ROWS)
+        core.play(log, plan, row, keeping=Keeping(2, 0))
+    assert main(["show", str(tmp_path), "app"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(shown) if line.startswith("kept"))
+    assert shown[first : first + 7] == [
+        "kept         1970-01-01T00:00:00.000040Z  40",
+        "             1970-01-01T00:00:00.000050Z  50",
+        "retained     1970-01-01T00:00:00.000010Z  10",
+        "             1970-01-01T00:00:00.000020Z  20",
+        "             1970-01-01T00:00:00.000030Z  30",
+        "             until all outputs have them; only a kept clock can be gone back to",
+        "interval     10 microseconds",
+    ]
+
+
 def test_clocks_are_kept_and_released_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = core.plan_of(Kept("k", "n", Max()), ROWS, files=open_files(str(tmp_path)))
     log, keeping = Log(plan.files, "app"), Keeping(2, 0, ((100, 10_000),))
@@ -439,9 +463,9 @@ def test_clocks_are_kept_and_released_by_name(tmp_path: Path, capsys: pytest.Cap
     assert shown[first : first + 6] == [
         "kept         1970-01-01T00:00:00.000040Z  40  before",
         "             1970-01-01T00:00:00.000050Z  50  and, then",
-        "             ... 17 more ...",
-        "             1970-01-01T00:00:00.001800Z  1800",
-        "             1970-01-01T00:00:00.001900Z  1900",
+        "             ... 19 more ...",
+        "             1970-01-01T00:00:00.001980Z  1980",
+        "             1970-01-01T00:00:00.001990Z  1990",
         "interval     10 microseconds",
     ]
     told = json.loads(ran("show", "--json"))

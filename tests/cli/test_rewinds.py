@@ -107,7 +107,7 @@ def test_show_tells_the_timeline_and_which_sink_has_yet_to_go_back(
     assert (status, out.splitlines()[-1]) == (0, "task=total sink='table' goes back at the next start")
     assert main(["show", world.files.url, "app"]) == 0
     shown = lines(capsys.readouterr().out)
-    assert "timeline 3" in shown
+    assert "timeline 3, which began with a rewind or as a branch" in shown
     clock = "1970-01-01T00:00:00.000060Z (60)"
     assert f"total table {clock}, has yet to go back to {clock} 0" in shown
     assert main(["show", world.files.url, "app", "--json"]) == 0

@@ -21,14 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from monoids import Aggregator, Monoid, Sum
 from persistent_state import InvalidInputError, open_store, read_late_rows, read_state
 from persistent_state.engine import source_options, store_rows, store_source
-from persistent_state.engine.frames import handed_on
 from persistent_state.engine.source_options import read_options
+from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.engine.store_source import StoreSource
 from persistent_state.engine.store_stream import MOST_CLOCKS, StoreStream
 from persistent_state.event_time.clocks import BEGINNING
@@ -155,7 +154,7 @@ class Loaded:
         return self.table(reader, parts)
 
     def table(self, reader: Any, parts: Sequence[Any]) -> pa.Table:
-        types = handed_on(self.schema)
+        types = arrow_types(self.schema)
         batches = [batch for part in parts for batch in reader.read(part)]
         assert all(batch.schema == types for batch in batches)
         return pa.Table.from_batches(batches, types)
@@ -828,7 +827,7 @@ class TestStreams:
             assert late.plan()
             late.read()
             world.sent = [message for message in world.sent if message[1] < 40]
-            rewind.rewind(world.log, rewind.plan(world.log, 40), writer="test", now=0)
+            rewind.rewind(world.log, core.plan_rewind(world.log, 40), writer="test", now=0)
             world.batch = 4
             world.restart()
             for _ in range(6):
@@ -851,7 +850,7 @@ class TestStreams:
             offset = query.offsets[-1]
             for _ in range(4):
                 world.play()
-            rewind.rewind(world.log, rewind.plan(world.log, 50), writer="test", now=0)
+            rewind.rewind(world.log, core.plan_rewind(world.log, 50), writer="test", now=0)
             assert offset["clock"] < 50
             world.sent = [message for message in world.sent if message[1] < 50]
             world.batch = 5
@@ -1060,7 +1059,7 @@ class TestOptions:
         source, schema = loaded(TOTALS)
         given = StoreSource(TOTALS)
         assert len([*given.reader(schema).partitions()]) == 1
-        other = from_arrow_schema(pa.schema([("shop", pa.string())]))
+        other = spark_types(pa.schema([("shop", pa.string())]))
         assert "the schema is not struct<shop:string" in problem(lambda: source.reader(other))
 
     def test_types_that_spark_does_not_have_are_refused(self) -> None:

@@ -428,6 +428,17 @@ def test_what_a_rewind_would_change_is_counted_and_nothing_is_changed(story: Sto
     assert sink.rows_above(10, replace(ORIGIN, task="Others")) == 0
 
 
+def test_a_plan_refuses_what_a_start_would_and_makes_no_topic(broker: Broker, topic: str) -> None:
+    bookkeeping = f"{topic}.clocks"
+    assert KafkaSink(topic, broker.address).rows_above(10, ORIGIN) == 0
+    assert bookkeeping not in broker.admin().list_topics(timeout=10).topics
+    said = problem(lambda: KafkaSink(f"{topic}-none", broker.address).rows_above(10, ORIGIN))
+    assert said.startswith(f"topic='{topic}-none' is not at bootstrap_servers=")
+    sink = KafkaSink(topic, broker.address, bookkeeping=topic + "-deleting")
+    broker.make(topic + "-deleting", cleanup_policy="delete")
+    assert "has cleanup.policy=delete, and would lose" in problem(lambda: sink.rows_above(10, ORIGIN))
+
+
 def test_rows_with_empty_values_are_taken_back_too(story: Story) -> None:
     """A client takes a record without a value, or with an empty one, for false."""
     story.deliver(10)

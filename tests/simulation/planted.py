@@ -1208,6 +1208,13 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
+        "late write after the retraction",
+        "A sink that has gone back takes what a driver of a timeline that has ended writes.",
+        sinks.WorldSink.is_fenced,
+        ("return timeline < self.timeline", "return False"),
+        theme="rewound-late",
+    ),
+    bug(
         "half of another timeline",
         "A clock of which a killed driver has written one half is ended with the other half of a later timeline.",
         sinks.WorldSink.half_of,

@@ -51,7 +51,7 @@ from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
-from tests.simulation import graphs, inputs, ordered
+from tests.simulation import graphs, inputs, late, ordered
 from tests.simulation import sinks as places
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.branches import Branches, FarFiles
@@ -123,6 +123,22 @@ REWOUND_OUTPUTS = "rewound-outputs"
 REWOUND_GRAPH_OUTPUTS = "rewound-graph-outputs"
 """The theme of worlds in which tasks that feed tasks go back with sinks of all kinds."""
 
+REWOUND_LATE = "rewound-late"
+"""The theme of worlds in which drivers stop just before they write to a sink, and the write lands after it has gone back."""
+
+REWOUND_ORDER_OUTPUTS = f"rewound-{IN_ORDER}-outputs"
+REWOUND_BACKFILL_OUTPUTS = f"rewound-{BACKFILL}-outputs"
+"""The themes of worlds in which tasks with timers, and tasks with history, go back with sinks of all kinds."""
+
+WITH_SINKS = {
+    REWOUND_OUTPUTS: REWOUND,
+    REWOUND_LATE: REWOUND,
+    REWOUND_GRAPH_OUTPUTS: GRAPH,
+    REWOUND_ORDER_OUTPUTS: IN_ORDER,
+    REWOUND_BACKFILL_OUTPUTS: BACKFILL,
+}
+"""The themes of worlds in which applications go back with sinks of all kinds."""
+
 REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS, BACKFILL, VERSIONS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
 
@@ -141,10 +157,10 @@ class World:
         self.seed = seed
         self.rng = rng = Random(seed)
         drawn = rng.choice(["", "", *THEMES])
-        with_sinks = {REWOUND_OUTPUTS: REWOUND, REWOUND_GRAPH_OUTPUTS: GRAPH}
-        self.theme = drawn if theme is None else {**REWOUND_GRAPHS, **with_sinks}.get(theme, theme)
-        goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *with_sinks}
-        self.places = Random(f"places {seed}") if theme in with_sinks else None
+        self.theme = drawn if theme is None else {**REWOUND_GRAPHS, **WITH_SINKS}.get(theme, theme)
+        goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *WITH_SINKS}
+        self.places = Random(f"places {seed}") if theme in WITH_SINKS else None
+        self.late = late.Writes(Random(f"late {seed}")) if theme == REWOUND_LATE else None
         self.trace: list[str] = []
         self.step = 0
         self.now = START
@@ -286,11 +302,13 @@ class World:
         for derived in self.derived:
             early = isinstance(derived.windowing, SlidingWindow) and self.own.random() < 0.4
             count = 0 if goes_back else self.own.choice([0, 1])
-            if isinstance(derived, Part) and (derived.what == ordered.MESSAGES or derived.ordered.silent):
-                count = count if derived.what == ordered.STATES else 0
+            has_none = isinstance(derived, Part) and (derived.what == ordered.MESSAGES or derived.ordered.silent)
+            has_none = has_none and derived.what != ordered.STATES
+            count = 0 if has_none else count
             sinks = [WorldSink(derived.name, f"o{i}", self.own.random() < 0.6, early) for i in range(count)]
             if self.places is not None:
-                sinks = [self._place(self.places, derived, number) for number in range(self.places.choice([0, 1]))]
+                count = self.places.choice([0, 1])
+                sinks = [self._place(self.places, derived, number) for number in range(0 if has_none else count)]
             self.oracle.sinks.of[derived.name] = {sink.output: sink for sink in sinks}
         for partitions in self.sources.values() if self.derived and self.own.random() < 0.5 else ():
             partitions.ends = partitions.vanishes = False
@@ -307,7 +325,8 @@ class World:
                 for i in range(0 if job.ordered or goes_back else rng.choice([0, 1, 1, 2]))
             ]
             if self.places is not None:
-                sinks = [self._place(self.places, job, number) for number in range(self.places.choice([1, 1, 2]))]
+                count = self.places.choice([1, 1, 2])
+                sinks = [self._place(self.places, job, number) for number in range(0 if job.ordered else count)]
             self.oracle.sinks.of[job.name] = {sink.output: sink for sink in sinks}
 
     # What there is
@@ -537,6 +556,8 @@ class World:
             if newest.over and not self._has_ended(newest) and self.rng.random() < 0.3:
                 self._launch()
             self.threads = [thread for thread in self.threads if not thread.done]
+            if self.late is not None:
+                self.late.land(self)
             ready = [t for t in self.threads if t.wake <= self.step and all(w.done for w in t.waiting)]
             if ready:
                 self._disturb()
@@ -847,7 +868,7 @@ class World:
 
     def _reset(self, actor: Actor, rebuilt: Collection[str]) -> set[str]:
         """The tasks that a start lets begin from zero though it need not."""
-        can = self.theme in (*GRAPHS, INPUTS) or self.places is not None
+        can = self.theme in (*GRAPHS, INPUTS) or (self.places is not None and self.theme != BACKFILL)
         if not can or not actor.number or self.own.random() < 0.8:
             return set()
         known = self.oracle.newest.tasks if self.oracle.newest else {}
@@ -934,6 +955,8 @@ class World:
         def act() -> None:
             self.oracle.write(sink, entry, due, values, actor.epoch)
 
+        if self.late is not None and sink.kind in places.RECORD:
+            self.late.hold(self, sink, entry.timeline, due.clock, act)
         actor.perform("write", f"{sink.task} {sink.output} {due.clock}", act)
 
     def _values(self, plan: Plan, sink: WorldSink, entry: Entry, due: Due) -> dict[Any, Any]:
@@ -1186,12 +1209,14 @@ class World:
     def _kept(self) -> list[int]:
         return [*self.oracle.newest.kept] if self.oracle.newest else []
 
-    def _action(self, task: str, output: str, more: str) -> str:
+    def _action(self, task: str, output: str, more: str) -> rewind.Choice:
         """What an output is to do at a rewind."""
         kind = self.oracle.sinks.of[task][output].kind
         if kind in places.GO_BACK:
-            return rewind.RETRACT
-        return rewind.AGAIN if kind == places.AGAIN else rewind.refuse(task, output, more)
+            return rewind.Choice(rewind.RETRACT)
+        if kind == places.AGAIN:
+            return rewind.Choice(rewind.AGAIN)
+        raise InvalidInputError(f"task={task}: sink={output!r} {more}.")
 
     def _as_people_do(self, act: Callable[[], None]) -> None:
         """Do something, and give up if it does not work for a reason."""

@@ -391,6 +391,24 @@ CLOCKS_OF_TABLES = [
 
 
 @pytest.mark.parametrize("what", CLOCKS_OF_TABLES, ids=["whole", "times"])
+def test_a_plan_refuses_what_a_start_would_and_changes_nothing(local: Local, tmp_path: Path, what: Origin) -> None:
+    assert (DeltaSink(tmp_path / "none").rows_above(10, what), [*tmp_path.iterdir()]) == (0, [])
+    url = tmp_path / "table"
+    sink = opened(url, what)
+    sink.write(local(rows(20, 3)), 20)
+    version = deltalake.DeltaTable(url).version()
+    for other in (
+        replace(what, application="store"),
+        replace(what, task="payments"),
+        origin(value=pa.string()),
+        origin(value=pa.uint64()),
+    ):
+        said = problem(lambda other=other: DeltaSink(url).open(other))
+        assert problem(lambda other=other: DeltaSink(url).rows_above(10, other)) == said
+    assert (deltalake.DeltaTable(url).version(), sink.rows_above(10, what)) == (version, 3)
+
+
+@pytest.mark.parametrize("what", CLOCKS_OF_TABLES, ids=["whole", "times"])
 def test_a_rewind_deletes_what_is_above_its_clock_in_one_version(local: Local, tmp_path: Path, what: Origin) -> None:
     url, written = tmp_path / "table", {clock: rows(clock, 3) for clock in (10, 20, 30)}
     old = opened(url, what)

@@ -26,6 +26,7 @@ from persistent_state.sinks.console import ConsoleSink
 from persistent_state.sinks.parquet import ParquetSink, _marker
 from persistent_state.store.files import LocalFiles
 from persistent_state.store.files.local import BytesLike
+from tests.sentences import problem
 from tests.store.servers import Servers, needed
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ def rows(clock: int, users: int, add: int = 0) -> pa.Table:
 
 def frame(spark: SparkSession, table: pa.Table, parts: int = 2, seed: int = 0) -> DataFrame:
     """The rows of a table in any order, in so many partitions."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from persistent_state.engine.spark_versions import spark_types
 
     order = pa.array(random.Random(seed).sample(range(len(table)), len(table)), pa.int64())
-    schema = from_arrow_schema(table.schema)
+    schema = spark_types(table.schema)
     return (
         spark.createDataFrame(table.take(order), schema).repartition(parts)
         if len(table)
@@ -499,6 +500,12 @@ def in_timeline(url: Path, timeline: int) -> ParquetSink:
     return opened(url, replace(USERS, timeline=timeline))
 
 
+def write_late(sink: ParquetSink, values: DataFrame, clock: int) -> None:
+    """Write as a driver whose timeline has ended, and which does not know it."""
+    with pytest.raises(FencedError, match="was rewound"):
+        sink.write(values, clock)
+
+
 def no_values() -> Iterator[pa.RecordBatch]:
     raise AssertionError("a table of all clocks has them")
 
@@ -519,12 +526,12 @@ def test_a_rewind_takes_back_what_is_above_its_clock_and_what_late_writers_write
     with pytest.raises(InvalidInputError, match="is not in table"):
         old.paths([20])
     # A writer that knows nothing of it comes in between, before and after the same clock of the new timeline.
-    late.write(frame(spark, rows(40, 3)), 40)
+    write_late(late, frame(spark, rows(40, 3)), 40)
     new.write(frame(spark, rows(20, 3, add=7)), 20)
     late = ParquetSink(url)
     late._origin = USERS
-    late.write(frame(spark, rows(20, 3, add=1)), 20)
-    late.write(frame(spark, rows(50, 3)), 50)
+    write_late(late, frame(spark, rows(20, 3, add=1)), 20)
+    write_late(late, frame(spark, rows(50, 3)), 50)
     assert new.clocks() == [10, 20]
     assert read(url) == in_order(rows(10, 3), rows(20, 3, add=7))
     # Whoever lets it go back again changes nothing.
@@ -556,13 +563,13 @@ def test_a_rewind_to_the_beginning_takes_all_and_what_late_writers_write(spark: 
     assert (new.clocks(), new.open(replace(USERS, timeline=7)), new.rows_above(BEGINNING, USERS)) == ([], None, 0)
     assert (ParquetSink(tmp_path / "other").clocks(), len(new.latest())) == ([10], 0)
     # Writers of both timelines that have ended know nothing of it.
-    old.write(frame(spark, rows(30, 3)), 30)
-    first.write(frame(spark, rows(40, 3)), 40)
+    write_late(old, frame(spark, rows(30, 3)), 30)
+    write_late(first, frame(spark, rows(40, 3)), 40)
     assert new.clocks() == []
     new.write(frame(spark, rows(-10, 2, add=7)), -10)
     first = ParquetSink(url)
     first._origin = replace(USERS, timeline=3)
-    first.write(frame(spark, rows(-20, 3)), -20)
+    write_late(first, frame(spark, rows(-20, 3)), -20)
     # Asked again, it takes nothing back.
     new.rewind(BEGINNING, no_values)
     assert (new.clocks(), read(url)) == ([-10], in_order(rows(-10, 2, add=7)))
@@ -618,8 +625,69 @@ def test_a_clock_that_a_killed_writer_left_half_written_is_not_ended_in_a_later_
     as_mended = in_order(rows(10, 3), rows(20, 2, add=7))
     assert read(url) == as_mended
     # The writer was only slow, and ends what it began.
-    old.write(frame(spark, rows(20, 3)), 20)
+    write_late(old, frame(spark, rows(20, 3)), 20)
     assert read(url) == as_mended
+
+
+def test_a_late_writer_adds_no_clock_below_the_rewind_either(spark: SparkSession, tmp_path: Path) -> None:
+    url = tmp_path / "table"
+    old = in_timeline(url, 0)
+    for clock in (10, 20):
+        old.write(frame(spark, rows(clock, 3)), clock)
+    # The next clock of the new timeline is 30, with all since 20. It comes after that of the late writer, and before.
+    new = in_timeline(url, 4)
+    new.rewind(30, no_values)
+    write_late(old, frame(spark, rows(25, 3)), 25)
+    assert (new.clocks(), new.open(replace(USERS, timeline=4))) == ([10, 20], 20)
+    new.write(frame(spark, rows(30, 2)), 30)
+    write_late(old, frame(spark, rows(27, 3)), 27)
+    assert (new.clocks(), read(url)) == ([10, 20, 30], in_order(rows(10, 3), rows(20, 3), rows(30, 2)))
+    # Nor is it believed later.
+    in_timeline(url, 9).rewind(30, no_values)
+    assert new.clocks() == [10, 20, 30]
+
+
+def test_a_rewind_that_comes_after_a_later_one_takes_nothing_back(tmp_path: Path) -> None:
+    url, create = tmp_path / "table", LocalFiles.create
+    old, first, second = (in_timeline(url, timeline) for timeline in (0, 4, 9))
+
+    def write(clock: int) -> None:
+        create(old.place, _marker(clock, 0), b'{"files": []}')
+
+    def come_between(files: LocalFiles, path: str, data: BytesLike) -> None:
+        write(20)
+        with mock.patch.object(LocalFiles, "create", create):
+            second.rewind(30, no_values)
+        create(files, path, data)
+
+    write(10)
+    with mock.patch.object(LocalFiles, "create", come_between), pytest.raises(FencedError, match="was rewound"):
+        first.rewind(30, no_values)
+    assert (second.clocks(), second.open(replace(USERS, timeline=9))) == ([10, 20], 20)
+
+
+def test_a_rewind_of_an_older_version_counts(tmp_path: Path) -> None:
+    url = tmp_path / "table"
+    sink = in_timeline(url, 9)
+    for clock in (10, 20, 30):
+        sink.place.create(_marker(clock, 0), b'{"files": []}')
+    sink.place.create(f"_rewinds/{4:020d}.json", b'{"clock": 20}')
+    assert sink.clocks() == [10, 20]
+    sink.rewind(25, no_values)
+    assert (sink.clocks(), sink.open(replace(USERS, timeline=9))) == ([10, 20], 20)
+
+
+def test_a_plan_refuses_what_a_start_would_and_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    assert (ParquetSink(tmp_path / "none").rows_above(10, USERS), [*tmp_path.iterdir()]) == (0, [])
+    url = tmp_path / "table"
+    sink = opened(url)
+    sink.write(frame(spark, rows(20, 3)), 20)
+    before = [*url.rglob("*")]
+    for other in (origin(application="store"), origin(task="payments"), origin(value=pa.string())):
+        with pytest.raises(InvalidInputError) as at_start:
+            sink.open(other)
+        assert problem(lambda other=other: sink.rows_above(10, other)) == str(at_start.value)
+    assert ([*url.rglob("*")], sink.rows_above(10, USERS)) == (before, 3)
 
 
 def test_a_table_of_the_first_format_goes_back(tmp_path: Path) -> None:

@@ -89,10 +89,10 @@ def new_postgres(servers: Servers) -> Database:
 
 
 def frame(spark: SparkSession, schema: pa.Schema, rows: Iterable[Row], partitions: int = 2) -> DataFrame:
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from persistent_state.engine.spark_versions import spark_types
 
     table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-    return spark.createDataFrame(table, from_arrow_schema(schema)).repartition(partitions)
+    return spark.createDataFrame(table, spark_types(schema)).repartition(partitions)
 
 
 @pytest.fixture
@@ -528,6 +528,40 @@ def in_timeline(database: Database, timeline: int, history: bool) -> SqlSink:
     return sink
 
 
+def test_a_plan_refuses_what_a_start_would_and_changes_nothing(database: Database, local: Any) -> None:
+    sink, others = SqlSink(database.url, "balances", history=True), SqlSink(database.url, "others")
+    assert (sink.rows_above(10, ORIGIN), sa.inspect(database.engine).get_table_names()) == (0, [])
+    sink.open(ORIGIN)
+    sink.write(local([("ann", 20, 1)]), 20)
+    database.execute("CREATE TABLE others AS SELECT * FROM balances")
+    as_text = replace(ORIGIN, schema=SCHEMA.set(2, pa.field("value", pa.string())))
+    as_newest = SqlSink(database.url, "balances")
+    for each, other in (
+        (sink, replace(ORIGIN, application="shop")),
+        (sink, replace(ORIGIN, task="Other")),
+        (sink, as_text),
+        (as_newest, ORIGIN),
+        (as_newest, replace(ORIGIN, is_unique=False)),
+    ):
+        said = problem(lambda each=each, other=other: each.open(other))
+        assert problem(lambda each=each, other=other: each.rows_above(10, other)) == said
+    # What is recorded nowhere stays.
+    assert (others.rows_above(10, ORIGIN), sink.rows_above(10, ORIGIN)) == (0, 1)
+    others.open(replace(ORIGIN, timeline=3))
+    others.rewind(10, then())
+    assert others.rows_above(10, ORIGIN) == len(database.rows("SELECT * FROM others")) == 1
+    database.execute("DROP TABLE balances")
+    assert "is gone, with the values up to" in problem(lambda: sink.rows_above(10, ORIGIN))
+
+
+def test_a_plan_makes_no_file_of_sqlite(tmp_path: Path) -> None:
+    path = tmp_path / "values.db"
+    for url in (path, f"sqlite:///{path}", f"sqlite:///file:{path}?uri=true"):
+        assert (SqlSink(url, "balances").rows_above(10, ORIGIN), [*tmp_path.iterdir()]) == (0, [])
+    SqlSink(path, "balances").open(ORIGIN)
+    assert "of task=Balance" in problem(lambda: SqlSink(path, "balances").rows_above(10, replace(ORIGIN, task="Other")))
+
+
 def record(database: Database) -> Row:
     (row,) = database.rows(f"SELECT timeline, clock FROM {CLOCKS}")
     return row
@@ -568,10 +602,11 @@ def test_a_rewind_to_the_beginning_takes_all_of_this_output_and_nothing_else(
     database: Database, monkeypatch: Any, history: bool, kind: pa.DataType
 ) -> None:
     schema = SCHEMA.set(1, pa.field("clock", kind))
+    what = replace(ORIGIN, schema=schema)
 
     def opened(table: str, timeline: int) -> tuple[SqlSink, int | None]:
         sink = SqlSink(database.url, table, history=history)
-        return sink, sink.open(replace(ORIGIN, schema=schema, timeline=timeline))
+        return sink, sink.open(replace(what, timeline=timeline))
 
     def given(*rows: Row) -> Any:
         columns = zip(*rows, strict=True)
@@ -588,12 +623,12 @@ def test_a_rewind_to_the_beginning_takes_all_of_this_output_and_nothing_else(
     first, _ = opened("balances", 3)
     first.rewind(-10, lambda: iter(given(("ann", -10, 1), (None, -10, 2))))
     first.write(given(("eve", 20, 4)), 20)
-    assert (first.rows_above(BEGINNING, ORIGIN), count) == (3, 4 if history else 3)
+    assert (first.rows_above(BEGINNING, what), count) == (3, 4 if history else 3)
     new, last = opened("balances", 7)
     assert last == 20
     new.rewind(BEGINNING, none_then)
     record = f"SELECT timeline, clock FROM {CLOCKS} WHERE table_name = 'balances'"
-    assert (database.rows(), database.rows(record), new.rows_above(BEGINNING, ORIGIN)) == ([], [(7, BEGINNING)], 0)
+    assert (database.rows(), database.rows(record), new.rows_above(BEGINNING, what)) == ([], [(7, BEGINNING)], 0)
     # Writers of both timelines that have ended change nothing, at whatever clock.
     for ended, clock in itertools.product((old, first), (-20, 20, 30)):
         with pytest.raises(FencedError, match="was rewound"):
