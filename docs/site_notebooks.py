@@ -30,5 +30,7 @@ def _output(output: dict[str, Any]) -> str:
         return f'<img alt="{alt}" src="data:image/png;base64,{picture}">'
     if "text/html" in data:
         # Whatever stands in one block of HTML is not read as Markdown.
-        return f"<div>\n{''.join(data['text/html'])}\n</div>"
-    return f"```text\n{''.join(data['text/plain']).rstrip()}\n```"
+        return f'<div style="overflow-x: auto">\n{"".join(data["text/html"])}\n</div>'
+    # In a block of Markdown, long lines would be out of sight.
+    text = escape("".join(data["text/plain"]).rstrip())
+    return f'<pre style="white-space: pre-wrap"><code>{text}</code></pre>'

@@ -135,7 +135,7 @@ def test_a_notebook_is_shown_with_what_its_cells_gave(tmp_path: Path) -> None:
     page = tmp_path / "page.ipynb"
     given = [
         {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]},
-        {"output_type": "execute_result", "data": {"text/plain": ["2"]}},
+        {"output_type": "execute_result", "data": {"text/plain": ["<2>"]}},
         {"output_type": "display_data", "data": {"text/plain": ["x"], "text/html": ["<pre>a\n", "b</pre>"]}},
         {"output_type": "display_data", "data": {"text/plain": ["<Axes>"], "image/png": "QUJD\n"}},
     ]
@@ -144,9 +144,9 @@ def test_a_notebook_is_shown_with_what_its_cells_gave(tmp_path: Path) -> None:
     assert as_markdown(page).split("\n\n") == [
         "# One\n[a](b.md)",
         "```python\n1 + 1\n2\n```",
-        "```text\none\ntwo\n```",
-        "```text\n2\n```",
-        "<div>\n<pre>a\nb</pre>\n</div>",
+        '<pre style="white-space: pre-wrap"><code>one\ntwo</code></pre>',
+        '<pre style="white-space: pre-wrap"><code>&lt;2&gt;</code></pre>',
+        '<div style="overflow-x: auto">\n<pre>a\nb</pre>\n</div>',
         '<img alt="&lt;Axes&gt;" src="data:image/png;base64,QUJD">\n',
     ]
     assert dead_links(page, tmp_path) == ["b.md"]

@@ -141,5 +141,4 @@ def error_of(row: bytes) -> StateError | None:
     if not row.startswith(_MARK):
         return None
     error: StateError = pickle.loads(row[len(_MARK) :])
-    error.args = tuple(naming_cells(text) for text in error.args)
     return error

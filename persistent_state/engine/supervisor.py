@@ -23,7 +23,7 @@ from persistent_state.engine.queries import Queries, Setup
 from persistent_state.engine.reports import Reports
 from persistent_state.engine.session import Scratch
 from persistent_state.engine.steps import Stepper
-from persistent_state.errors import FencedError, StateError
+from persistent_state.errors import FencedError, StateError, naming_cells
 from persistent_state.protocol import commits
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -331,6 +331,8 @@ class Supervisor:
         self._had_committed = is_of_query or self._steps.has_committed(flow)
         title = f"application={self._setup.application}" if flow is None else self._title(flow)
         own = error if isinstance(error, StateError) else as_own_error(error, title)
+        # Workers and other processes name a cell of this notebook by a file that nobody knows.
+        own.args = tuple(naming_cells(text) for text in own.args)
         if type(own) is StateError and own is not error:
             # If the error has a class of its own, Spark's error would only add the way that it took through Spark.
             own.__cause__ = error
