@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state.batch.in_order import States
-from persistent_state.errors import InvalidInputError, StateError
+from persistent_state.errors import InvalidInputError, NotThereError, StateError
 from persistent_state.formatting import Clock, full_clock, read_clock
 from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
@@ -134,7 +134,7 @@ class OpenApplication:
         """Return the names of the application's tasks.
 
         Raises:
-            InvalidInputError: There is no such application.
+            NotThereError: There is no such application.
         """
         return sorted(newest_entry(self.files, self.name).tasks)
 
@@ -142,7 +142,7 @@ class OpenApplication:
         """Return the clocks at which the state can be read, in microseconds UTC, ascending. The last is the global clock.
 
         Raises:
-            InvalidInputError: There is no such application.
+            NotThereError: There is no such application.
         """
         return newest_entry(self.files, self.name).readable
 
@@ -178,7 +178,7 @@ class OpenApplication:
             Times and clocks are timestamps in UTC, null while there is none.
 
         Raises:
-            InvalidInputError: There is no such application.
+            NotThereError: There is no such application.
             DamagedError: The log is not what was written.
 
         Example:
@@ -251,8 +251,8 @@ class OpenTask:
                 was rebuilt since is read as what it is now, as long as the clock is among the newest.
 
         Raises:
-            InvalidInputError: There is no such application or task, the clock is not retained, its timeline has ended before
-                it, the monoid is not known, or the type of what is presented is not.
+            NotThereError: There is no such application or task, the clock is not retained, or its timeline has ended before it.
+            InvalidInputError: The monoid is not known, or the type of what is presented is not.
             DamagedError: The log is not what was written.
         """
         at = None if clock is None else read_clock(clock)
@@ -275,8 +275,9 @@ class OpenTask:
             until: The clock after, or the state then; by default the newest clock.
 
         Raises:
-            InvalidInputError: As `at`; or `since` is after `until`, or a state is another task's, or of another timeline, or
-                the values at the two clocks have two types.
+            NotThereError: As `at`; or a state is of another timeline.
+            InvalidInputError: As `at`; or `since` is None or after `until`, or a state is another task's, or the values at the
+                two clocks have two types.
             DamagedError: The log is not what was written.
 
         Example:
@@ -287,6 +288,8 @@ class OpenTask:
             None {'sales': 7, 'total': 872} update_preimage
             None {'sales': 8, 'total': 1024} update_postimage
         """
+        if since is None:
+            raise InvalidInputError("since=None is not a clock; give one, or read at(), where every key is new.")
         last = until if isinstance(until, OpenState) else self.at(until)
         first = since if isinstance(since, OpenState) else self.at(since)
         newest = None if self.entries is None else self.entries.newest
@@ -321,7 +324,7 @@ class _Rows(ABC):
         """Return the rows as a table, in no particular order.
 
         Raises:
-            InvalidInputError: A clock is no longer retained.
+            NotThereError: A clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -331,7 +334,7 @@ class _Rows(ABC):
         """Return the rows as a pandas DataFrame, as `to_arrow().to_pandas()`.
 
         Raises:
-            InvalidInputError: A clock is no longer retained.
+            NotThereError: A clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -384,7 +387,7 @@ class OpenState(_Rows):
         """Yield the state in batches, within bounded memory: a range of the keys' hash is read at a time.
 
         Raises:
-            InvalidInputError: The clock is no longer retained.
+            NotThereError: The clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -397,7 +400,7 @@ class OpenState(_Rows):
         """Return the state as a table, a row per key or per window of a key, in no particular order.
 
         Raises:
-            InvalidInputError: The clock is no longer retained.
+            NotThereError: The clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -503,7 +506,7 @@ class OpenChanges(_Rows):
         """Yield the changes in batches, within bounded memory: a range of the keys' hash is read at a time.
 
         Raises:
-            InvalidInputError: A clock is no longer retained.
+            NotThereError: A clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -534,7 +537,7 @@ def _check_timeline(state: StateAt, timeline: int, entries: Entries) -> None:
     """Refuse a state that is another than that at its clock in this timeline.
 
     Raises:
-        InvalidInputError: It is another.
+        NotThereError: It is another.
     """
     origin = entries.newest.timeline
     if state.kept is not None:
@@ -542,7 +545,7 @@ def _check_timeline(state: StateAt, timeline: int, entries: Entries) -> None:
         with suppress(FileNotFoundError):
             origin = entries.kept(state.kept).timeline
     if not origin <= timeline <= entries.newest.timeline:
-        raise InvalidInputError(
+        raise NotThereError(
             f"clock={full_clock(state.clock)} of timeline={timeline} of {state.application} is gone: the application was taken "
             "back to a clock before it; open the clock without a timeline, and read its state anew."
         )
@@ -552,7 +555,8 @@ def _checked(since: StateAt, until: StateAt) -> tuple[StateAt, StateAt]:
     """Return two states, if one can be held against the other.
 
     Raises:
-        InvalidInputError: They are of two tasks or timelines, in the wrong order, or of two types.
+        NotThereError: The timeline of one has ended before its clock.
+        InvalidInputError: They are of two tasks, in the wrong order, or of two types.
     """
     named = [f"task={state.task} of {state.application} in store={state.files.url}" for state in (since, until)]
     if named[0] != named[1]:
@@ -569,7 +573,7 @@ def _checked(since: StateAt, until: StateAt) -> tuple[StateAt, StateAt]:
     if since.timeline != until.timeline:
         newest = newest_entry(until.files, until.application)
         if gone := next((state for state in (since, until) if not state.is_of_timeline(newest)), None):
-            raise InvalidInputError(
+            raise NotThereError(
                 f"clock={full_clock(gone.clock)} of timeline={gone.timeline} of {gone.application} is gone: the application "
                 "was taken back to a clock before it; read its state anew."
             )

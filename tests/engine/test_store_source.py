@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from monoids import Aggregator, Monoid, Sum
-from persistent_state import InvalidInputError, open_store, read_late_rows, read_state
+from persistent_state import InvalidInputError, StoreRefusedError, open_store, read_late_rows, read_state
 from persistent_state.engine import source_options, store_rows, store_source
 from persistent_state.engine.frames import handed_on
 from persistent_state.engine.source_options import read_options
@@ -40,6 +40,7 @@ from tests import core
 from tests.fixtures.write_graph_store import Graph
 from tests.protocol.test_joins import World as Joins
 from tests.protocol.test_joins import as_of
+from tests.refusing import RefusingFiles
 from tests.sentences import problem
 from tests.soak import soak_or
 from tests.store.servers import Servers, files_of, needed
@@ -800,6 +801,33 @@ class TestStreams:
             query.read()
             assert query.state == world.expected(newest)
             assert not query.plan()
+
+    def test_a_store_that_refuses_a_question_skips_no_clock_and_is_told_as_it_is(self) -> None:
+        with few_rows():
+            files = RefusingFiles("memory://" + core.new_id())
+            world = World(Kept(), files=files)
+            world.keeping = Keeping(2, 0, ((10, 10**9),))
+            world.play()
+            world.play()
+            stream = StoreStream(world.opened, None, lambda _: None)
+            start = stream.newest()
+            for _ in range(8):
+                world.play()
+            end = stream.newest()
+
+            def ask(number: int | None = None) -> int:
+                """Plan a micro-batch, with one question refused; return how many clocks it has."""
+                files.questions.clear()
+                files.numbers[:] = [] if number is None else [number]
+                assert stream.within(start, end, 3)["clock"] < end["clock"]
+                parts = stream.parts(start, end)
+                return len({part.changes.until.clock for part in parts if isinstance(part, store_rows.ChangesPart)})
+
+            assert ask() > 5
+            for number in range(len(files.questions)):
+                told = problem(lambda number=number: ask(number), StoreRefusedError)
+                assert told.endswith("the token has expired. Renew it.")
+                assert "new checkpoint" not in told
 
     def test_a_clock_that_is_gone_is_told_and_no_snapshot_taken(self) -> None:
         with few_rows():

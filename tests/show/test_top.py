@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from persistent_state import open_store
 from persistent_state.cli.commands import main
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.protocol import deliver
@@ -113,6 +114,31 @@ def test_a_damaged_application_is_told_and_does_not_hide_the_others(
     assert main(["top", str(tmp_path), "--json"]) == 2
     damaged, other = json.loads(capsys.readouterr().out)
     assert (damaged.keys(), other["clock"]) == ({"application", "error"}, 220)
+
+
+def test_a_folder_that_only_looks_like_an_application_hides_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(f"{STORE}/app", tmp_path / "app")
+    (tmp_path / "backup/log").mkdir(parents=True)
+    (tmp_path / "backup/log/readme.txt").write_text("hello")
+    assert open_store(str(tmp_path)).applications() == ["app"]
+    for command in ("top", "show", "verify", "metrics"):
+        assert main([command, str(tmp_path)]) == 0
+        assert capsys.readouterr().err == ""
+    assert ">app<" in open_store(str(tmp_path))._repr_html_()
+
+
+def test_show_lists_the_others_beside_an_application_that_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("app", "other"):
+        shutil.copytree(f"{STORE}/app", tmp_path / name)
+    (tmp_path / "app/log/00000000000000000016.json").write_text("{}")
+    assert main(["show", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert rows_of(out, "application  tasks").keys() == {"other"}
+    assert err.startswith("persistent-state: log entry app/log/00000000000000000016.json")
 
 
 @pytest.mark.parametrize(
