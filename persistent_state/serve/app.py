@@ -31,7 +31,7 @@ from persistent_state.open_state import OpenStore
 from persistent_state.redact import shown
 from persistent_state.serve import page
 from persistent_state.serve.access import Token, is_loopback, is_own_name
-from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, Question, read_question
+from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, Question, parameters_of, read_question
 from persistent_state.serve.page import LookupResult
 from persistent_state.serve.shared import Shared
 from persistent_state.serve.style import HEADERS
@@ -101,7 +101,7 @@ class Pages:
 
     async def _lookup_result(self, request: Request, deadline: float) -> tuple[LookupResult, int]:
         try:
-            question = read_question(request.query_params.multi_items())
+            question = read_question(parameters_of(request.scope["query_string"]))
         except InvalidInputError as error:
             half = Question(request.query_params.get(APPLICATION, ""), request.query_params.get(TASK, ""))
             return LookupResult(half, error=str(error)), 400
@@ -116,7 +116,7 @@ class Pages:
     async def lookup(self, request: Request) -> Response:
         """Answer a look-up of a key with JSON."""
         try:
-            question = read_question(request.query_params.multi_items())
+            question = read_question(parameters_of(request.scope["query_string"]))
             answer = await self._of_lookups.run(partial(self._lookups.answer, question))
         except Exception as error:
             message, status = _of_error(error)

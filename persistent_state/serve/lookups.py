@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pyarrow as pa
 
@@ -69,9 +70,23 @@ def read_question(parameters: Sequence[tuple[str, str]]) -> Question:
             raise InvalidInputError(f"{name} is given twice; give it once.")
         place[own] = value
     if missing := [name for name in (APPLICATION, TASK) if not given.get(name)]:
-        raise InvalidInputError(f"{' and '.join(missing)} is missing; add {missing[0]}=NAME to the URL.")
+        raise InvalidInputError(
+            f"{' and '.join(missing)} {'are' if missing[1:] else 'is'} missing; add {missing[0]}=NAME to the URL."
+        )
     nulls = [value for name, value in parameters if name == NULL]
     return Question(given[APPLICATION], given[TASK], given.get(CLOCK, "").strip(), columns, given.get(KEY, ""), nulls)
+
+
+def parameters_of(query: bytes) -> list[tuple[str, str]]:
+    """Return the parameters of a URL, in their order.
+
+    Raises:
+        InvalidInputError: They are not UTF-8.
+    """
+    try:
+        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError:
+        raise InvalidInputError("the URL is not UTF-8; write each byte of a text's UTF-8 as %XX.") from None
 
 
 class Lookups:
@@ -147,10 +162,11 @@ class Lookups:
             try:
                 clock = read_clock(question.clock)
             except InvalidInputError:
-                listed = ", ".join(sorted(names)) or "none"
+                listed = ", ".join(sorted(names)) or "none has one"
                 raise InvalidInputError(
                     f"clock={question.clock!r} is not a time, and keeps no clock of {question.application}; give microseconds "
-                    f"since 1970, ISO text such as 2013-01-31T12:00:00Z, or one of the names, which are {listed}."
+                    f"since 1970, ISO text such as 2013-01-31T12:00:00Z, where the + of a zone is written %2B, or the name of "
+                    f"a kept clock: {listed}."
                 ) from None
         if clock == BEGINNING:
             raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")

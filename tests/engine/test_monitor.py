@@ -63,7 +63,7 @@ def test_a_run_is_ready_if_it_commits_or_has_nothing_to_read(monitor: Monitor) -
     monitor.watch(run)
     assert ready() == (200, "application=app is ready.")
     run.unheard = ["task=A", "task=B"]
-    assert ready() == (503, "application=app: task=A has yet to commit its first micro-batch since the start.")
+    assert ready() == (503, "application=app: the first micro-batch of task=A since the start has yet to be committed.")
     run.unheard = ()
     run.under_way = {"the micro-batch of task=A": time.monotonic()}
     assert ready()[0] == 200

@@ -21,11 +21,12 @@ from persistent_state.cli.commands import main
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.metrics.of_store import of_store
 from persistent_state.protocol import deliver, rewind
-from persistent_state.serve import app
+from persistent_state.serve import app, charts
 from persistent_state.store.files import MemoryFiles
 from persistent_state.store.files.base import Files
 from tests import core
 from tests.refusing import RefusingFiles
+from tests.serve.browser import play
 from tests.serve.worlds import STORE, Served, copy
 from tests.two_tasks import TwoTasks
 
@@ -77,6 +78,29 @@ def test_clocks_lags_and_paces_of_the_last_entries_are_drawn() -> None:
     assert rows[1][2:4] == ["1970-01-01T00:00:30Z", "5 s"]
     assert "throughput" in page.text
     assert "1 a second, by positions of the sources" in page.text
+
+
+def test_the_page_of_the_pictures_tells_nothing_odd() -> None:
+    store = f"memory://{core.new_id()}"
+    play(store)
+    text = Served(store).page().text
+    found = re.search(r"([0-9.,e-]+) a second, by positions of the sources", text)
+    assert found is not None
+    # Each minute two messages or one are read for each of two tasks.
+    assert 1 / 60 < float(found[1]) < 4 / 60
+    assert "1970" not in text
+
+
+def test_a_pace_is_told_in_few_digits_and_never_as_nearly_nothing() -> None:
+    paces = {
+        0.0: "0",
+        2.9e-8: "less than 0.01",
+        0.0099: "less than 0.01",
+        0.01: "0.01",
+        1.54: "1.5",
+        12_345.6: "12,346",
+    }
+    assert [charts.a_second(pace) for pace in paces] == [f"{text} a second" for text in paces.values()]
 
 
 def test_a_channel_that_is_silent_is_named() -> None:

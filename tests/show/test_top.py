@@ -171,6 +171,17 @@ def test_the_live_view_follows_what_is_committed() -> None:
     assert "1970-01-01T00:01:50Z, moved by 1 min in the last 60 s" in others[2]
 
 
+def test_a_movement_is_that_of_the_last_minute_or_two_however_seldom_somebody_looks() -> None:
+    world = TwoTasks()
+    reader = StatusReader(world.log.files)
+    moved = []
+    for number, second in enumerate((0, 30, 61, 500, 560)):
+        for task in world.plans:
+            world.play(task, {"x": 25.0 + 30 * number}, "x")
+        moved.append(reader.look(second)[0].moved)
+    assert moved == [None, (30_000_000, 30), (60_000_000, 61), None, (30_000_000, 60)]
+
+
 def test_a_look_reads_nothing_but_the_listing_while_nothing_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = StatusReader(open_files(STORE))
     before = reader.look()
