@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -311,6 +311,9 @@ def _shown(show: Callable[[], str]) -> str:
 class _Rows(ABC):
     """Rows of an open store, which Arrow's stream interface gives to DuckDB, polars and others, batch by batch."""
 
+    _title: ClassVar[str]
+    """What they are, for a notebook."""
+
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
@@ -340,12 +343,22 @@ class _Rows(ABC):
         """
         return self.to_arrow().to_pandas()
 
+    @abstractmethod
+    def _facts(self) -> dict[str, str]:
+        """Return whose rows these are, and of when, by name."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={fact}' for name, fact in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return html.rows(self._title, self._facts())
+
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Give the batches to whoever reads Arrow's streams."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches()).__arrow_c_stream__(requested_schema)
 
 
-@dataclass
+@dataclass(repr=False)
 class OpenState(_Rows):
     """A task's state at a clock. DuckDB, polars and all that reads Arrow's streams can read it as a table.
 
@@ -366,7 +379,9 @@ class OpenState(_Rows):
         True
     """
 
-    state: StateAt = field(repr=False)
+    _title = "State"
+
+    state: StateAt
 
     @property
     def clock(self) -> int:
@@ -459,13 +474,16 @@ class OpenState(_Rows):
         edges = [*zip(*(table[name].cast(pa.int64()).to_pylist() for name in windows), strict=True)]
         return [dict(zip(edges[slice(*spans[place])], values[slice(*spans[place])], strict=True)) for place in places]
 
+    def _facts(self) -> dict[str, str]:
+        return {**_names(self.state), "clock": full_clock(self.clock), "timeline": str(self.timeline)}
+
     def _answer(self, ask: Callable[[StateAt], Answer]) -> Answer:
         """Return the answer of the state, whose runs may have been rewritten since, and remember those that hold it now."""
         answer, self.state = self.state.answer(ask)
         return answer
 
 
-@dataclass
+@dataclass(repr=False)
 class OpenChanges(_Rows):
     """The net changes of a task's state between two clocks, in the words of Delta's change data feed.
 
@@ -485,7 +503,9 @@ class OpenChanges(_Rows):
         (160, 220, ['shop', 'item', 'value', '_change_type'])
     """
 
-    changes: NetChanges = field(repr=False)
+    _title = "Changes"
+
+    changes: NetChanges
 
     @property
     def since(self) -> OpenState:
@@ -502,6 +522,11 @@ class OpenChanges(_Rows):
         """The columns of the state and their types, and `_change_type`."""
         return schema_of_changes(self.changes.until)
 
+    def _facts(self) -> dict[str, str]:
+        since, until = self.changes.since, self.changes.until
+        clocks = {"since": full_clock(since.clock), "until": full_clock(until.clock)}
+        return {**_names(until), **clocks, "timeline": str(until.timeline)}
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the changes in batches, within bounded memory: a range of the keys' hash is read at a time.
 
@@ -514,6 +539,10 @@ class OpenChanges(_Rows):
         for number in range(count):
             for some in self.changes.part(number, count).read():
                 yield from batches_of(change_rows(some, self.changes.until))
+
+
+def _names(state: StateAt) -> dict[str, str]:
+    return {"application": state.application, "task": state.task}
 
 
 def _parts(state: StateAt) -> int:

@@ -1010,3 +1010,21 @@ class TestNames:
         found = world.opened.at().state
         assert found.since is None
         assert Since() != found.since
+
+
+def test_a_state_and_changes_show_whose_they_are_and_of_when() -> None:
+    totals = open_store(STORE).application("app").task("Totals")
+    first, last = (f"1970-01-01T00:00:00.000{clock}Z ({clock})" for clock in (160, 220))
+    state, changes = totals.at(160), totals.changes(160)
+    assert repr(state) == f"OpenState(application=app, task=Totals, clock={first}, timeline=0)"
+    assert repr(changes) == f"OpenChanges(application=app, task=Totals, since={first}, until={last}, timeline=0)"
+    for shown, title in ((state, "State"), (changes, "Changes")):
+        told = shown._repr_html_()
+        assert f"<strong>{title}</strong>" in told
+        assert all(text in told for text in ("Totals", first))
+
+
+def test_changes_since_nothing_are_refused() -> None:
+    totals = open_store(STORE).application("app").task("Totals")
+    told = problem(lambda: totals.changes(None))  # type: ignore[arg-type]
+    assert told == "since=None is not a clock; give one, or read at(), where every key is new."

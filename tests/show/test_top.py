@@ -44,7 +44,7 @@ def rows_of(text: str, head: str) -> dict[str, list[str]]:
     return found
 
 
-def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None) -> str:
+def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None, width: int = 140) -> str:
     """What the live view has drawn after so many looks; between two of them 30 seconds go by, and this is called."""
     file, ticked = StringIO(), 0
 
@@ -58,7 +58,7 @@ def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None) ->
     with pytest.raises(KeyboardInterrupt):
         live.watch(
             reader,
-            Console(file=file, force_terminal=True, width=140, height=60, color_system=None),
+            Console(file=file, force_terminal=True, width=width, height=60, color_system=None),
             seconds=lambda: 30.0 * ticked,
             now_us=lambda: 5_000_000,
             wait=wait,
@@ -180,6 +180,23 @@ def test_a_movement_is_that_of_the_last_minute_or_two_however_seldom_somebody_lo
             world.play(task, {"x": 25.0 + 30 * number}, "x")
         moved.append(reader.look(second)[0].moved)
     assert moved == [None, (30_000_000, 30), (60_000_000, 61), None, (30_000_000, 60)]
+
+
+def test_on_80_columns_names_are_cut_and_no_clock_is() -> None:
+    world = TwoTasks(outputs=("parquet:/data/warehouse/of/the/shops/and/their/totals",))
+    for second in (25, 45):
+        for task in world.plans:
+            world.play(task, {"x": second}, "x")
+    deliver.record(world.log, core.newest(world.log).epoch, "A", world.plans["A"].outputs[0], 10_000_000, now=0)
+    view = drawn(StatusReader(world.log.files), 1, width=80)
+    assert view.count("1970-01-01T00:00:40Z") == 3
+    assert view.count("1970-01-01T00:00:45Z") == 3
+    assert view.count("1970-01-01T00:00:10Z") == 1
+    assert "parquet:/data/" in view
+    assert "totals" not in view
+    # All columns are there.
+    for head in ("newest message", "behind", "late", "bad", "size", "clocks behind"):
+        assert head in view
 
 
 def test_a_look_reads_nothing_but_the_listing_while_nothing_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
