@@ -442,7 +442,7 @@ def test_metrics_are_read_once_for_all_who_ask_within_a_second() -> None:
 def test_a_page_of_a_store_that_hangs_is_answered_within_the_time_of_one_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "SECONDS", 0.4)
+    monkeypatch.setattr(app, "SECONDS", 2.0)
     world, go_on = TwoTasks(), threading.Event()
     for task in "AB":
         world.play(task, {"x": 25}, "x")
@@ -458,6 +458,6 @@ def test_a_page_of_a_store_that_hangs_is_answered_within_the_time_of_one_questio
     begun = time.monotonic()
     page = served.page(503, application="app", task="A", word="x")
     # The look, the detail and the look-up each hang.
-    assert 0.4 <= time.monotonic() - begun < 0.75
+    assert 2.0 <= time.monotonic() - begun < 3.9
     go_on.set()
-    assert page.text.count("the store did not answer within 0.4 seconds") == 3
+    assert page.text.count("the store did not answer within 2 seconds") == 3
