@@ -312,7 +312,7 @@ class _Rows(ABC):
     """Rows of an open store, which Arrow's stream interface gives to DuckDB, polars and others, batch by batch."""
 
     _title: ClassVar[str]
-    """What they are, for a notebook."""
+    """The title of them in a notebook."""
 
     @property
     @abstractmethod

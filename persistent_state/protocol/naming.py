@@ -62,7 +62,7 @@ def release(log: Log, name: str, now: int) -> int:
             return entry
         if clock is None:
             raise InvalidInputError(
-                f"name={name!r} keeps no clock of {log.application}; its kept clocks have these names: {_names(entry)}."
+                f"name={name!r} keeps no clock of {log.application}; the names of its clocks: {_names(entry)}."
             )
         found.append(clock)
         return _with_names(entry, clock, {*entry.kept[clock].names} - {name})
