@@ -627,7 +627,9 @@ class TestStreams:
     @pytest.mark.parametrize("kind", KINDS)
     @settings(max_examples=soak_or(ci=6, soak=200), deadline=None)
     @given(
-        st.lists(st.sampled_from((*ACTIONS, "reset", "read", "read", "kill", "plan and kill")), min_size=4, max_size=16),
+        st.lists(
+            st.sampled_from((*ACTIONS, "reset", "read", "read", "kill", "plan and kill")), min_size=4, max_size=16
+        ),
         st.integers(0, 10**6),
         st.booleans(),
         st.sampled_from((1, 2, 100)),
