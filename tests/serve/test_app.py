@@ -197,7 +197,7 @@ def test_a_store_that_does_not_answer_is_503_and_what_was_seen_last_stays(monkey
     with monkeypatch.context() as patched:
         patched.setattr(MemoryFiles, "list", fails)
         page = served.page(503)
-        assert "The store does not answer: the store is away; wait for it." in page.text
+        assert "The store can't be read: the store is away; wait for it." in page.text
         assert page.tables["How far each task is"] == before.tables["How far each task is"]
         assert served.client.get("/health").status_code == 503
         assert (served.client.get("/metrics").status_code, served.client.get("/metrics").text) == (
@@ -206,7 +206,7 @@ def test_a_store_that_does_not_answer_is_503_and_what_was_seen_last_stays(monkey
         )
         told = served.lookup(503, application="app", task="A", word="x")
         assert told == {"error": "the store is away; wait for it."}
-    assert "does not answer" not in served.page().text
+    assert "The store can't be read" not in served.page().text
 
 
 def two_applications() -> RefusingFiles:
