@@ -23,7 +23,7 @@ from persistent_state.errors import InvalidInputError, check_whole
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
-from persistent_state.formatting import Clock, read_clock
+from persistent_state.formatting import Clock
 from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.joins import Join, by_side
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -367,7 +367,7 @@ class Application:
 
         Args:
             to: A time: microseconds UTC, ISO text (UTC unless it says a zone) or a `datetime` with a zone. The application goes
-                back to the newest kept clock at or below it.
+                back to the newest kept clock at or below it. Or the name of a kept clock.
             outputs: By the name of an output: "retract" takes back what its sink has above the clock, which is the default
                 where the sink can; "again" leaves it there, and the clocks above come again. Where several tasks have an output
                 of one name, it is "task/name".
@@ -388,7 +388,7 @@ class Application:
         """
         from persistent_state.engine import rewinds
 
-        return rewinds.plan(self._rewind_setup(), read_clock(to), outputs or {})
+        return rewinds.plan(self._rewind_setup(), to, outputs or {})
 
     def rewind(self, to: Clock | RewindPlan, *, outputs: Mapping[str, str] | None = None) -> RewindPlan:
         """Go back to a kept clock, with every output. What was above the clock is void from then on.
@@ -397,7 +397,7 @@ class Application:
         code if you like. Each sink goes back at once if it answers, else at the next start. All of them together have a minute.
 
         Args:
-            to: A plan, as `plan_rewind` returned it, or a time, as `plan_rewind` takes it.
+            to: A plan, as `plan_rewind` returned it, or a time or a name, as `plan_rewind` takes it.
             outputs: As for `plan_rewind`; a plan has them already.
 
         Returns:
@@ -412,7 +412,7 @@ class Application:
 
         setup = self._rewind_setup()
         if not isinstance(to, RewindPlan):
-            to = rewinds.plan(setup, read_clock(to), outputs or {})
+            to = rewinds.plan(setup, to, outputs or {})
         elif outputs is not None:
             raise InvalidInputError(
                 f"{outputs=} is given, and the plan has what outputs do; leave it out, or plan again."

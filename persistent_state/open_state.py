@@ -15,10 +15,11 @@ import pyarrow as pa
 from monoids import Aggregator, Monoid
 from persistent_state.batch.in_order import States
 from persistent_state.errors import InvalidInputError, NotThereError, StateError
-from persistent_state.formatting import Clock, full_clock, read_clock
+from persistent_state.formatting import Clock, full_clock
 from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
 from persistent_state.partials.changed import Changed, are_equal
+from persistent_state.protocol.naming import clock_named
 from persistent_state.show import html
 from persistent_state.show.history import history
 from persistent_state.show.plot import plot
@@ -244,8 +245,8 @@ class OpenTask:
         The state is settled now: whatever the application does meanwhile, it is given as it is at this clock, or refused.
 
         Args:
-            clock: A clock of `OpenApplication.clocks`: microseconds, ISO text or a `datetime` with a zone. By default the
-                newest, which is the global clock.
+            clock: A clock of `OpenApplication.clocks`: microseconds, ISO text, a `datetime` with a zone, or the name of a kept
+                clock. By default the newest, which is the global clock.
             timeline: The `timeline` of a state that was read at this clock before. If the application was taken back since, to
                 a clock before this one, the state at the clock is another, and is refused. By default it is given. A task that
                 was rebuilt since is read as what it is now, as long as the clock is among the newest.
@@ -255,8 +256,8 @@ class OpenTask:
             InvalidInputError: The monoid is not known, or the type of what is presented is not.
             DamagedError: The log is not what was written.
         """
-        at = None if clock is None else read_clock(clock)
         entries = self.entries or entries_of(Log(self.files, self.application))
+        at = None if clock is None else clock_named(entries.log, clock)
         state = find_state(self.files, self.application, self.task, at, self.monoids, self.presented, entries)
         if timeline is not None and timeline != state.timeline:
             _check_timeline(state, timeline, entries)

@@ -59,7 +59,7 @@ def read_state(
         store: The store's folder or URL.
         application: The application's name.
         task: The task, or its name.
-        clock: One of `clocks`; by default the newest, which is the global clock.
+        clock: One of `clocks`, or the name of a kept clock; by default the newest, which is the global clock.
         monoids: Your own monoids and aggregators, where the task is only named.
         presented: True for values as outputs show them: as a Summary or an Aggregator presents them. If the task is only named,
             give its Aggregator in `monoids`.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.formatting import Clock, read_clock
+from persistent_state.formatting import Clock
 from persistent_state.protocol import branch, naming
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -28,7 +28,7 @@ def keep_clock(
         store: The store's folder or URL.
         application: The application's name.
         name: The name. A clock may have several, and a name is that of one clock.
-        clock: One of the kept clocks; by default the newest, which is the global clock.
+        clock: One of the kept clocks, or a name of it; by default the newest, which is the global clock.
         storage_options: What fsspec needs to open the store.
 
     Returns:
@@ -46,8 +46,9 @@ def keep_clock(
     """
     if not isinstance(name, str):
         raise InvalidInputError(f"name={name!r} is not a text; give one by which to release the clock.")
-    at = None if clock is None else read_clock(clock)
-    return naming.keep(Log(open_files(store, storage_options), application), at, name, _now_us())
+    log = Log(open_files(store, storage_options), application)
+    at = None if clock is None else naming.clock_named(log, clock)
+    return naming.keep(log, at, name, _now_us())
 
 
 def release_clock(store: str, application: str, name: str, *, storage_options: Mapping[str, Any] | None = None) -> int:
@@ -95,7 +96,7 @@ def branch_application(
         store: The store's folder or URL.
         application: The application's name.
         new: The name of the new application.
-        clock: One of the kept clocks; by default the newest, which is the global clock.
+        clock: One of the kept clocks, or a name of it; by default the newest, which is the global clock.
         to: The folder or URL of the store for the new application, by default the same.
         on_progress: Called after each file with the number of bytes that are copied, and of those that are to be.
         storage_options: What fsspec needs to open the store.
@@ -119,9 +120,10 @@ def branch_application(
     """
     files = open_files(store, storage_options)
     there = files if to is None else open_files(to, to_storage_options)
-    at = None if clock is None else read_clock(clock)
+    log = Log(files, application)
+    at = None if clock is None else naming.clock_named(log, clock)
     entry = branch.branch(
-        Log(files, application),
+        log,
         Log(there, new),
         at,
         now=_now_us(),

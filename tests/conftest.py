@@ -37,6 +37,7 @@ TOGETHER = (
     ("drivers", tuple(f"/spark/test_{name}.py" for name in ("kills", "failures", "drivers", "cluster", "deliveries"))),
     ("kafka", ("/kafka/", "test_kafka")),
     ("servers", ("test_conformance.py", "/spark/test_stores.py")),
+    ("release", ("/release/",)),
 )
 """Tests that run in one process, the longest first: a name, and what marks their files."""
 

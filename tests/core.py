@@ -17,11 +17,14 @@ from persistent_state.batch.messages import Answers, Basis, Blob, Report, Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.batch.spans import Span
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
-from persistent_state.protocol import commits, graph, takeover
+from persistent_state.protocol import commits, graph, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.rewind import Choice
+from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.sinks.base import CLOCK
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
@@ -270,6 +273,17 @@ def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan]
     reads = [changes.read(flow.first, name, span) for name, span in spans] or [()]
     sent = [combine(flow, basis.of_part(part, None), part, len(reads), read) for part, read in enumerate(reads)]
     return merged(flow, sent)
+
+
+def plan_rewind(log: Log, to: int, action: str | None = None) -> RewindPlan:
+    """A rewind in which each output that has something above the clock does this; None refuses it."""
+
+    def choose(task: str, output: str, more: str) -> Choice:
+        if action is None:
+            raise InvalidInputError(f"task={task}: sink={output!r} {more}.")
+        return Choice(action)
+
+    return rewind.plan(log, to, choose)
 
 
 def in_place(

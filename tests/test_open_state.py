@@ -212,7 +212,7 @@ class World:
         """Go back to a kept clock. From there on the source has other messages."""
         if self.newest.kept:
             clock = self.random.choice([*self.newest.kept])
-            rewind.rewind(self.log, rewind.plan(self.log, clock), writer="test", now=0)
+            rewind.rewind(self.log, core.plan_rewind(self.log, clock), writer="test", now=0)
             self.sent = [message for message in self.sent if message[1] < clock]
             self.resets = [reset for reset in self.resets if reset < clock]
             self.batch = clock // 10
@@ -390,7 +390,7 @@ class TestTimelines:
         return world
 
     def back(self, world: World, to: int) -> None:
-        rewind.rewind(world.log, rewind.plan(world.log, to), writer="test", now=0)
+        rewind.rewind(world.log, core.plan_rewind(world.log, to), writer="test", now=0)
         world.sent = [message for message in world.sent if message[1] < to]
         world.batch = to // 10
         world.restart()

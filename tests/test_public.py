@@ -210,17 +210,27 @@ def test_importing_starts_no_spark(package: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+@pytest.mark.parametrize("package", ["persistent_state.cli.commands", "pyspark_persistent_state"])
+def test_importing_needs_no_extra(package: str) -> None:
+    extras = (
+        "s3fs adlfs azure gcsfs requests sqlalchemy psycopg deltalake confluent_kafka fastavro datasketches prometheus_client "
+        "opentelemetry starlette uvicorn rich matplotlib hypothesis pytest"
+    )
+    program = f"import sys; sys.modules.update(dict.fromkeys({extras.split()!r})); import {package}"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
 def test_only_the_engine_imports_spark() -> None:
     for module, file in modules("persistent_state"):
         spark = {name for name in imports(file, at_load=True) if name.split(".")[0] in ("pyspark", "py4j")}
         assert not spark or module.split(".")[0] == "engine", f"{file} imports {spark}"
 
 
-def test_only_what_is_handed_a_session_reaches_for_the_engine_and_not_before_it_is() -> None:
+def test_only_what_is_handed_a_session_or_looks_for_one_reaches_for_the_engine_and_not_before() -> None:
     for module, file in modules("persistent_state"):
         if module.split(".")[0] != "engine":
             late = {name for name in imports(file) if name.startswith("persistent_state.engine")}
-            assert not late or module in ("", "application", "reading"), f"{file} imports {late}"
+            assert not late or module in ("", "application", "reading", "cli.doctor.machine"), f"{file} imports {late}"
             assert not any(name.startswith("persistent_state.engine") for name in imports(file, at_load=True))
 
 

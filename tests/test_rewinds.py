@@ -32,6 +32,10 @@ from persistent_state import (
     StoreUnavailableError,
     TimeReplayableSource,
     ValuesAtClock,
+    branch_application,
+    keep_clock,
+    open_store,
+    read_state,
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
 from persistent_state.engine import rewinds
@@ -726,3 +730,22 @@ def test_a_place_under_another_name_is_not_believed_to_have_what_is_void() -> No
     giver = deliver.Giver(world.log, "total", "other name", lambda timeline: opened(table, timeline), never, lambda: 0)
     with pytest.raises(InvalidInputError, match=r"it holds clock=.* \(110\), to which application=app has never come"):
         giver.give_next(world.newest.epoch)
+
+
+def test_the_name_of_a_kept_clock_stands_for_it_in_python() -> None:
+    world = played("table")
+    app = application(world, Table([0, 110]))
+    keep(world.log, 60, "before the sale", 0)
+    assert read_state(world.files.url, "app", "total", "before the sale").equals(
+        read_state(world.files.url, "app", "total", 60)
+    )
+    task = open_store(world.files.url).application("app").task("total")
+    assert task.at("before the sale").clock == 60
+    assert app.plan_rewind("before the sale").clock == 60
+    assert keep_clock(world.files.url, "app", "of May", "before the sale") == 60
+    assert branch_application(world.files.url, "app", "green", "of May") == 60
+    for ask in (task.at, app.plan_rewind, app.rewind):
+        said = problem(lambda ask=ask: ask("Christmas"))
+        assert "clock='Christmas' is not a time, and keeps no clock of app; give" in said
+        assert "which are before the sale, of May." in said
+    assert app.rewind("of May").clock == 60

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
+from persistent_state.cli.doctor.all_checks import all_checks
+from persistent_state.cli.doctor.check import FAIL
 from persistent_state.cli.loader import load_application
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import full_clock, plain, to_json
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
 
     Returns:
-        The exit status: 0, or 1 if `verify` found problems or a rewind was declined, or 2 if the command failed.
+        The exit status: 0, or 1 if `verify` or `doctor` found problems or a rewind was declined, or 2 if the command failed.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -68,15 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("store", metavar="STORE", help="the store's folder or url, as the application has it")
-    common.add_argument("--json", action="store_true", help="print JSON, for programs")
-    common.add_argument(
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--json", action="store_true", help="print JSON, for programs")
+    options.add_argument(
         "--storage-options",
         metavar="JSON|@FILE",
         default="{}",
         help="the store's options as a JSON object, such as keys; as @FILE, no list of processes shows its secrets",
     )
+    common = argparse.ArgumentParser(add_help=False, parents=[options])
+    common.add_argument("store", metavar="STORE", help="the store's folder or url, as the application has it")
     parser = argparse.ArgumentParser(
         PROGRAM,
         description="Look into a store of persistent state, and work with it. Nothing that it holds is executed.",
@@ -211,6 +214,16 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("verify", parents=[common], help="check every checksum and every reference of a store")
     check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
     check.set_defaults(run=_verify)
+
+    examine = commands.add_parser(
+        "doctor",
+        parents=[options],
+        help="check Java, Spark, Python, the extras, and a store",
+        description="Check Java, Spark, Python and the extras on this machine, and a store: that it can be reached, that of "
+        "several creators of a file one wins, and that its clock is right. What is written to the store is deleted.",
+    )
+    examine.add_argument("store", metavar="STORE", nargs="?", help="a store's folder or url (default: none is checked)")
+    examine.set_defaults(run=_doctor)
     return parser
 
 
@@ -396,17 +409,9 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
 
 def _keep(arguments: argparse.Namespace) -> int:
     store, options = arguments.store, _storage_options(arguments.storage_options)
-    at = _at(arguments, options)
-    clock = keep_clock(store, arguments.application, arguments.name, at, storage_options=options)
+    clock = keep_clock(store, arguments.application, arguments.name, arguments.at, storage_options=options)
     _told(arguments, clock, "is kept as")
     return 0
-
-
-def _at(arguments: argparse.Namespace, options: Mapping[str, Any]) -> int | None:
-    """Return the clock that `--at` says; None without it."""
-    if arguments.at is None:
-        return None
-    return clock_named(Log(open_files(arguments.store, options), arguments.application), arguments.at)
 
 
 def _release(arguments: argparse.Namespace) -> int:
@@ -428,7 +433,7 @@ def _branch(arguments: argparse.Namespace) -> int:
             arguments.store,
             arguments.application,
             arguments.new,
-            _at(arguments, options),
+            arguments.at,
             to=arguments.to,
             on_progress=lambda done, all: tell(f"{size(done)} of {size(all)}"),
             storage_options=options,
@@ -449,8 +454,7 @@ def _rewind(arguments: argparse.Namespace) -> int:
         raise InvalidInputError("no question is asked with --json; add --yes, or --dry-run to see the plan.")
     with _prints_aside() if arguments.json else nullcontext():
         app = load_application(arguments.application)
-        to = clock_named(Log(open_files(app.store, app.storage_options), app.name), arguments.to)
-        plan = app.plan_rewind(to, outputs=dict(arguments.outputs))
+        plan = app.plan_rewind(arguments.to, outputs=dict(arguments.outputs))
     refused = refusals(plan, "--outputs '{}=again'")
     is_last = arguments.dry_run or bool(refused)
     if is_last or not arguments.json:
@@ -498,6 +502,20 @@ def _verify(arguments: argparse.Namespace) -> int:
         )
     _print([to_json(asdict(result))] if arguments.json else verified(result))
     return 1 if result.problems else 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    found = []
+    options = _storage_options(arguments.storage_options)
+    if options and arguments.store is None:
+        raise InvalidInputError("no store is named for --storage-options; name it, or leave them out.")
+    for each in all_checks(arguments.store, options, lambda: _now_us() / 1e6):
+        found.append(each)
+        if not arguments.json:
+            print(each.line(), flush=True)
+    if arguments.json:
+        print(to_json([asdict(each) for each in found]))
+    return 1 if any(each.status == FAIL for each in found) else 0
 
 
 @contextmanager

@@ -26,8 +26,7 @@ def require_java() -> None:
 
 def java_problem() -> str | None:
     """Return what is wrong with this machine's Java and what to do about it, in one sentence; None if nothing is."""
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    java, home = find_java(), os.environ.get("JAVA_HOME")
     if java is None:
         what_is_there = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on PATH"
     else:
@@ -39,6 +38,12 @@ def java_problem() -> str | None:
         f"Java {OLDEST} or newer is needed, and {what_is_there}: install one (for example apt-get install "
         f"openjdk-{OLDEST}-jre-headless) and let JAVA_HOME, or PATH if that is not set, lead to it."
     )
+
+
+def find_java() -> str | None:
+    """Return the path of the `java` that Spark will start; None if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=os.path.join(home, "bin") if home else None)
 
 
 def java_version(java: str) -> int | None:

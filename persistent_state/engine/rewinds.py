@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -21,14 +21,15 @@ from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed, copied
 from persistent_state.errors import FencedError, InvalidInputError, StateError
-from persistent_state.formatting import full_clock
+from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.protocol import flows, refusals
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
-from persistent_state.protocol.rewind import Choose
+from persistent_state.protocol.naming import clock_named
+from persistent_state.protocol.rewind import Choice, Choose
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, REFUSE, RETRACT, OutputPlan, ReadAgain, RewindPlan
 from persistent_state.sinks.base import RecordingSink
 from persistent_state.sinks.function import Function
@@ -51,9 +52,6 @@ _logger = logging.getLogger("persistent_state")
 
 ByOutput: TypeAlias = "Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]"
 """Each output with its task's plan, by the names of both."""
-
-Refused: TypeAlias = "dict[tuple[str, str], dict[str, Any]]"
-"""By the names of a task and its output: why that can't go back, as fields of an `OutputPlan`."""
 
 
 def session() -> SparkSession | None:
@@ -79,18 +77,18 @@ def columns_of(
     return queries.columns_of(spark, task, source)
 
 
-def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
-    """Return the rewind to the newest kept clock at or below a time. `actions` says by output what is not as by default.
+def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
+    """Return the rewind to the newest kept clock at or below a time, or to one that is kept by this name.
 
-    An output that can't go back has the action `REFUSE`, so that the plan shows all of them.
+    `actions` says by output what is not as by default. An output that can't go back has the action `REFUSE`, so that the plan
+    shows all of them.
 
     Raises:
         InvalidInputError: There is no such clock, or a source lacks what is to be read again.
         StateError: The store or a source does not answer, or is damaged.
     """
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    refused: Refused = {}
-    planned = protocol.plan(log, to, _choose(parts, _by_named(parts, actions), refused))
+    planned = protocol.plan(log, clock_named(log, to), _choose(parts, _by_named(parts, actions)))
     planned = _with_what_is_left_out(setup, parts, planned)
     first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
@@ -98,7 +96,6 @@ def plan(setup: Setup, to: int, actions: Mapping[str, str]) -> RewindPlan:
     count = partial(_with_rows, first, parts)
     reads = _reads(setup, first, newest_entry(setup.files, setup.application))
     outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
-    outputs = [replace(each, **refused.get((each.task, each.output), {})) for each in outputs]
     return replace(planned, outputs=tuple(outputs), reads=tuple(reads))
 
 
@@ -225,17 +222,14 @@ def _by_named(parts: ByOutput, actions: Mapping[str, str]) -> dict[tuple[str, st
     return found
 
 
-def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str], refused: Refused) -> Choose:
-    """Return what says of each output that has something above the clock what it does.
-
-    Of one that can't go back it says why in `refused`.
-    """
+def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
+    """Return what says of each output that has something above the clock what it does, or why it can't go back."""
     names = _names(parts)
 
-    def choose(task: str, output: str, more: str) -> str:
+    def choose(task: str, output: str, more: str) -> Choice:
         if (task, output) not in parts:
             # Its sink is not here. If the output comes back, it goes back then, or is refused.
-            return RETRACT
+            return Choice(RETRACT)
         plan, given = parts[task, output]
         sink, action = given.place, actions.get((task, output), RETRACT)
         has_record, is_once = isinstance(sink, RecordingSink), plan.delivery == AT_MOST_ONCE
@@ -253,9 +247,8 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str], refused: Re
             why = f"and can't take them back; go back to a later clock{way}"
             again_by = "" if has_record or is_once else names[task, output]
         else:
-            return action
-        refused[task, output] = {"why": f"task={plan.named}: sink={output!r} {more}, {why}", "again_by": again_by}
-        return REFUSE
+            return Choice(action)
+        return Choice(REFUSE, f"task={plan.named}: sink={output!r} {more}, {why}", again_by)
 
     return choose
 

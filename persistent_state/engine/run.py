@@ -21,6 +21,7 @@ from persistent_state.engine.queries import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock
 from persistent_state.protocol import deliver, evolution, graph, refusals
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -172,6 +173,7 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         entry = setup.take_over(log, reset=reset, rebuild=rebuild)
         _warn_of_absent_tasks(newest, entry)
         _warn_of_dropped_fields(newest, entry)
+        _warn_of_gaps(newest, entry)
         _tell_of_fed_tasks(newest, setup, to_rebuild)
         for parts in equal_sources(setup.parts):
             _logger.warning(
@@ -263,3 +265,16 @@ def _warn_of_absent_tasks(before: Entry | None, entry: Entry) -> None:
                     output,
                     count,
                 )
+
+
+def _warn_of_gaps(before: Entry | None, entry: Entry) -> None:
+    """Log a warning for each output that comes back and lacks what has gone while it was left out."""
+    named = graph.parts_in_order(entry)
+    for task, output, clock in deliver.gone_meanwhile(before, entry) if before is not None else ():
+        _logger.warning(
+            "task=%s: sink=%r comes back, and is not given what closed, expired or was emitted up to clock=%s while it was "
+            "left out: that is gone. To have it whole, rebuild the task with a new place for each output.",
+            named.get(task, task),
+            output,
+            full_clock(clock),
+        )

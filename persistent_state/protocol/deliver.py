@@ -6,7 +6,7 @@ stands what changed. Where that is not so, as for an output that is new or voide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -71,6 +71,22 @@ def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
     return {output: Delivered(or_none(last[output]), count) for output, count in behind(entry, task).items()}
 
 
+def gone_meanwhile(before: Entry, entry: Entry) -> Iterator[tuple[str, str, int]]:
+    """Yield each output that comes back with a start, of which something is gone that the sink is not given any more.
+
+    `before` is the entry before that of the start. The third is the clock up to which windows that closed while the output was
+    left out, and what expired or was emitted, may be gone.
+    """
+    for name, task in entry.tasks.items():
+        window = task.identity.get("window", {})
+        if not window or "replaced" in window or name not in before.tasks:
+            continue
+        was, floor = before.tasks[name].outputs, task.stored.floor
+        for output in task.outputs.delivered:
+            if output in was.left and was.left_at.get(output, BEGINNING) < floor:
+                yield name, output, floor
+
+
 def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> list[int]:
     """Return the clocks that an output's sink lacks, ascending: of the retained ones, and of the task's `own` ones."""
     task = entry.tasks[name]
@@ -123,8 +139,8 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
             return paid
         if clock is not None:
             paid = _with_believed(paid, task, output, clock)
-        outputs = paid.tasks[task].outputs
-        return paid if whole else _with_outputs(paid, task, outputs.void(output))
+        outputs = paid.tasks[task].outputs.go_back(output)
+        return _with_outputs(paid, task, outputs if whole else outputs.void(output))
 
     return amend(log, epoch, change, now)
 

@@ -32,6 +32,7 @@ from persistent_state.sources.tasks import InOrder
 from persistent_state.store.entry import Entry, common_clock
 from persistent_state.store.flow_state import FlowState, Upstream
 from persistent_state.store.task_state import TaskState
+from persistent_state.task import messages_of, rows_of
 
 
 def reset_and_rebuilt(
@@ -158,6 +159,12 @@ def pins(entry: Entry) -> set[int]:
 def is_in_order(entry: Entry, task: str) -> bool:
     """Return whether a task processes in order the messages that wait in another."""
     return any(InOrder.kind in source for source in entry.tasks[task].identity.get("inputs", {}).values())
+
+
+def parts_in_order(entry: Entry) -> dict[str, str]:
+    """Return the tasks of the graph that are parts of ordered tasks beside those themselves, with the ordered task of each."""
+    ordered = [name for name in entry.tasks if is_in_order(entry, name)]
+    return {part: name for name in ordered for part in (messages_of(name), rows_of(name)) if part in entry.tasks}
 
 
 def processed(entry: Entry) -> dict[str, int]:

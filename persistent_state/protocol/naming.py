@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import full_clock, read_clock
+from persistent_state.formatting import Clock, full_clock, read_clock
 from persistent_state.protocol.commits import amend
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -79,22 +79,24 @@ def none_kept(application: str, entry: Entry) -> InvalidInputError:
     return InvalidInputError(f"{application} keeps no clock yet; start it once, and it keeps its newest.")
 
 
-def clock_named(log: Log, text: str) -> int:
-    """Return the clock that a text says, as `read_clock` reads it, or that is kept by this name. A time is never a name.
+def clock_named(log: Log, given: Clock) -> int:
+    """Return a clock as `read_clock` reads it, or the clock that is kept by a name. A time is never a name.
 
     Raises:
-        InvalidInputError: There is no such application, or the text is neither.
+        InvalidInputError: It is a text that is neither, or there is no such application; or `read_clock` refuses it.
     """
-    if (time := _time_of(text)) is not None:
+    if not isinstance(given, str):
+        return read_clock(given)
+    if (time := _time_of(given)) is not None:
         return time
     newest = log.newest()
     if newest is None:
         raise no_application(log.files, log.application)
-    clock = _clock_of(newest, text)
+    clock = _clock_of(newest, given)
     if clock is not None:
         return clock
     raise InvalidInputError(
-        f"clock={text!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
+        f"clock={given!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
         f"such as 2013-01-31T12:00:00Z, or the name of a kept clock: {_names(newest)}."
     )
 

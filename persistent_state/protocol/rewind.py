@@ -16,14 +16,14 @@ delivery. What was above the clock is void: no later entry says anything of it. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from persistent_state.errors import DamagedError, ExistsError, FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import restore
+from persistent_state.protocol import graph, restore
 from persistent_state.protocol.naming import none_kept
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, RETRACT, OutputPlan, RewindPlan, refusals
 from persistent_state.store import kept_entries
@@ -32,30 +32,28 @@ from persistent_state.store.log import Log
 from persistent_state.store.state_at import no_application
 from persistent_state.store.task_state import OutputState, TaskState
 
-Choose: TypeAlias = Callable[[str, str, str], str]
-"""Returns the action of an output by its task, its name and what its sink may have that is to go, in words.
+
+@dataclass(frozen=True)
+class Choice:
+    """The action of an output that has something above the clock, with its reason, as an `OutputPlan` tells them."""
+
+    action: str
+    why: str = ""
+    again_by: str = ""
+
+
+Choose: TypeAlias = Callable[[str, str, str], Choice]
+"""Returns what an output does by its task, its name and what its sink may have that is to go, in words.
 
 It may raise an InvalidInputError if the output can't go back.
 """
 
 
-def refuse(task: str, output: str, more: str) -> str:
-    """Refuse an output: its sink can't go back.
-
-    Raises:
-        InvalidInputError: It always does.
-    """
-    raise InvalidInputError(
-        f"task={task}: sink={output!r} {more}, and can't take them back; go back to a later clock, or say again for it, and it "
-        "is given the clocks above again."
-    )
-
-
-def plan(log: Log, to: int, choose: Choose = refuse) -> RewindPlan:
+def plan(log: Log, to: int, choose: Choose) -> RewindPlan:
     """Return the rewind to the newest kept clock at or below a time. `choose` says what each output does.
 
     Raises:
-        InvalidInputError: There is no such application, no such clock, or an output can't go back.
+        InvalidInputError: There is no such application, no such clock, or `choose` says so of an output.
         DamagedError: The entry of the clock is not what was written.
     """
     newest = _newest(log)
@@ -77,6 +75,7 @@ def plan(log: Log, to: int, choose: Choose = refuse) -> RewindPlan:
         names_gone={name: at for at, kept in newest.kept.items() if at > clock for name in kept.names},
         newest=newest.clock,
         asked=to,
+        named={**graph.parts_in_order(before), **graph.parts_in_order(newest)},
     )
 
 
@@ -127,13 +126,13 @@ def _as_planned(planned: RewindPlan) -> Choose:
     """
     actions = {(each.task, each.output): each.action for each in planned.outputs}
 
-    def choose(task: str, output: str, more: str) -> str:
+    def choose(task: str, output: str, more: str) -> Choice:
         action = actions.get((task, output), NONE)
         if action == NONE:
             raise InvalidInputError(
                 f"task={task}: sink={output!r} {more}, and had none when the rewind was planned; plan again. Nothing changed."
             )
-        return action
+        return Choice(action)
 
     return choose
 
@@ -203,12 +202,13 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
             more = f"may have values at clock={full_clock(furthest)}, and none above clock={full_clock(clock)} holds any more"
         else:
             more = f"may have values at clock={full_clock(furthest)}, and none holds any more"
-        action = NONE if furthest <= clock and owed is None else choose(task, output, more)
-        if action == AGAIN and task in newest.tasks:
+        choice = Choice(NONE) if furthest <= clock and owed is None else choose(task, output, more)
+        if choice.action == AGAIN and task in newest.tasks:
             # It may have been behind.
             clock = min(clock, newest.tasks[task].outputs.delivered.get(output, clock))
         has = furthest if furthest > BEGINNING and owed is None else None
-        yield OutputPlan(task, output, action, has, clock if clock > BEGINNING else None)
+        to = clock if clock > BEGINNING else None
+        yield OutputPlan(task, output, choice.action, has, to, why=choice.why, again_by=choice.again_by)
 
 
 def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
@@ -248,7 +248,7 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
             yield name, output, known
         owing -= {(name, output) for output in (*outputs.delivered, *gone)}
     for name, output in sorted(owing):
-        yield name, output, BEGINNING
+        yield name, output, newest.tasks[name].outputs.bound(output) if name in newest.tasks else BEGINNING
 
 
 def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now: int) -> Entry:
@@ -280,17 +280,21 @@ def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now:
             clock = BEGINNING if each.clock is None else each.clock
             entry = entry.with_owed(each.task, each.output, Owed(entry.timeline, clock))
     for name, task in back.tasks.items():
-        again = [each.output for each in outputs if each.task == name and each.action == AGAIN]
-        entry = entry.with_task(name, replace(task, outputs=_outputs(name, newest, before, again)))
+        actions = {each.output: each.action for each in outputs if each.task == name}
+        entry = entry.with_task(name, replace(task, outputs=_outputs(name, newest, before, actions)))
     return entry
 
 
-def _outputs(name: str, newest: Entry, before: Entry, again: Sequence[str]) -> OutputState:
-    """Return what the sinks of a task have, when the task goes back to a clock."""
-    was = before.tasks[name]
-    task, flow = newest.tasks[name], newest.flow_of(name)
-    own = max(flow.progress.clock, flow.visited)
-    return task.outputs.rewind(was.outputs, _stood(before, name), own, _is_same_life(task, was), again)
+def _outputs(name: str, newest: Entry, before: Entry, actions: Mapping[str, str]) -> OutputState:
+    """Return what the sinks of a task have, when the task goes back to a clock. `actions` says what each output does."""
+    task, was = newest.tasks[name], before.tasks[name]
+    again = [output for output, action in actions.items() if action == AGAIN]
+    had = {
+        output: furthest
+        for of, output, furthest in _furthest(newest, before)
+        if of == name and actions.get(output, NONE) != NONE
+    }
+    return task.outputs.rewind(was.outputs, _stood(before, name), _is_same_life(task, was), again, had)
 
 
 def _is_same_life(task: TaskState, was: TaskState) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from persistent_state.formatting import full_clock, pairs, shortened, show_clock, table
@@ -90,6 +90,7 @@ class RewindPlan:
         newest: The global clock before the rewind, in microseconds UTC.
         asked: The time that was asked for, in microseconds UTC.
         left_out: The tasks that the application that is rewound lacks. They go back as well.
+        named: By task that is a part of an ordered task, as the log names it: the ordered task. The text tells only that.
 
     Example:
         >>> RewindPlan("shop", 1_700_000_000_000_000, 7, 8, ("Revenue",), (), ())
@@ -112,21 +113,35 @@ class RewindPlan:
     newest: int | None = None
     asked: int | None = None
     left_out: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return "\n".join(_lines(self))
 
 
+def _name(plan: RewindPlan, task: str) -> str:
+    """Return the name by which people know a task."""
+    return plan.named.get(task, task)
+
+
+def _names(plan: RewindPlan, tasks: Iterable[str]) -> list[str]:
+    """Return the names by which people know tasks, each once."""
+    return list(dict.fromkeys(_name(plan, task) for task in tasks))
+
+
 def _lines(plan: RewindPlan) -> Iterator[str]:
     """Yield the lines that describe a plan: its clock, its tasks, what is read again, and what each output does."""
-    left_out = "which the application leaves out, and which goes back as well"
+    is_left_out, left_out = (
+        {*_names(plan, plan.left_out)},
+        "which the application leaves out, and which goes back as well",
+    )
     told: dict[str, str | list[str]] = {
         "application": plan.application,
         "clock": full_clock(plan.clock) + _which(plan),
         "timeline": f"{plan.timeline}, which begins then",
-        "tasks": [f"{name}, {left_out}" if name in plan.left_out else name for name in plan.tasks],
-        "came later": [f"{name}, which begins anew" for name in plan.later_tasks],
-        "reset or rebuilt": [f"{name}, which is again what it was before" for name in plan.earlier_lives],
+        "tasks": [f"{name}, {left_out}" if name in is_left_out else name for name in _names(plan, plan.tasks)],
+        "came later": [f"{name}, which begins anew" for name in _names(plan, plan.later_tasks)],
+        "reset or rebuilt": [f"{name}, which is again what it was before" for name in _names(plan, plan.earlier_lives)],
         "names that go": [f"{name}, of {full_clock(clock)}" for name, clock in plan.names_gone.items()],
     }
     yield from pairs({name: values for name, values in told.items() if values})
@@ -135,7 +150,7 @@ def _lines(plan: RewindPlan) -> Iterator[str]:
         yield from table(
             ("tasks", "read again", "from", "how much"),
             [
-                (", ".join(read.tasks), shortened(read.source), shortened(_begins(read)), _amount(read))
+                (", ".join(_names(plan, read.tasks)), shortened(read.source), shortened(_begins(read)), _amount(read))
                 for read in plan.reads
             ],
             right={3},
@@ -145,7 +160,7 @@ def _lines(plan: RewindPlan) -> Iterator[str]:
         yield from table(
             ("task", "output", "may have", "action", "rows"),
             [
-                (each.task, each.output, _furthest(each), _action(each, plan.clock), _count(each.rows))
+                (_name(plan, each.task), each.output, _furthest(each), _action(each, plan.clock), _count(each.rows))
                 for each in plan.outputs
             ],
             right={4},
@@ -225,7 +240,7 @@ def made(plan: RewindPlan) -> Iterator[str]:
     yield f"application={plan.application} is back at clock={full_clock(plan.clock)}, in timeline {plan.timeline}"
     for each in plan.outputs:
         if each.action != NONE or each.is_left_out:
-            yield f"task={each.task} sink={each.output!r} {_done(each, plan.clock)}"
+            yield f"task={_name(plan, each.task)} sink={each.output!r} {_done(each, plan.clock)}"
 
 
 def _done(output: OutputPlan, clock: int) -> str:

@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 from hashlib import sha256
 
-from starlette.requests import cookie_parser
-
 LOCALHOST = "localhost"
 
 
@@ -48,6 +46,9 @@ class Token:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self.matches(given.strip())
+        # The command line imports this module, also where nobody serves.
+        from starlette.requests import cookie_parser
+
         # Browsers send the cookies of all ports of a host: those of other programs may be odd.
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie_name, "")
         return hmac.compare_digest(cookie.encode(errors="replace"), self.cookie.encode())

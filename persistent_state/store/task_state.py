@@ -99,7 +99,7 @@ class OutputState:
     """By output whose sink was given clocks that a start has cut away since: the clock up to which its values are right."""
 
     furthest: int = BEGINNING
-    """A bound of what sinks were given: none was given a clock above both the task's own and this one."""
+    """A bound of what sinks were given: none was given a clock above both the task's own and this one, but for `had`."""
 
     cut_at: Mapping[str, int] = field(default_factory=dict)
     """By output: the lowest clock to which starts have cut the task back since its sink last answered.
@@ -132,22 +132,31 @@ class OutputState:
     Its place was emptied, or it went back further than to the clock of a rewind.
     """
 
+    had: Mapping[str, int] = field(default_factory=dict)
+    """By output that is to take clocks back after a rewind, or that is given them again: a bound of what its sink may have.
+
+    It stands until the sink has gone back, or has been given as much again.
+    """
+
     def record_given(self, output: str, clock: int) -> OutputState:
         """Return the record when the output's sink was given every checkpoint up to this clock.
 
         It has none above, unless starts have cut the task back.
         """
+        has_all = clock >= self.bound(output)
         return replace(
             self,
             delivered={**self.delivered, output: clock},
             voided=_without(self.voided, output),
-            cut_at=_without(self.cut_at, output) if clock >= self.bound(output) else self.cut_at,
+            cut_at=_without(self.cut_at, output) if has_all else self.cut_at,
             left_at=_without(self.left_at, output),
+            had=_without(self.had, output) if has_all else self.had,
         )
 
     def bound(self, output: str) -> int:
         """Return a bound of what the output's sink may have above the clocks that it is known to have; `BEGINNING` if none."""
-        return max(self.furthest, self.cut_at[output]) if output in self.cut_at else BEGINNING
+        had = self.had.get(output, BEGINNING)
+        return max(self.furthest, self.cut_at[output], had) if output in self.cut_at else had
 
     def void(self, output: str) -> OutputState:
         """Return the record when the output's sink lacks values of its clock, and is given everything with the next one."""
@@ -170,9 +179,6 @@ class OutputState:
             voided.pop(output, None)
         # With which clock a sink begins that never had one was said at the start.
         begun = _begun(self.begun, {output: clock}, retained) if max(clock, known) > BEGINNING else {**self.begun}
-        if any(self.delivered[output] < each < clock for each in retained):
-            # A writer of an earlier timeline gave it that clock, and had no clocks between.
-            begun[output] = clock
         if clock < known and clock not in retained:
             lacks[output] = (min(clock, lacks.get(output, (END, END))[0]), begun.get(output, END))
         delivered = {**self.delivered, output: clock}
@@ -184,7 +190,12 @@ class OutputState:
             left_at=_without(self.left_at, output),
             begun=begun,
             lacks=lacks,
+            had=_without(self.had, output),
         )
+
+    def go_back(self, output: str) -> OutputState:
+        """Return the record when the output's sink has gone back as it owed."""
+        return replace(self, had=_without(self.had, output))
 
     def cut_back(self, clock: int, own: int) -> OutputState:
         """Return the record when a start takes the task back from its own clock to this one."""
@@ -208,37 +219,46 @@ class OutputState:
         # An output that was retired by then belongs to an earlier life, and has been given nothing since.
         if output in before.retired or self._goes_on(before, output, clock, is_same_life):
             return clock
-        # `before` says what the sink had. The clocks above that are still retained there, and the sink is given them again.
+        return self._was_right(before, output, clock)
+
+    def _was_right(self, before: OutputState, output: str, clock: int) -> int:
+        """Return what `right_up_to` says of an output that does not go on from what its sink has at the clock.
+
+        `before` says what the sink had. The clocks above that are still retained there, and the sink is given them again.
+        """
         last = max(before.delivered.get(output, BEGINNING), before.left_at.get(output, BEGINNING))
         low, high = self.lacks.get(output, (END, END))
         return min(clock, last, before.voided.get(output, END), low if clock < high else END)
 
     def rewind(
-        self, before: OutputState, clock: int, own: int, is_same_life: bool, again: Collection[str]
+        self, before: OutputState, clock: int, is_same_life: bool, again: Collection[str], had: Mapping[str, int]
     ) -> OutputState:
-        """Return the record when the task goes back from its own clock to a kept one, and its outputs with it.
+        """Return the record when the task goes back to a kept clock, and its outputs with it.
 
         `before` and `is_same_life` are those of `right_up_to`. Outputs that are given clocks `again` keep what they have. Those
-        of which nothing is right, and that there were not then, are forgotten: they are new when they come again.
+        of which nothing is right, and that there were not then, are forgotten: they are new when they come again. `had` tells a
+        bound of what each sink may have that has more than is right.
         """
         known = {*before.delivered, *before.left, *self.delivered, *self.left, *self.retired} - {*before.retired}
-        right = {output: self.right_up_to(before, output, clock, is_same_life) for output in sorted(known)}
+        goes_on = {output for output in known if self._goes_on(before, output, clock, is_same_life)}
+        right = {
+            output: clock if output in goes_on else self._was_right(before, output, clock) for output in sorted(known)
+        }
         stays = {*before.delivered, *before.left, *again}
         right = {output: last for output, last in right.items() if last > BEGINNING or output in stays}
-        stay = {output for output in self.delivered if self._goes_on(before, output, clock, is_same_life)}
-        delivered = {**before.delivered, **{output: self.delivered[output] for output in stay}}
+        delivered = {**before.delivered, **{output: self.delivered[output] for output in goes_on}}
         delivered = {output: min(last, right[output]) for output, last in delivered.items() if output in right}
-        begun = {output: (self if output in stay else before).begun.get(output) for output in delivered}
+        begun = {output: (self if output in goes_on else before).begun.get(output) for output in right}
         back = OutputState(
             delivered=delivered,
-            # A sink that is to take back more owes it.
-            furthest=max(self.furthest, own) if again else clock,
+            furthest=clock,
             cut_at=right,
             left=tuple(sorted(right.keys() - delivered.keys())),
             left_at={output: last for output, last in right.items() if last > delivered.get(output, BEGINNING)},
             retired=before.retired,
             begun={output: first for output, first in begun.items() if first is not None},
             lacks={output: lacks for output, last in right.items() if (lacks := self._lacks(output, last, clock))},
+            had=had,
         )
         for output in again:
             # What only the void timeline changed comes, too.
@@ -267,9 +287,6 @@ class OutputState:
         leaves = [output for output in self.delivered if output not in delivered]
         cut_at = {output: self.voided[output] for output in leaves if output in self.voided}
         had_more = any(self.cut_at.get(output, own) < own for output in leaves)
-        begun = {
-            output: first for output, first in self.begun.items() if output in delivered and output in self.delivered
-        }
         return replace(
             self,
             delivered=delivered,
@@ -278,7 +295,7 @@ class OutputState:
             cut_at={**dict.fromkeys((*self.left, *leaves), own), **self.cut_at, **cut_at},
             left=self._left_by(outputs),
             left_at=self._left_at(leaves),
-            begun=_begun(begun, delivered, retained),
+            begun=_begun(self.begun, delivered, retained),
         )
 
     def at_reset(self, outputs: Collection[str], clock: int, born: int, own: int) -> OutputState:
@@ -297,13 +314,14 @@ class OutputState:
             retired=self.retired,
             begun=_begun({}, dict.fromkeys(outputs, BEGINNING), (clock,)),
             lacks=self.lacks,
+            had=self.had,
         )
 
     def at_rebuild(self, outputs: Collection[str], clock: int, own: int) -> OutputState:
         """Return the record for a start at the global clock that rebuilds the task from the beginning of its source."""
         return OutputState(
             delivered=dict.fromkeys(outputs, BEGINNING),
-            furthest=max(self.furthest, own),
+            furthest=max(self.furthest, own, *self.had.values()),
             retired=tuple(sorted({*self.retired, *self.delivered, *self.left})),
             begun=_begun({}, dict.fromkeys(outputs, BEGINNING), (clock,)),
             lacks=self.lacks,
@@ -401,12 +419,15 @@ def _cut_at(clock: int, runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _begun(known: Mapping[str, int], delivered: Mapping[str, int], retained: Collection[int]) -> dict[str, int]:
-    """Return `begun` when sinks have come to these clocks. One whose clock is gone is given everything with the next."""
+    """Return `begun` when sinks have come to these clocks. One whose clock is gone is given everything with the next.
+
+    It never falls. After a rewind, there may be clocks again below the one with which a writer of the old timeline begins.
+    """
     begun = dict(known)
     for output, last in delivered.items():
         above = [clock for clock in retained if clock > last]
         if above and last not in retained:
-            begun[output] = min(above)
+            begun[output] = max(min(above), known.get(output, BEGINNING))
     return begun
 
 

@@ -865,7 +865,7 @@ class TestStreams:
             assert late.plan()
             late.read()
             world.sent = [message for message in world.sent if message[1] < 40]
-            rewind.rewind(world.log, rewind.plan(world.log, 40), writer="test", now=0)
+            rewind.rewind(world.log, core.plan_rewind(world.log, 40), writer="test", now=0)
             world.batch = 4
             world.restart()
             for _ in range(6):
@@ -888,7 +888,7 @@ class TestStreams:
             offset = query.offsets[-1]
             for _ in range(4):
                 world.play()
-            rewind.rewind(world.log, rewind.plan(world.log, 50), writer="test", now=0)
+            rewind.rewind(world.log, core.plan_rewind(world.log, 50), writer="test", now=0)
             assert offset["clock"] < 50
             world.sent = [message for message in world.sent if message[1] < 50]
             world.batch = 5

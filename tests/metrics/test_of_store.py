@@ -131,7 +131,7 @@ def test_a_rewind_is_seen_until_the_sinks_have_followed() -> None:
     assert values(measured(world), measures.KEPT) == {(): len(kept)}
     assert values(measured(world), measures.OLDEST_KEPT) == {(): kept[0] / 1e6}
     assert values(measured(world), measures.OUTPUT_OWES) == {}
-    planned = rewind.plan(world.log, 20_000_000, lambda *_: rewind.RETRACT)
+    planned = core.plan_rewind(world.log, 20_000_000, rewind.RETRACT)
     entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
     assert values(measured(world), measures.TIMELINE) == {(): entry.timeline} != {(): 0}
     assert values(measured(world), measures.KEPT) == {(): len(kept) - 1}

@@ -263,6 +263,19 @@ def test_messages_above_the_clock_wait() -> None:
     assert max(run.last for run in runs) == 25
 
 
+def test_the_plan_of_a_rewind_tells_the_names_that_people_know() -> None:
+    world = World(None)
+    world.start(2)
+    world.play([told(5, 1), told(25, 1)])
+    world.step()
+    name = world.task.task_name
+    planned = core.plan_rewind(world.log, world.newest.clock)
+    assert {*planned.tasks} == {messages_of(name), name, rows_of(name)}
+    assert f"tasks        {name}\n" in repr(planned)
+    assert messages_of(name) not in repr(planned)
+    assert rows_of(name) not in repr(planned)
+
+
 def test_a_forgotten_key_does_not_come_back_from_an_older_run() -> None:
     world = World(None)
     world.start(1)

@@ -303,7 +303,7 @@ def test_a_rewind_takes_along_what_a_sink_was_given_above_the_global_clock() -> 
     for last in (50, 40):
         # The log may lag behind by a clock.
         record(log, 1, "ids", "out", last, 0)
-        planned = rewind.plan(log, 20, lambda task, output, more: rewind.RETRACT)
+        planned = core.plan_rewind(log, 20, rewind.RETRACT)
         assert [(each.action, each.furthest) for each in planned.outputs] == [("retract", 50)]
     entry = rewind.rewind(log, planned, writer="somebody", now=0)
     assert entry.owed("ids", "out") == Owed(entry.timeline, 20)

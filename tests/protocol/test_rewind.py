@@ -62,7 +62,7 @@ class World:
             core.play(self.log, plan, some, keeping=self.keeping)
 
     def back(self, to: int, writer: str = "somebody") -> Entry:
-        return rewind.rewind(self.log, rewind.plan(self.log, to), writer=writer, now=0)
+        return rewind.rewind(self.log, core.plan_rewind(self.log, to), writer=writer, now=0)
 
     def state(self, clock: int | None = None, task: str = "total") -> int:
         (row,) = read_state(self.files.url, "app", task, clock).to_pylist() or [{"value": 0}]
@@ -111,13 +111,13 @@ def test_it_goes_back_again_and_further_and_to_clocks_of_either_timeline() -> No
 def test_a_rewind_is_of_the_epoch_of_its_plan() -> None:
     world = World()
     world.play(12)
-    planned = rewind.plan(world.log, 70)
+    planned = core.plan_rewind(world.log, 70)
     core.start(world.log, [world.plan])
     number = world.newest.number
     with pytest.raises(FencedError, match="was started or taken back since the plan was made; plan again"):
         rewind.rewind(world.log, planned, writer="somebody", now=0)
     assert world.newest.number == number
-    planned = rewind.plan(world.log, 70)
+    planned = core.plan_rewind(world.log, 70)
     # What a driver commits meanwhile is above the clock.
     world.play(14)
     entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
@@ -130,17 +130,17 @@ def test_a_rewind_is_of_the_epoch_of_its_plan() -> None:
 def test_a_clock_that_is_not_kept_is_refused() -> None:
     world = World(Keeping(2))
     with pytest.raises(InvalidInputError, match="app keeps no clock yet; let it run until it has its first checkpoint"):
-        rewind.plan(world.log, 5)
+        core.plan_rewind(world.log, 5)
     world.play(12)
     oldest = next(iter(world.newest.kept))
     with pytest.raises(InvalidInputError, match=rf"is kept; the oldest kept one is clock=.*\({oldest}\)"):
-        rewind.plan(world.log, oldest - 1)
-    planned = rewind.plan(world.log, oldest)
+        core.plan_rewind(world.log, oldest - 1)
+    planned = core.plan_rewind(world.log, oldest)
     world.play(16)
     with pytest.raises(InvalidInputError, match="is kept no more; plan again"):
         rewind.rewind(world.log, planned, writer="somebody", now=0)
     with pytest.raises(InvalidInputError, match="there is no application nobody"):
-        rewind.plan(Log(world.files, "nobody"), 5)
+        core.plan_rewind(Log(world.files, "nobody"), 5)
 
 
 def test_a_clock_whose_entry_goes_while_a_rewind_is_planned_is_not_called_missing() -> None:
@@ -155,7 +155,7 @@ def test_a_clock_whose_entry_goes_while_a_rewind_is_planned_is_not_called_missin
         mock.patch.object(Log, "newest", side_effect=[before, world.newest]),
         pytest.raises(InvalidInputError, match=r"is kept no more; plan again"),
     ):
-        rewind.plan(world.log, oldest)
+        core.plan_rewind(world.log, oldest)
 
 
 @pytest.mark.parametrize(("delivered", "refused"), [(None, True), (50, False), (60, True), (70, True)])
@@ -169,14 +169,12 @@ def test_an_output_that_may_have_values_above_the_clock_is_refused(delivered: in
         deliver.record(world.log, world.newest.epoch, "total", "sink", delivered, 0)
     if delivered is None:
         # The first that it is given is the oldest retained one.
-        assert rewind.plan(world.log, 60).clock == 60
+        assert core.plan_rewind(world.log, 60).clock == 60
         with pytest.raises(InvalidInputError, match="no clock at or below"):
-            rewind.plan(world.log, -10)
+            core.plan_rewind(world.log, -10)
     elif refused:
-        with pytest.raises(
-            InvalidInputError, match=r"task=total: sink='sink' may have values at clock=.* go back to a later"
-        ):
-            rewind.plan(world.log, 60)
+        with pytest.raises(InvalidInputError, match=r"task=total: sink='sink' may have values at clock=.*, which is"):
+            core.plan_rewind(world.log, 60)
     else:
         entry = world.back(60)
         assert entry.tasks["total"].outputs.delivered == {"sink": 50}
@@ -189,7 +187,7 @@ def test_an_output_that_was_left_out_is_refused_too() -> None:
     world.play(12)
     core.start(world.log, [world.plan])
     with pytest.raises(InvalidInputError, match="sink='sink' may have values"):
-        rewind.plan(world.log, 60)
+        core.plan_rewind(world.log, 60)
 
 
 def test_an_output_that_has_come_back_is_refused_until_it_was_given_again_what_it_may_have() -> None:
@@ -203,7 +201,7 @@ def test_an_output_that_has_come_back_is_refused_until_it_was_given_again_what_i
     core.start(world.log, [given])
     for clock in (20, 40, 60):
         with pytest.raises(InvalidInputError, match="sink='sink' may have values"):
-            rewind.plan(world.log, 60)
+            core.plan_rewind(world.log, 60)
         deliver.record(world.log, world.newest.epoch, "total", "sink", clock, 0)
 
 
@@ -214,10 +212,10 @@ def test_an_output_of_a_life_before_is_refused_below_what_it_had_then() -> None:
     world.play(12)
     deliver.record(world.log, world.newest.epoch, "total", "sink", 60, 0)
     core.start(world.log, [world.plan], reset=("total",))
-    planned = rewind.plan(world.log, 100, lambda *_: rewind.AGAIN)
+    planned = core.plan_rewind(world.log, 100, rewind.AGAIN)
     rewind.rewind(world.log, planned, writer="somebody", now=0)
     with pytest.raises(InvalidInputError, match="sink='sink' may have values"):
-        rewind.plan(world.log, 40)
+        core.plan_rewind(world.log, 40)
 
 
 def test_a_task_that_came_later_is_as_at_its_first_start() -> None:
@@ -290,7 +288,7 @@ def test_a_graph_goes_back_with_windows_timers_and_rows_that_are_late() -> None:
     check(files, 60)
     log = Log(files, "app")
     for to in (graph.newest.clock, [*graph.newest.kept][1]):
-        planned = rewind.plan(log, to)
+        planned = core.plan_rewind(log, to)
         assert rewind.rewind(log, planned, writer="somebody", now=0).clock == to
         assert verify(files.url).problems == ()
         graph = Graph(files, 3, 20).start()

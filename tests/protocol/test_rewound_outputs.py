@@ -14,7 +14,9 @@ import pytest
 from monoids import Sum
 from persistent_state import FencedError, InvalidInputError, NonWindowState, PersistentTask, TumblingWindow, WindowState
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
+from persistent_state.engine import run
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock
 from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, naming, rewind
 from persistent_state.protocol.commits import Keeping, amend
@@ -102,7 +104,7 @@ def deliver_all(world: World, plan: Plan, sink: Sink, output: str = "sink", most
 
 
 def back(world: World, to: int, action: str = RETRACT) -> tuple[OutputPlan, ...]:
-    planned = rewind.plan(world.log, to, lambda task, output, more: action)
+    planned = core.plan_rewind(world.log, to, action)
     rewind.rewind(world.log, planned, writer=f"r{world.newest.number}", now=0)
     return planned.outputs
 
@@ -188,7 +190,7 @@ def test_a_task_that_came_later_and_read_history_gives_all_back() -> None:
         world.play(14, plan=plan)
     deliver_all(world, other, sink)
     assert min(sink.clocks) < 60
-    planned = rewind.plan(world.log, 60, lambda task, output, more: RETRACT)
+    planned = core.plan_rewind(world.log, 60, RETRACT)
     assert planned.later_tasks == ("other",)
     back(world, 60)
     core.start(world.log, [world.plan, other])
@@ -210,7 +212,7 @@ def test_a_rewind_across_a_reset_gives_the_clocks_that_the_sink_had_not_been_giv
     core.start(world.log, [plan], reset=("total",))
     world.play(14, plan=plan)
     deliver_all(world, plan, sink)
-    planned = rewind.plan(world.log, 100, lambda task, output, more: RETRACT)
+    planned = core.plan_rewind(world.log, 100, RETRACT)
     assert planned.earlier_lives == ("total",)
     back(world, 100)
     core.start(world.log, [plan])
@@ -255,7 +257,7 @@ def test_a_sink_that_is_given_clocks_again_may_still_have_those_of_the_void_time
     world.play(9, value=100, plan=plan)
     deliver_all(world, plan, sink)
     with pytest.raises(InvalidInputError, match=r"at clock=.*\(110\), and none above clock=.*\(60\) holds any more"):
-        rewind.plan(world.log, 70)
+        core.plan_rewind(world.log, 70)
     world.play(20, value=100, plan=plan)
     deliver_all(world, plan, sink)
     assert [(each.action, each.furthest) for each in back(world, 90, AGAIN)] == [(AGAIN, 190)]
@@ -269,11 +271,11 @@ def test_a_sink_that_owes_a_rewind_is_asked_again_whether_it_can_go_back() -> No
     back(world, 60)
     assert world.newest.owes == {"total": {"sink": Owed(world.newest.timeline, 60)}}
     with pytest.raises(InvalidInputError, match="owes to take back since an earlier rewind"):
-        rewind.plan(world.log, 60)
+        core.plan_rewind(world.log, 60)
     core.start(world.log, [plan])
     world.play(14, plan=plan)
     # The rows that go are those above the lower clock.
-    planned = rewind.plan(world.log, 90, lambda task, output, more: RETRACT)
+    planned = core.plan_rewind(world.log, 90, RETRACT)
     assert [(each.furthest, each.clock) for each in planned.outputs] == [(None, 60)]
     # Whoever says that it is to be given clocks again has it given those above the lower clock.
     back(world, 90, AGAIN)
@@ -306,7 +308,7 @@ def test_under_at_least_once_a_clock_below_what_a_sink_has_may_come_to_be_kept(m
     core.play(world.log, slow, pa.RecordBatch.from_pylist([{"ts": 75, "n": 1}], SCHEMA))
     assert (sink.clocks, world.newest.clock) == ([110], 70)
     with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\)"):
-        rewind.plan(world.log, 70)
+        core.plan_rewind(world.log, 70)
 
 
 def test_a_sink_that_lacks_values_of_its_clock_is_not_given_its_windows_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +337,7 @@ def test_names_of_clocks_above_are_told() -> None:
     world.play(12)
     naming.keep(world.log, 100, "before the sale", 0)
     naming.keep(world.log, 30, "low", 0)
-    planned = rewind.plan(world.log, 60)
+    planned = core.plan_rewind(world.log, 60)
     assert planned.names_gone == {"before the sale": 100}
     entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
     assert {name for kept in entry.kept.values() for name in kept.names} == {"low"}
@@ -566,7 +568,7 @@ def test_a_task_that_stores_nothing_may_have_given_each_clock_that_it_had(monkey
     give_unrecorded(monkeypatch, world, fast, sink)
     core.play(world.log, slow, rows_of(75))
     with pytest.raises(InvalidInputError, match="may have values at clock="):
-        rewind.plan(world.log, 70)
+        core.plan_rewind(world.log, 70)
 
 
 def test_a_sink_is_not_open_for_a_later_timeline_when_it_goes_back_for_an_earlier_one() -> None:
@@ -676,7 +678,7 @@ def test_a_sink_that_has_no_more_than_the_clock_has_nothing_to_do_after_a_restar
     core.start(world.log, [plan])
     world.play(8, plan=plan)
     deliver_all(world, plan, sink)
-    (planned,) = rewind.plan(world.log, world.newest.clock).outputs
+    (planned,) = core.plan_rewind(world.log, world.newest.clock).outputs
     assert (planned.action, planned.clock) == ("none", world.newest.clock)
 
 
@@ -687,7 +689,7 @@ def test_a_function_that_left_before_the_clock_can_come_back() -> None:
     deliver_all(world, plan, sink)
     with_sink(world)
     world.play(14)
-    assert [each.action for each in rewind.plan(world.log, 90).outputs] == ["none"]
+    assert [each.action for each in core.plan_rewind(world.log, 90).outputs] == ["none"]
     back(world, 90)
     plan = with_sink(world, "sink")
     giver_of(world, plan, sink, goes_back=False).open()
@@ -696,7 +698,7 @@ def test_a_function_that_left_before_the_clock_can_come_back() -> None:
     deliver_all(world, plan, sink)
     with_sink(world)
     with pytest.raises(InvalidInputError, match="may have values at clock="):
-        rewind.plan(world.log, 90)
+        core.plan_rewind(world.log, 90)
 
 
 def test_what_a_writer_of_the_old_timeline_gives_at_the_last_moment_is_known() -> None:
@@ -721,3 +723,126 @@ def test_what_a_writer_of_the_old_timeline_gives_at_the_last_moment_is_known() -
     # So the sink can't go back to the clock before, which it never got.
     outputs = world.newest.tasks["total"].outputs
     assert (outputs.delivered, outputs.begun) == ({"sink": 50}, {"sink": 50})
+
+
+def test_a_sibling_of_an_output_that_is_given_clocks_again_has_no_more_than_it_was_given() -> None:
+    world, a, b = World(), Sink(keeps_record=False), Sink(keeps_record=False)
+    plan = with_sink(world, "a", "b")
+    world.play(6, plan=plan)
+    for sink, output in ((a, "a"), (b, "b")):
+        deliver_all(world, plan, sink, output)
+    world.play(12, plan=plan)
+    deliver_all(world, plan, a, "a")
+    assert (a.clocks[-1], b.clocks[-1]) == (110, 50)
+    back(world, 60, AGAIN)
+    core.start(world.log, [plan])
+    deliver_all(world, plan, b, "b")
+    world.play(8, plan=plan)
+    for sink, output in ((a, "a"), (b, "b")):
+        deliver_all(world, plan, sink, output)
+    # What is void is in the one sink only, until it has been given as much again.
+    assert {each.output: (each.action, each.furthest) for each in back(world, 70, AGAIN)} == {
+        "a": (AGAIN, 110),
+        "b": ("none", 70),
+    }
+    core.start(world.log, [plan])
+    for end in (12, 14):
+        world.play(end, plan=plan)
+        for sink, output in ((a, "a"), (b, "b")):
+            deliver_all(world, plan, sink, output)
+    assert [each.action for each in core.plan_rewind(world.log, 130).outputs] == ["none", "none"]
+
+
+def test_a_sink_that_never_followed_a_rewind_and_is_given_clocks_again_may_have_those_of_before() -> None:
+    world, sink = World(), Sink(keeps_record=False)
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60)
+    core.start(world.log, [plan])
+    world.play(9, plan=plan)
+    back(world, 80, AGAIN)
+    core.start(world.log, [plan])
+    world.play(11, plan=plan)
+    deliver_all(world, plan, sink)
+    assert sink.clocks[-1] == 110
+    assert sink.newest[0] == 100
+    with pytest.raises(InvalidInputError, match=r"may have values at clock=.*\(110\)"):
+        core.plan_rewind(world.log, 100)
+
+
+def test_a_sink_that_has_gone_back_has_nothing_above_the_clock() -> None:
+    world, sink = World(), Sink(keeps_record=False)
+    plan = with_sink(world, "sink")
+    world.play(12, plan=plan)
+    deliver_all(world, plan, sink)
+    back(world, 60)
+    core.start(world.log, [plan])
+    deliver_all(world, plan, sink)
+    assert world.newest.tasks["total"].outputs.had == {}
+    assert [each.action for each in core.plan_rewind(world.log, 60).outputs] == ["none"]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_sink_that_a_fenced_writer_gave_a_later_clock_is_not_believed_to_have_those_before(is_away: bool) -> None:
+    world, sink = World(Keeping(2)), Sink()
+    world.play(6)
+    naming.keep(world.log, 30, "low", 0)
+    world.play(7)
+    plan = with_sink(world, "sink")
+    # The first clock that a driver of this timeline gives is 50.
+    assert world.newest.retained[0] == 50
+    assert [each.action for each in back(world, 50)] == ["none"]
+    if is_away:
+        with_sink(world)
+    core.start(world.log, [plan])
+    first, clock = world.newest.retained
+    assert (first, clock) == (30, 50)
+    epoch, giver = world.newest.epoch, giver_of(world, plan, sink)
+    giver.open()
+    # After the sink was asked what it has, such a driver gives it 50, as nothing fences it yet.
+    sink.write(50, [(world.state(50),)])
+    # So the sink takes 30 for a clock that it has.
+    assert giver.give_next(epoch)
+    assert (sink.clocks, world.newest.tasks["total"].outputs.delivered) == ([50], {"sink": 30})
+    assert [(each.action, each.clock) for each in back(world, 30)] == [(RETRACT, None)]
+    core.start(world.log, [plan])
+    deliver_all(world, plan, sink)
+    assert sink.rows == [(each, (world.state(each),)) for each in world.newest.retained]
+    assert sink.clocks[-1] == 30
+
+
+def test_an_output_that_comes_back_is_known_to_lack_windows_that_closed_meanwhile(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, sink = windows(), Sink()
+    plan = with_sink(world, "sink")
+    world.play(6, plan=plan)
+    deliver_all(world, plan, sink)
+    with_sink(world)
+    # No window has gone as long as the clock that it had is retained.
+    before = world.newest
+    with_sink(world, "sink")
+    assert [*deliver.gone_meanwhile(before, world.newest)] == []
+    with_sink(world)
+    world.keeping = Keeping(2)
+    world.play(20)
+    before = world.newest
+    plan = with_sink(world, "sink")
+    floor = world.newest.tasks["total"].stored.floor
+    assert floor > sink.clocks[-1]
+    assert [*deliver.gone_meanwhile(before, world.newest)] == [("total", "sink", floor)]
+    run._warn_of_gaps(before, world.newest)
+    assert "task=total: sink='sink' comes back, and is not given what closed" in caplog.text
+    assert f"up to clock={full_clock(floor)}" in caplog.text
+    deliver_all(world, plan, sink)
+    starts = {values[0] for _, values in sink.rows}
+    assert len(starts) < sum(1 for row in world.rows(20) if 0 < row["ts"] < 190)
+    # Of a plain state it lacks nothing.
+    plain = World(Keeping(2))
+    with_sink(plain, "sink")
+    with_sink(plain)
+    plain.play(20)
+    before = plain.newest
+    with_sink(plain, "sink")
+    assert [*deliver.gone_meanwhile(before, plain.newest)] == []

@@ -125,7 +125,7 @@ def test_an_application_that_was_taken_back_has_its_timelines() -> None:
     deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 30_000_000, 0)
     served = Served(world.log.files)
     assert "The application was never taken back." in served.page().text
-    planned = rewind.plan(world.log, 20_000_000, lambda *_: rewind.RETRACT)
+    planned = core.plan_rewind(world.log, 20_000_000, rewind.RETRACT)
     entry = rewind.rewind(world.log, planned, writer="somebody", now=4_000_000)
     page = served.page()
     assert f"The present timeline began with start {entry.timeline}: " in page.text

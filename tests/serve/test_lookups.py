@@ -12,6 +12,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.protocol import naming, rewind
 from persistent_state.serve import lookups as serving
 from persistent_state.serve.lookups import Lookups, read_question
+from tests import core
 from tests.serve.worlds import STORE, Served
 from tests.two_tasks import TwoTasks
 
@@ -114,7 +115,7 @@ def test_a_kept_clock_is_found_by_its_name_and_a_rewind_is_followed() -> None:
     asked = {"application": "app", "task": "A", "word": "x"}
     assert served.lookup(**asked, clock="before the fix")["value"] == 1
     assert served.lookup(**asked)["value"] == 2
-    planned = rewind.plan(world.log, 20_000_000, lambda *_: rewind.RETRACT)
+    planned = core.plan_rewind(world.log, 20_000_000, rewind.RETRACT)
     entry = rewind.rewind(world.log, planned, writer="somebody", now=0)
     told = served.lookup(**asked)
     assert (told["value"], told["clock"], told["timeline"]) == (1, 20_000_000, entry.timeline)

@@ -272,6 +272,8 @@ class Oracle:
         self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
         self.layouts: dict[str, Layout] = {}
         self.coarsest = 0
+        self.without_clock: set[str] = set()
+        """The tasks that have had no clock in this start when there was a global one."""
         self.past: dict[int, Past] = {}
         """By the entry of a kept clock: what was known then."""
         self.has_lost_numbers = False
@@ -596,6 +598,7 @@ class Oracle:
         self.graphs.layouts.update(self.layouts)
         self.intervals.add(terms.interval)
         self.coarsest = terms.interval
+        self.without_clock.clear()
         must(entry.epoch == (before.epoch + 1 if before else 1), "a start begins a new epoch", epoch=entry.epoch)
         must(
             entry.clock == (before.clock if before else BEGINNING), "a start keeps the global clock", clock=entry.clock
@@ -1056,7 +1059,9 @@ class Oracle:
         coarser. For a task that stood behind the global clock the handful counts from where it stood, and before there is a
         global clock from its first message or its first clock, which the allowed delay may set below that.
 
-        Before the first message of its own, a task that another feeds, too, keeps nothing apart but the clocks of its steps.
+        Before the first message of its own, a task that another feeds, too, keeps nothing apart but the clocks of its steps. A
+        task that had no clock yet when there was a global one, as after a rewind, names no clock below its first message.
+        Others, which are idle and coarse, then go on with it when it names one at which they can be read.
         """
         fed, common = self.graphs.fed_by_sources(entry.tasks), self.graphs.common(entry)
         active = [clock_of(entry, name) for name in fed if entry.tasks[name].active]
@@ -1077,8 +1082,11 @@ class Oracle:
         if before.clock != BEGINNING and holding and is_chosen:
             least = min(holding) - self.coarsest
             facts = {"clock": common, "tasks": active, "step": self.coarsest, "before": before.clock}
-            fed_too = [self.judges[name] for name in self.graphs.mixed.keys() & entry.tasks.keys()]
-            if any(not (some := judge.in_state(None)) or min(m.timestamp for m in some) > least for judge in fed_too):
+            begins = (name for name in fed if entry.tasks[name].active and clock_of(before, name) == BEGINNING)
+            self.without_clock.update(begins)
+            names_none = {*self.graphs.mixed, *self.without_clock} & entry.tasks.keys()
+            taken = [self.judges[name].in_state(None) for name in names_none]
+            if any(not some or min(m.timestamp for m in some) > least for some in taken):
                 return
             must(common >= least, "the global clock is at most a step behind the slowest task", **facts)
 

@@ -117,6 +117,8 @@ class WorldSink:
             left = [replace(left[-1], is_all=True, values=cells)]
         self.given = left
         self.timeline, self.applied = timeline, min(self.applied, clock)
+        # It may go back to a life of its task before the one of which it was given last.
+        self.life = left[-1].life if left else None
         self._see()
 
     def _see(self) -> None:

@@ -1186,12 +1186,14 @@ class World:
     def _kept(self) -> list[int]:
         return [*self.oracle.newest.kept] if self.oracle.newest else []
 
-    def _action(self, task: str, output: str, more: str) -> str:
+    def _action(self, task: str, output: str, more: str) -> rewind.Choice:
         """What an output is to do at a rewind."""
         kind = self.oracle.sinks.of[task][output].kind
         if kind in places.GO_BACK:
-            return rewind.RETRACT
-        return rewind.AGAIN if kind == places.AGAIN else rewind.refuse(task, output, more)
+            return rewind.Choice(rewind.RETRACT)
+        if kind == places.AGAIN:
+            return rewind.Choice(rewind.AGAIN)
+        raise InvalidInputError(f"task={task}: sink={output!r} {more}.")
 
     def _as_people_do(self, act: Callable[[], None]) -> None:
         """Do something, and give up if it does not work for a reason."""

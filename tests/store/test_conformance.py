@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import uuid
 from array import array
@@ -39,6 +40,8 @@ from persistent_state import (
     StoreUnavailableError,
     read_state,
 )
+from persistent_state.cli.doctor.check import OK
+from persistent_state.cli.doctor.store import CLOCK, CREATE, STORE, check_store
 from persistent_state.errors import ExistsError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import branch
@@ -379,6 +382,23 @@ class TestTheContract:
         with pytest.raises(ExistsError):
             files.create("a/b", b"1")
         assert files.leftovers("a", 0) == []
+
+    def test_the_doctor_proves_that_one_wins_and_leaves_nothing(self, files: Files) -> None:
+        found = list(check_store(files.url, files.options, time.time))
+        assert [(check.check, check.status) for check in found] == [(name, OK) for name in (STORE, CREATE, CLOCK)]
+        assert files.list("") == []
+
+    def test_it_says_when_a_file_was_made(self, files: Files, kind: str) -> None:
+        before = time.time()
+        files.create("a/b", b"1")
+        made = files.modified("a/b")
+        if kind == "memory":
+            assert made is None
+            return
+        assert made is not None
+        assert before - 1 <= made <= time.time()
+        with pytest.raises(FileNotFoundError):
+            files.modified("a/c")
 
     def test_it_behaves_like_a_dictionary(self, servers: Servers, kind: str, tmp_path: Path) -> None:
         files, paths = new_files(servers, kind, tmp_path), ["a/1", "a/2", "b/1", "c"]

@@ -196,6 +196,7 @@ EVERY_FIELD = (
                 begun={"function f": 60_000_000},
                 left_at={"parquet p": 120_000_000},
                 lacks={"function f": (BEGINNING, 60_000_000)},
+                had={"function f": 180_000_000},
             ),
         ).end_inputs(["rates", "größe"]),
     )
@@ -281,7 +282,7 @@ TASKS = st.builds(
         floor=INTS,
     ),
     late_rows=LATE_ROWS,
-    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, BOTH),
+    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, BOTH, COUNTS),
     active=st.booleans(),
     life=INTS,
     ended=TEXTS,

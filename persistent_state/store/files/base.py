@@ -130,6 +130,14 @@ class Files(ABC):
     def leftovers(self, folder: str, now_us: int) -> Ages:
         """Return the name and the age in seconds of each temporary file in a folder. Its writer is at work or was killed."""
 
+    def modified(self, path: str) -> float | None:
+        """Return when a file was made, in seconds since 1970 by the clock of the store; None if the store has none of its own.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        return None
+
     def _checked(self, path: str) -> str:
         if any(part in ("", ".", "..") for part in path.split("/")):
             raise InvalidInputError(f"path={path!r} is not one inside the store; write it as 'a/b/c'.")

@@ -67,6 +67,13 @@ class HdfsFiles(RemoteFiles):
     def leftovers(self, folder: str, now_us: int) -> Ages:
         return [(name, now_us / 1e6 - made) for name, made in self._found(folder) if name.startswith(TEMPORARY)]
 
+    def modified(self, path: str) -> float:
+        self._checked(path)
+        with self._asking(path, may_be_absent=True):
+            client, place = self._reach(path)
+            made: float = client.info(place)["modificationTime"] / 1e3
+            return made
+
     def _found(self, folder: str) -> Ages:
         """Name and time of change, in seconds, of what is directly in a folder."""
         if folder:

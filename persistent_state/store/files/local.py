@@ -57,6 +57,10 @@ class LocalFiles(Files):
                     found.append((name, (now_us - modified_ns // 1000) / 1e6))
         return found
 
+    def modified(self, path: str) -> float:
+        with self._asking(path, may_be_absent=True):
+            return os.stat(os.path.join(self.url, self._checked(path))).st_mtime
+
     def _names(self, folder: str) -> Names:
         place = os.path.join(self.url, self._checked(folder)) if folder else self.url
         with self._asking(folder), suppress(FileNotFoundError):

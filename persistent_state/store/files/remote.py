@@ -71,6 +71,13 @@ class RemoteFiles(Files):
             client, place = self._reach(path)
             client.rm_file(place)
 
+    def modified(self, path: str) -> float | None:
+        self._checked(path)
+        with self._asking(path, may_be_absent=True):
+            client, place = self._reach(path)
+            made: float = client.modified(place).timestamp()
+            return made
+
     def _reach(self, path: str) -> tuple[fsspec.AbstractFileSystem, str]:
         """Return the client, and its name for a path.
 

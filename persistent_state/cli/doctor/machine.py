@@ -1,0 +1,82 @@
+"""Check the Python, the Java and the Spark of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from persistent_state.cli.doctor.check import FAIL, OK, WARN, Check
+
+PATIENCE = 120
+"""Seconds that Spark has to start and to run a job."""
+
+TRIAL = "persistent_state.engine.trial"
+"""The module that starts Spark, in a process of its own: a session in this one could not be told from the user's."""
+
+
+def check_machine() -> Iterator[Check]:
+    """Yield a check of Python, one of Java and one of Spark."""
+    yield Check("python", OK, f"{platform.python_version()}, {sys.executable}")
+    java = check_java()
+    yield java
+    yield Check("spark", WARN, "not tried, as it needs Java; see above.") if java.status == FAIL else check_spark()
+
+
+def check_java() -> Check:
+    """Check that Spark finds a Java on which it can run."""
+    # Not at the top, since what imports the engine waits for Spark.
+    from persistent_state.engine.java import find_java, java_problem, java_version
+
+    if remote := os.environ.get("SPARK_REMOTE"):
+        return Check("java", OK, f"not needed here: SPARK_REMOTE={_without_token(remote)} is another process")
+    if problem := java_problem():
+        return Check("java", FAIL, problem)
+    java = find_java()
+    assert java is not None
+    return Check("java", OK, f"version {java_version(java)}, {java}")
+
+
+def check_spark() -> Check:
+    """Check that Spark starts, that it is of PySpark's version, and that its Python workers run."""
+    told = try_spark()
+    if "error" in told:
+        text = f"{told['error'].rstrip('.')}; `python -m {TRIAL}` shows all that Spark says of it: mend that."
+        return Check("spark", FAIL, text)
+    spark, pyspark = told["spark"], told["pyspark"]
+    if os.environ.get("SPARK_REMOTE"):
+        return Check("spark", OK, f"a server of version {spark}, with PySpark {pyspark} here")
+    if spark != pyspark:
+        home = os.environ.get("SPARK_HOME")
+        text = f"Spark is of version {spark}, of SPARK_HOME={home}, and PySpark of {pyspark}; unset SPARK_HOME, or"
+        return Check("spark", FAIL, f"{text} pip install pyspark=={spark}.")
+    return Check("spark", OK, f"version {spark} starts, and its Python workers run")
+
+
+def try_spark() -> dict[str, Any]:
+    """Start Spark in a process of its own, and return what that process told: two versions, or an error."""
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-m", TRIAL],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            text=True,
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"Spark has not started and run a job within {PATIENCE} seconds"}
+    try:
+        told: dict[str, Any] = json.loads(ran.stdout.strip().rpartition("\n")[2])
+    except ValueError:
+        return {"error": f"Spark does not start, and its process ended with status {ran.returncode}"}
+    return told
+
+
+def _without_token(remote: str) -> str:
+    return remote.partition(";")[0]

@@ -1,0 +1,131 @@
+"""What the doctor says of the packages that are installed, read from the metadata that pip reads."""
+
+from __future__ import annotations
+
+import re
+from configparser import ConfigParser
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from persistent_state.cli.doctor import packages
+from persistent_state.cli.doctor.check import FAIL, OK, WARN, Check
+from persistent_state.cli.doctor.packages import OF_A_CHECKOUT, Need, check_packages, read_need, within
+
+ROOT = Path(__file__).parents[3]
+
+NEEDS = [
+    "pyspark<5,>=4.2",
+    "fsspec>=2025.2",
+    'sqlalchemy<3,>=2.0.31; extra == "sql"',
+    'persistent-state[sql]; extra == "postgresql"',
+    'psycopg[binary]<4,>=3.2; extra == "postgresql"',
+    'rich<16,>=13; extra == "terminal"',
+    'pytest<10,>=8.2; extra == "test"',
+]
+
+
+def checks_of(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> dict[str, Check]:
+    """What is found where these packages are installed, and no others."""
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "requires", lambda name: NEEDS)
+    monkeypatch.setattr(metadata, "version", version)
+    return {check.check: check for check in check_packages()}
+
+
+def test_what_is_installed_is_told_by_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_there = {"pyspark": "4.3.0", "fsspec": "2026.9.0", "sqlalchemy": "2.1.9", "psycopg": "3.3.9", "pytest": "9.2"}
+    found = checks_of(monkeypatch, all_there)
+    assert {name: (check.status, check.text) for name, check in found.items()} == {
+        "packages": (OK, "pyspark 4.3.0, fsspec 2026.9.0"),
+        "extra sql": (OK, "sqlalchemy 2.1.9"),
+        "extra postgresql": (OK, "sqlalchemy 2.1.9, psycopg 3.3.9"),
+        "other extras": (OK, "not installed: terminal"),
+    }
+
+
+def test_an_extra_is_there_only_with_all_of_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks_of(monkeypatch, {"pyspark": "4.3.0", "fsspec": "2026.9.0", "psycopg": "3.3.9"})
+    assert found["other extras"].text == "not installed: sql, postgresql, terminal"
+
+
+def test_versions_outside_the_bounds_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks_of(monkeypatch, {"pyspark": "4.3.0", "fsspec": "2024.6.1", "sqlalchemy": "3.0", "rich": "12.6.0"})
+    assert {name: check.status for name, check in found.items() if name != "other extras"} == {
+        "packages": WARN,
+        "extra sql": WARN,
+        "extra terminal": WARN,
+    }
+    assert found["extra terminal"].text == (
+        "rich 12.6.0 is outside <16,>=13; pip install 'persistent-state[terminal]' chooses versions that are tried."
+    )
+
+
+def test_a_package_that_is_always_needed_and_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    found = checks_of(monkeypatch, {"pyspark": "4.3.0"})["packages"]
+    assert (found.status, found.text) == (FAIL, "fsspec can't be imported; pip install persistent-state.")
+
+
+def test_a_package_that_a_platform_brings_without_telling_its_version_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks_of(monkeypatch, {"fsspec": "2026.9.0"})["packages"]
+    assert (found.status, found.text) == (OK, "pyspark (version unknown), fsspec 2026.9.0")
+
+
+def test_where_this_package_was_not_installed_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    (found,) = check_packages()
+    assert found.status == WARN
+    assert found.text.endswith("pip install it.")
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "is_within"),
+    [
+        ("4.2", ">=4.2,<5", True),
+        ("4.2.0", "<5,>=4.2", True),
+        ("4.2", ">=4.2.0", True),
+        ("4.10.1", ">=4.2,<5", True),
+        ("5.0.0", ">=4.2,<5", False),
+        ("5.0.0.dev1", ">=4.2,<5", False),
+        ("4.1.4", ">=4.2,<5", False),
+        ("26.10.19.post1", "<27,>=18", True),
+        ("1.2.3+local.7", "<1.2.3", False),
+        ("1", "", True),
+    ],
+)
+def test_a_version_is_compared_by_its_numbers(version: str, bounds: str, is_within: bool) -> None:
+    assert within(version, bounds) is is_within
+
+
+def test_every_need_of_this_package_is_understood() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    by_extra = {None: config["options"]["install_requires"], **config["options.extras_require"]}
+    for extra, text in by_extra.items():
+        for line in re.findall(r"^\s*([^#\s].*)$", text, re.MULTILINE):
+            need = read_need(f'{line}; extra == "{extra}"' if extra else line)
+            assert need.extra == extra
+            assert re.fullmatch(r"(?:(?:>=|<)[\d.]+(?:,|$))*", need.bounds), f"{line}: only >= and < are compared"
+            assert line.replace(" ", "").startswith(need.package)
+            assert line.endswith(need.bounds)
+    assert {*OF_A_CHECKOUT} <= {*config["options.extras_require"]}
+
+
+def test_a_need_is_read_as_pip_writes_it() -> None:
+    assert read_need('psycopg[binary]<4,>=3.2; extra == "postgresql"') == Need(
+        "psycopg", "<4,>=3.2", "postgresql", ("binary",)
+    )
+    assert read_need("persistent-state[sql,plots] ; extra == 'x'") == Need(
+        "persistent-state", "", "x", ("sql", "plots")
+    )
+    assert read_need("fsspec (>=2025.2)") == Need("fsspec", ">=2025.2", None, ())
