@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,16 @@ def jars(name: str, artifacts: Sequence[str], are_alone: bool = False) -> Path:
 
 
 def connector_jars() -> list[Path]:
-    """Spark's connector to Kafka, for `spark.jars`: a set that works with Spark 4.2 and 4.3.
+    """Spark's connector to Kafka, for `spark.jars`: a set that works with the PySpark that is installed.
 
-    Users give spark.jars.packages instead; Maven's mirrors lack a part of it now and then.
+    That of 4.2 works with 4.3, too. Users give spark.jars.packages instead; Maven's mirrors lack a part of it now and then.
     """
+    minor = version("pyspark").rpartition(".")[0]
+    of = f"{minor}.0" if minor in ("4.0", "4.1") else "4.2.0"
     spark = "org.apache.spark:spark-{}_2.13:{}"
-    artifacts = [spark.format("sql-kafka-0-10", "4.2.0"), spark.format("token-provider-kafka-0-10", "4.0.0")]
+    artifacts = [spark.format("sql-kafka-0-10", of), spark.format("token-provider-kafka-0-10", "4.0.0")]
     artifacts += ["org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1"]
-    return sorted(jars("spark-kafka-4.2.0", artifacts, are_alone=True).glob("*.jar"))
+    return sorted(jars(f"spark-kafka-{of}", artifacts, are_alone=True).glob("*.jar"))
 
 
 class Topics:

@@ -443,13 +443,14 @@ class Application:
         Raises:
             InvalidInputError: It has no task, or one that does not fit.
         """
+        from persistent_state.engine.connect import parallelism
         from persistent_state.engine.feeds import Part
         from persistent_state.engine.queries import Setup
 
         if not self._added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
-        shards = self.shards or shards or (1 if spark is None else spark.sparkContext.defaultParallelism)
+        shards = self.shards or shards or (1 if spark is None else parallelism(spark))
         plans = self.plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
         shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}

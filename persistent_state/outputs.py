@@ -45,7 +45,7 @@ class RunningValues:
 
     Args:
         function: Called as function(values, batch) after each commit. `values` is a DataFrame of the key columns and `value`,
-            `batch` the number of the micro-batch.
+            `batch` the number of the micro-batch. With Spark Connect it runs in a Python of the server.
 
     Example:
         >>> def show(values, batch):

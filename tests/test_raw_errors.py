@@ -291,11 +291,11 @@ MEANT = spark.StructType(
 
 
 def test_a_schema_in_ddl_is_what_spark_has_of_it() -> None:
-    from pyspark.sql.pandas.types import to_arrow_schema
+    from persistent_state.engine.spark_versions import arrow_types
 
     said = arrow_schema(DDL)
     assert said == arrow_schema(MEANT) == arrow_schema(said)
-    of_spark = to_arrow_schema(MEANT, timezone="UTC")
+    of_spark = arrow_types(MEANT)
     assert said.names == of_spark.names
     assert [str(type).replace(" not null", "") for type in said.types] == [
         str(type).replace(" not null", "").replace("element", "item") for type in of_spark.types

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,15 +18,21 @@ def test_each_allowed_minor_version_is_tried_once_by_its_newest_patch(monkeypatc
         return subprocess.CompletedProcess(command, 0, known)
 
     monkeypatch.setattr(subprocess, "run", index)
-    assert versions.allowed_versions() == ["4.3.1", "4.2.10"]
-    assert versions.newest_patches(versions.OLDER) == ["4.1.2", "4.0.10"]
+    assert versions.allowed_versions() == ["4.3.1", "4.2.10", "4.1.2", "4.0.10"]
 
 
 def test_a_version_that_fails_or_is_left_out_makes_the_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = {"4.3.1": "passed", "4.2.10": "passed", "4.1.2": "passed"}
+    asked: list[str] = []
+
+    def outcome(version: str, options: Sequence[str]) -> str:
+        asked.append(f"{version} {' '.join(options)}")
+        return outcomes[version]
+
     monkeypatch.setattr(versions, "allowed_versions", lambda: list(outcomes))
-    monkeypatch.setattr(versions, "newest_patches", lambda older: ["4.1.2"])
-    monkeypatch.setattr(versions, "outcome", outcomes.__getitem__)
-    assert versions.main() == 0
+    monkeypatch.setattr(versions, "outcome", outcome)
+    assert versions.main(["-x"]) == 0
+    assert asked == ["4.3.1 -x", "4.2.10 -x", "4.1.2 -x"]
     outcomes["4.2.10"] = "left out, it could not be installed: no network"
-    assert versions.main() == 1
+    assert versions.main([]) == 1
+    assert versions.main(["--only", "4.1.2"]) == 0

@@ -1,4 +1,4 @@
-"""The command line: show what a store holds, keep clocks, branch applications and take them back, and verify every file."""
+"""The command line: run an application, show what a store holds, keep clocks, branch, go back, and verify every file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
+from persistent_state.cli import run
 from persistent_state.cli.doctor.all_checks import all_checks
 from persistent_state.cli.doctor.check import FAIL
 from persistent_state.cli.loader import load_application
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, or 1 if `verify` or `doctor` found problems or a rewind was declined, or 2 if the command failed.
+        `run` has more of them.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -210,6 +212,8 @@ def _parser() -> argparse.ArgumentParser:
     back.add_argument("--yes", action="store_true", help="do not ask")
     back.add_argument("--json", action="store_true", help="print JSON, for programs; needs --yes or --dry-run")
     back.set_defaults(run=_rewind)
+
+    run.add(commands)
 
     check = commands.add_parser("verify", parents=[common], help="check every checksum and every reference of a store")
     check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from persistent_state.batch.alignment import aligned_reach
@@ -20,6 +19,12 @@ from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.engine import failures
+from persistent_state.engine.spark_versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from persistent_state.errors import StateError
 from persistent_state.event_time.inputs import by_input, together
 from persistent_state.inputs import open_source, reach_of, without_journals
@@ -90,7 +95,8 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader that plans micro-batches in Spark's source process, from the newest log entry, and reads them in workers.
 
     It reads for a flow. A micro-batch has at most `parts` parts, and serves the driver of this `epoch`. Spark tries a part
-    `attempts` times. With `until` it goes up to these positions.
+    `attempts` times. With `until` it goes up to these positions. With `to_the_end` it goes up to the end that the source has
+    when Spark first asks, and once it is there nothing is new any more.
 
     If planning fails, the micro-batch has one part that holds the error: Spark logs pages of text about a raised one.
     """
@@ -104,6 +110,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         labels: Sequence[int],
         attempts: int,
         until: Mapping[str, int] | None = None,
+        to_the_end: bool = False,
     ) -> None:
         self.flow = flow
         self._until = until
@@ -121,27 +128,29 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._moving: set[str] = set()
         self._idle_for: dict[str, int] = {}
         self._opened = False
-        self._is_ending = False
+        self._to_the_end = to_the_end
+        self._is_at_end = False
+        self._planned: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         def ends() -> dict[str, int]:
             return self._known().source.next_positions
 
-        return {"ends": self._tried(ends) or {}, "tick": 0}
+        if self._planned is None:
+            self._planned = {"ends": self._tried(ends) or {}, "tick": 0}
+        return self._planned
 
     def getDefaultReadLimit(self) -> ReadLimit:
         # Do not say "all available", because the source's own limits decide.
         return ReadMaxRows(2**31 - 1)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        def freeze() -> None:
-            self._open()
-            self.source.freeze()
-            self._is_ending = True
+        pass  # It was told when it was made, because Spark says it only from version 4.2 on.
 
-        self._tried(freeze)
+    # Before PySpark 4.2 it is called without arguments, for the first time before `initialOffset`.
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        before = self.initialOffset() if start is None else start
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         def latest() -> dict[str, Any]:
             self._open()
             if self._until is not None:
@@ -151,18 +160,24 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self.flow.first,
                 self.source,
                 commits.flow_by(entry, self.flow).source,
-                start["ends"],
+                before["ends"],
                 everything=isinstance(limit, ReadAllAvailable),
-                is_ending=self._is_ending,
+                is_ending=self._to_the_end,
                 now=now_us(),
             )
             step, _ = graph.changed_step(entry, self.flow)
-            tick = max(self._tick(start["ends"]), int(step is not None))
-            return {"ends": dict(self._reach.ends), "tick": start["tick"] + tick}
+            tick = max(self._tick(before["ends"]), int(step is not None))
+            return {"ends": dict(self._reach.ends), "tick": before["tick"] + tick}
 
-        return self._tried(latest) or {"ends": start["ends"], "tick": start["tick"] + 1}
+        if self._is_at_end:
+            return before
+        newest = self._tried(latest) or {"ends": before["ends"], "tick": before["tick"] + 1}
+        # A query that was seen to have nothing to read must not begin another micro-batch while it is being stopped.
+        self._is_at_end = self._to_the_end and newest == before
+        return newest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._planned = end
         return self._tried(lambda: self._partitions(start, end)) or [InputPartition(self._error)]
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -224,6 +239,8 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             known = flow.source
             open_source(self.source, lists.read_journals(self._log.files, flow), known.known_positions)
             self._listed = dict.fromkeys(known.channels, False)
+            if self._to_the_end:
+                self.source.freeze()
             self._opened = True
 
     def _tick(self, start: dict[str, int]) -> int:

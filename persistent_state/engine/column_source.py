@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.lift import unfit_rows
@@ -28,6 +27,7 @@ from persistent_state.batch.rows import microseconds
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import ArrowReader, blob_batches, load
 from persistent_state.engine.dataframe_source import map_batches, source_rows, update_column
+from persistent_state.engine.spark_versions import spark_types
 from persistent_state.errors import StateError
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.sources.formats import one_batch
@@ -56,7 +56,7 @@ DAY = 86_400_000_000
 def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
     """Return a flow's blobs, from a source whose updates Spark computes, as a streaming DataFrame."""
     flow = reader.flow
-    rows = load(session, flow, reader, from_arrow_schema(_sent_schema(flow)))
+    rows = load(session, flow, reader, spark_types(_sent_schema(flow)))
     seen = rows.select(*(_quoted(name) for name in flow.first.schema.names))
     # The rows that the reader added get a null.
     is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()

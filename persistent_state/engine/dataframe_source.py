@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from py4j.java_gateway import JavaObject
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegralType
+from pyspark.taskcontext import TaskContext
 
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.groups import Groups
@@ -25,6 +24,7 @@ from persistent_state.batch.plan import COLUMN, UNFIT, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
+from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION
@@ -36,6 +36,9 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
 
 _NOW = "_persistent_state_now"
 
@@ -155,10 +158,10 @@ def columns_of(
                     "notice of case; rename them by transform=."
                 )
             # To check the Column, any stream with these columns will do.
-            nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(source.schema)]
+            nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in spark_types(source.schema)]
             rows = spark.readStream.format("rate").load().select(*nulls)
         # Every column may be null: the rows that column_source adds are.
-        schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(rows.schema, timezone="UTC")])
+        schema = pa.schema([field.with_nullable(True) for field in arrow_types(rows.schema)])
     except PySparkException as error:
         raise InvalidInputError(
             f"task={task.task_name}: a column of its source can't go through both Spark and Arrow: {error}; cast it."
@@ -166,7 +169,7 @@ def columns_of(
     if not is_column:
         return schema, None
     update = rows.select(update_column(task, rows))
-    return schema, to_arrow_schema(update.schema, timezone="UTC").field(0).type
+    return schema, arrow_types(update.schema).field(0).type
 
 
 def are_small(flow: FlowPlan) -> bool:
@@ -219,11 +222,13 @@ def blobs_of_dataframe(
     restored: int,
     labels: Sequence[int],
     attempts: int,
-    journal: tuple[str, ...] = (),
+    journal: tuple[str, ...],
+    to_the_end: bool,
 ) -> DataFrame:
     """Return a flow's blobs, from rows that Spark reads, as a streaming DataFrame.
 
-    `journal` goes with the first micro-batch.
+    `journal` goes with the first micro-batch. A stream that is read to its end waits for no channel, and so needs no
+    micro-batch of its own when all are idle.
     """
     beside = [F.current_timestamp().alias(_NOW)]
     beside += [update_column(plan.task, rows).alias(plan.column) for plan in with_column(flow)]
@@ -254,7 +259,7 @@ def blobs_of_dataframe(
         yield from blob_batches(combined(batches), labels, attempts)
 
     blobs = map_batches(rows.select("*", *beside), step)
-    if flow.first.settings.idle_after is None:
+    if to_the_end or flow.first.settings.idle_after is None:
         return blobs
     return blobs.union(load(rows.sparkSession, flow, IdleReader(flow, epoch, basis_of, labels)))
 

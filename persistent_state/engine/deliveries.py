@@ -9,14 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from functools import partial
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.engine import frames
 from persistent_state.engine.backoff import Backoff
-from persistent_state.engine.failures import FINAL, as_own_error
+from persistent_state.engine.failures import FINAL, OF_SPARK, as_own_error
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.places import Place
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
@@ -266,7 +264,7 @@ class Delivery:
 
     def _as_own(self, error: BaseException) -> StateError:
         """Return the error as one of this package that names the task and the sink."""
-        if isinstance(error, (PySparkException, Py4JError)):
+        if isinstance(error, OF_SPARK):
             cause = as_own_error(error, "its query")
         elif isinstance(error, StateError):
             cause = error

@@ -8,14 +8,14 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.taskcontext import TaskContext
 
 from persistent_state import errors
+from persistent_state.engine import connect
 from persistent_state.errors import (
     DamagedError,
     FencedError,
@@ -28,6 +28,19 @@ from persistent_state.errors import (
 
 FINAL = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
 """The errors that another try would meet again."""
+
+OF_SPARK: tuple[type[Exception], ...] = (PySparkException,)
+"""The classes of Spark's errors."""
+
+_OF_JVM: tuple[type[Exception], ...] = (ConnectionError,)
+_OF_JAVA: tuple[type[Exception], ...] = ()
+
+# A client of Spark Connect alone has no py4j.
+with suppress(ImportError):
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    OF_SPARK = (*OF_SPARK, Py4JError)
+    _OF_JVM, _OF_JAVA = (*_OF_JVM, Py4JError), (Py4JJavaError,)
 
 _MARK = b"error "
 """The first bytes of a row that holds an error. A pickled result never begins with them."""
@@ -69,7 +82,7 @@ def naming(what: str, kind: type[StateError]) -> Iterator[None]:
         yield
     except StateError:
         raise
-    except (PySparkException, Py4JError) as error:
+    except OF_SPARK as error:
         raise as_own_error(error, f"{what}{places(error)}") from error
     except Exception as error:
         raise kind(f"{what} raised {raised(error)}; fix it.") from error
@@ -77,27 +90,37 @@ def naming(what: str, kind: type[StateError]) -> Iterator[None]:
 
 @contextmanager
 def naming_a_lost_jvm() -> Iterator[None]:
-    """Raise an error that means a lost JVM in this block as a StateError that says so."""
+    """Raise an error that means a lost JVM, or a lost server of Spark Connect, in this block as a StateError that says so."""
     try:
         yield
-    except (Py4JError, ConnectionError) as error:
+    except StateError:
+        raise
+    except Exception as error:
+        if connect.is_lost(error):
+            raise StateError(
+                f"the Spark Connect server is gone, or has forgotten the session ({connect.told_by(error)}); start again with "
+                "a new session."
+            ) from error
         if not is_lost_jvm(error):
             raise
         raise StateError(f"Spark's JVM is gone ({error}); start the application in a new process.") from error
 
 
 def is_lost_jvm(error: Exception) -> bool:
-    """Return whether Spark's JVM is gone: the first call after that fails with Py4JError, later ones with ConnectionError."""
-    return isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError)
+    """Return whether Spark is gone.
+
+    Without its JVM, the first call fails with Py4JError, later ones with ConnectionError.
+    """
+    return connect.is_lost(error) or (isinstance(error, _OF_JVM) and not isinstance(error, _OF_JAVA))
 
 
 def attempts(spark: SparkSession) -> int:
     """Return how many times Spark tries a task before it fails the job."""
-    master = spark.sparkContext.master or "local"
+    master = connect.master(spark)
     if master.startswith("local") and not master.startswith("local-cluster"):
         number = re.search(r", *(\d+) *\]", master)
         return int(number[1]) if number else 1
-    return int(spark.sparkContext.getConf().get("spark.task.maxFailures", "4") or 4)
+    return int(connect.setting(spark, "spark.task.maxFailures", "4"))
 
 
 def as_row(error: StateError, attempts: int) -> bytes:

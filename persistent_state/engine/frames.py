@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from inspect import signature
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from persistent_state.batch import in_order
 from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan
+from persistent_state.engine import connect
 from persistent_state.engine.session import check_store, use_this_python
+from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.engine.store_rows import LATE_ROWS, late_rows
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
@@ -131,19 +130,12 @@ def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:
 def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa.Schema]:
     """Return a schema in Spark's types, and in the Arrow types in which Spark takes it: its times have a finer unit."""
     try:
-        spark_types = from_arrow_schema(schema)
-        return spark_types, handed_on(spark_types)
+        types = spark_types(schema)
+        return types, arrow_types(types)
     except Exception as error:
         raise InvalidInputError(
             f"task={task}: Spark has no type for one of {', '.join(map(str, schema.types))} ({error}); {instead}."
         ) from error
-
-
-def handed_on(types: StructType) -> pa.Schema:
-    """Return the Arrow types in which Spark takes columns of these types."""
-    # Before PySpark 4.2 the zone is not an argument, and is UTC.
-    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
-    return to_arrow_schema(types, **zone)
 
 
 def _of_parts(
@@ -177,10 +169,10 @@ def of_late_rows(spark: SparkSession, files: Files, found: Sequence[SideFile]) -
                 for side in found[number::parts]:
                     yield from late_rows(files, side).to_batches(ROWS)
 
-    return spark.range(0, parts, 1, parts).mapInArrow(read, from_arrow_schema(LATE_ROWS))
+    return spark.range(0, parts, 1, parts).mapInArrow(read, spark_types(LATE_ROWS))
 
 
 def _parallelism(spark: SparkSession, files: Files) -> int:
     check_store(spark, files)
     use_this_python(spark)
-    return spark.sparkContext.defaultParallelism
+    return connect.parallelism(spark)

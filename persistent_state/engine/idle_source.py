@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Basis
@@ -31,12 +30,11 @@ AGAIN = 5_000_000
 """Microseconds between two looks at the log for whether an idle flow holds the global clock."""
 
 
-class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class IdleReader(DataSourceStreamReader):
     """A source without rows beside a stream. Its offset moves when all channels of the stream are idle.
 
     The channels are idle when none has delivered for `idle_after`. If the flow then holds the global clock, a micro-batch is
-    due that lets the clock go on. A stream that is read to its end needs no such micro-batch: the run waits for no channel,
-    and must end. `basis` returns what the micro-batch starts from, as for the stream's own parts.
+    due that lets the clock go on. `basis` returns what the micro-batch starts from, as for the stream's own parts.
     """
 
     def __init__(self, flow: FlowPlan, epoch: int, basis: Callable[[Entry, int], Basis], labels: Sequence[int]) -> None:
@@ -47,21 +45,17 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log = Log(flow.first.files, flow.first.application)
         self._opened: int | None = None
         self._next = 0
-        self._ends = False
+        self._tick = 0
 
     def initialOffset(self) -> dict[str, Any]:
-        return {"tick": 0}
+        return {"tick": self._tick}
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(2**31 - 1)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._ends = True
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        return {"tick": start["tick"] + int(not self._ends and self._is_due())}
+    # Before PySpark 4.2 it is called without arguments.
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: object = None) -> dict[str, Any]:
+        return {"tick": self._tick + int(self._is_due())}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._tick = end["tick"]
         entry = commits.wake(self._log, self._epoch, self.flow.id, now_us())
         silent_for = {INPUT: self.flow.first.settings.idle_after or 0}
         return [InputPartition(replace(self._basis(entry, PART), silent_for=silent_for))]

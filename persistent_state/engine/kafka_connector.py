@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from persistent_state.engine import connect
 from persistent_state.errors import InvalidInputError
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.subscription import COMMITTED, GAP, OFFSET, PARTITION, TIME, TOPIC
@@ -122,7 +123,7 @@ def _options(source: KafkaConnectorSource, spark: SparkSession) -> dict[str, str
         "fetchOffset.numRetries": str(round(PATIENCE)),
         "fetchOffset.retryIntervalMs": "1000",
         **({"groupIdPrefix": source.group} if source.group else {}),
-        "minPartitions": str(spark.sparkContext.defaultParallelism),
+        "minPartitions": str(connect.parallelism(spark)),
         # A start finds out which offsets are lost. If Spark skipped some by itself, nobody would know.
         "failOnDataLoss": "true",
     }

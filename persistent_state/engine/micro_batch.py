@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from persistent_state.batch.in_place import take_step
@@ -26,6 +26,7 @@ from persistent_state.engine.arrow_source import freeze_imports, new_id, now_us
 from persistent_state.engine.failures import naming
 from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
 from persistent_state.engine.session import settings
+from persistent_state.engine.spark_versions import spark_types
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.metrics.of_run import Work
@@ -200,6 +201,19 @@ def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
     return Answers(reports, descriptors)
 
 
+class Watcher(Protocol):
+    """The one whom a commit tells how a micro-batch of a flow fares."""
+
+    def begin(self, flow: str) -> None:
+        """Report that a micro-batch of a flow begins."""
+
+    def fail(self, flow: str, error: Exception) -> None:
+        """Report that the commit of a flow failed."""
+
+    def finish(self, flow: str) -> None:
+        """Report that a micro-batch of a flow was committed and handed to its outputs."""
+
+
 class Watch:
     """The meeting point of the commits of one start and the supervisor that watches them.
 
@@ -260,7 +274,7 @@ class Commit:
         on_progress: Callable[[Progress], None] | None,
         for_sinks: Mapping[str, str | None],
         settings: Mapping[str, Settings],
-        watch: Watch | None = None,
+        watch: Watcher | None = None,
         log: Log | None = None,
         turn: AbstractContextManager[object] | None = None,
         on_work: Callable[[Work], None] | None = None,
@@ -406,7 +420,7 @@ def running_values(rows: DataFrame, plan: Plan, clock: int, descriptors: Sequenc
     if all(isinstance(values, bytes) for values in values_by_shard):
         tables = [shown(plan, table).cast(schema) for table in map(read, values_by_shard)]
         table = pa.concat_tables([schema.empty_table(), *tables])
-        return session.createDataFrame(table, from_arrow_schema(schema)).coalesce(max(1, len(values_by_shard)))
+        return session.createDataFrame(table, spark_types(schema)).coalesce(max(1, len(values_by_shard)))
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -415,7 +429,7 @@ def running_values(rows: DataFrame, plan: Plan, clock: int, descriptors: Sequenc
 
     # A partition for each shard, and nothing to shuffle.
     numbers = session.range(0, len(values_by_shard), 1, len(values_by_shard))
-    return numbers.mapInArrow(unpack, from_arrow_schema(schema))
+    return numbers.mapInArrow(unpack, spark_types(schema))
 
 
 def check_values(plan: Plan) -> None:

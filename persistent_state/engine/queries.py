@@ -16,15 +16,20 @@ from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.engine import (
     arrow_source,
     column_source,
+    connect,
     dataframe_source,
     failures,
     kafka_connector,
     micro_batch,
 )
+from persistent_state.engine.connect import RemoteQuery
 from persistent_state.engine.feeds import Feed, Part, feeds_of, flows_of, stays_within
+from persistent_state.engine.followed import Follower, Note
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
+from persistent_state.engine.spark_versions import ends_at_the_end, has_nothing_to_read
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -81,6 +86,11 @@ class Setup:
         return self.session
 
     @property
+    def is_remote(self) -> bool:
+        """Return whether the session is one of Spark Connect: then commits are made in processes of its server."""
+        return self.session is not None and connect.is_connect(self.session)
+
+    @property
     def plans(self) -> list[Plan]:
         """The plan of each task."""
         return [part.plan for part in self.parts]
@@ -122,30 +132,66 @@ def columns_of(
     """Return a source as it is read, its columns, and the type of the updates that Spark computes of them for a task.
 
     Raises:
-        InvalidInputError: Spark or Arrow has no type for a column, or `process_column` failed or returned no Column.
+        InvalidInputError: Spark or Arrow has no type for a column, or `process_column` failed or returned no Column; or Spark
+            plans the rows, which can't be checked by Spark Connect.
     """
+    if connect.is_connect(spark):
+        _check_remote(task, source)
     read = kafka_connector.frame_for_columns(source) if isinstance(source, KafkaConnectorSource) else source
     assert isinstance(read, (TimeReplayableSource, DataFrameSource)), read
     return read, *dataframe_source.columns_of(spark, task, read)
 
 
-class Queries:
-    """The queries of one start, by the id of their flow."""
+def _check_remote(task: PersistentTask, source: AnySource) -> None:
+    """Refuse rows that Spark plans, if the session is one of Spark Connect.
 
-    def __init__(self, setup: Setup) -> None:
-        self.by_flow: dict[str, StreamingQuery] = {}
+    Raises:
+        InvalidInputError: Spark plans the rows.
+    """
+    way = "start it by a classic session"
+    if isinstance(source, (DataFrameSource, KafkaConnectorSource)):
+        raise InvalidInputError(
+            f"task={task.task_name} reads {source!r}, whose plan can't be checked by Spark Connect; give it a FileSource, a "
+            f"KafkaSource or a source of your own, or {way}."
+        )
+    if task.update_way == "column":
+        raise InvalidInputError(
+            f"task={task.task_name} has a process_column, whose plan can't be checked by Spark Connect; give it a "
+            f"process_batch, or {way}."
+        )
+
+
+class Queries:
+    """The queries of one start, by the id of their flow.
+
+    `on_commit` is called after a commit that another process has made. Those of this process are heard by the run's reports.
+    """
+
+    def __init__(self, setup: Setup, on_commit: Callable[[], None] = lambda: None) -> None:
+        self.by_flow: dict[str, StreamingQuery | RemoteQuery] = {}
         self._setup = setup
-        self._commits = Watch()
+        self._was_active: set[str] = set()
+        self._session: SparkSession | None = None
+        self._listener = Listener(setup.writer, setup.on_progress)
+        self._follower: Follower | None = None
+        if setup.is_remote:
+            log = Log(setup.files, setup.application)
+            self._follower = Follower(log, setup.spark, self._listener, on_commit)
+        self._watch = Watch()
+        self._commits = self._follower or self._watch
+        self._endless: set[str] = set()
+        self._at_end: set[str] = set()
 
     def start(self, entry: Entry, scratch: Scratch) -> None:
         """Start a query for each flow, from where the entry says.
 
         If a query does not start, the queries before it run, so call `stop`.
         """
-        session = own_session(self._setup.spark)
+        session = self._session = own_session(self._setup.spark)
         for feed in self._setup.feeds:
             for id in flows_of(feed, entry) if not feed.plan.is_derived else ():
                 self._start(session, feed, entry, id, scratch)
+        self._follow(entry)
 
     def start_to_meet(self, entry: Entry, scratch: Scratch) -> bool:
         """Start a query for each flow that need only read on to be where another of its source is; it ends there.
@@ -157,12 +203,17 @@ class Queries:
         # A second start would take back more of what a task under another delivery has committed.
         if any(restore.keeps_all(plan) for plan in setup.plans):
             return False
-        session = own_session(setup.spark)
+        session = self._session = own_session(setup.spark)
         for feed in setup.feeds:
             if stays_within(feed.source):
                 for id, ends in flows.meeting_positions(entry, flows_of(feed, entry)).items():
                     self._start(session, feed, entry, id, scratch, ends)
+        self._follow(entry)
         return bool(self.by_flow)
+
+    def _follow(self, entry: Entry) -> None:
+        if self._follower is not None and self.by_flow:
+            self._follower.follow(entry.epoch, self.by_flow)
 
     def _start(
         self,
@@ -175,27 +226,32 @@ class Queries:
     ) -> None:
         setup, flow = self._setup, feed.plan.of(entry.tasks_of(id))
         labels, attempts = numbers_of_partitions(setup.shards), failures.attempts(setup.spark)
-        blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until)
-        listener = Listener(setup.writer, setup.on_progress)
+        to_the_end = setup.to_the_end or until is not None
+        blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until, to_the_end)
+        # Where commits are made, if not here, there is no run that could hear of them.
+        note = None if self._follower is None else Note(setup.files, setup.application)
         commit = micro_batch.Commit(
             flow,
             entry.epoch,
             setup.keeping,
             {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
-            listener,
+            note or self._listener,
             for_sinks(blobs.sparkSession),
             setup.settings,
-            self._commits,
-            on_work=listener.measure,
+            note or self._watch,
+            on_work=(note or self._listener).measure,
         )
         rows = micro_batch.control_rows(blobs, flow, labels, attempts)
         writer = (
             rows.writeStream.outputMode("update")
             .foreachBatch(commit)
-            .option("checkpointLocation", f"{scratch.folder(entry.epoch)}/{flow.id}")
             .queryName(f"{setup.application} {flow.id} {entry.epoch}")
         )
-        if setup.to_the_end or until is not None:
+        if (folder := scratch.folder(entry.epoch)) is not None:
+            writer = writer.option("checkpointLocation", f"{folder}/{flow.id}")
+        if to_the_end and not flow.first.by_spark and not ends_at_the_end(session):
+            self._endless.add(id)
+        elif to_the_end:
             writer = writer.trigger(availableNow=True)
         elif setup.trigger is not None:
             writer = writer.trigger(processingTime=setup.trigger)
@@ -203,12 +259,20 @@ class Queries:
         are_rows_small = rows_cross_spark and dataframe_source.are_small(flow)
         wanted = for_queries(blobs.sparkSession, setup.shards, scratch.is_local, are_rows_small)
         with settings(blobs.sparkSession, wanted):
-            self.by_flow[flow.id] = writer.start()
+            query = writer.start()
+        self.by_flow[flow.id] = query if self._follower is None else RemoteQuery(query, (session, setup.spark))
 
     @property
     def active_flows(self) -> set[str]:
-        """The flows whose queries have neither ended nor been stopped."""
-        return {flow for flow, query in self.by_flow.items() if query.isActive}
+        """The flows whose queries have neither come to their end nor been stopped."""
+        active = {flow for flow, query in self.by_flow.items() if flow not in self._at_end and query.isActive}
+        self._at_end |= {flow for flow in self._endless & active if has_nothing_to_read(self.by_flow[flow].status)}
+        active -= self._at_end
+        if self._follower is not None and self._was_active - active:
+            # What an ended query has committed is heard before its end is.
+            self._follower.look()
+        self._was_active = active
+        return active
 
     @property
     def are_waited_for(self) -> bool:
@@ -250,7 +314,7 @@ class Queries:
 
     def stop(self) -> None:
         """Stop all queries at the same time, and wait until they have stopped."""
-        queries, self.by_flow = list(self.by_flow.values()), {}
+        queries, self.by_flow, self._was_active = list(self.by_flow.values()), {}, set()
         self._commits.stop()
         with ThreadPoolExecutor(max(1, len(queries))) as pool:
             stops = [pool.submit(query.stop) for query in queries]
@@ -262,9 +326,11 @@ class Queries:
                 self._commits.end()
         for stop in stops:
             stop.result()
+        if self._session is not None:
+            connect.release(self._session)
 
 
-def _is_idle(query: StreamingQuery) -> bool:
+def _is_idle(query: StreamingQuery | RemoteQuery) -> bool:
     message: str = query.status["message"]
     return message.startswith(WAITING)
 
@@ -278,6 +344,7 @@ def _blobs(
     labels: Sequence[int],
     attempts: int,
     until: Mapping[str, int] | None,
+    to_the_end: bool,
 ) -> DataFrame:
     """Return the streaming DataFrame of a flow's blobs, read from where the entry says."""
     known, lines = commits.flow_by(entry, flow), tuple[str, ...]()
@@ -289,10 +356,11 @@ def _blobs(
         # Under at-least-once delivery a replay brings what is below the flow's own clock, and only some tasks fold it.
         restored = (clock if flow.first.takes_late else known.progress.clock) if known.source.positions else BEGINNING
         rows = dataframe_source.opened(setup.spark, source, clock)
-        return dataframe_source.blobs_of_dataframe(rows, flow, source, entry.epoch, restored, labels, attempts, lines)
+        place = entry.epoch, restored, labels, attempts
+        return dataframe_source.blobs_of_dataframe(rows, flow, source, *place, lines, to_the_end)
     assert isinstance(source, TimeReplayableSource), source
-    parts = session.sparkContext.defaultParallelism
-    what = flow, source, entry.epoch, parts, labels, attempts, until
+    parts = connect.parallelism(session)
+    what = flow, source, entry.epoch, parts, labels, attempts, until, to_the_end
     if dataframe_source.with_column(flow):
         return column_source.blobs_of_source(session, column_source.RowReader(*what))
     return arrow_source.load(session, flow, arrow_source.ArrowReader(*what))

@@ -14,18 +14,22 @@ from contextlib import contextmanager, suppress
 
 from pyspark.sql import SparkSession
 
+from persistent_state.engine import connect
+from persistent_state.engine.spark_versions import checkpoint_manager
 from persistent_state.errors import InvalidInputError
 from persistent_state.store.files import Files, LocalFiles, MemoryFiles
 
 
 def own_session(spark: SparkSession) -> SparkSession:
     """Return a new session with the user's time zone and limit of Arrow batches."""
-    session = spark.newSession()
+    session = connect.new_session(spark)
     if (most := spark.conf.get(_BATCH_BYTES, None)) is not None:
         session.conf.set(_BATCH_BYTES, most)
     # A query that is stopped has not run all shards of its last micro-batch, which Spark would report as an error. The log
     # commits nothing of such a micro-batch.
     session.conf.set("spark.sql.streaming.stateStore.commitValidation.enabled", "false")
+    # Without `scratch=` a server keeps its checkpoints in folders for temporary files, also of queries that failed.
+    session.conf.set("spark.sql.streaming.forceDeleteTempCheckpointLocation", "true")
     session.conf.set("spark.sql.session.timeZone", spark.conf.get("spark.sql.session.timeZone") or "UTC")
     use_this_python(spark)
     return session
@@ -46,7 +50,7 @@ def for_queries(session: SparkSession, shards: int, is_scratch_local: bool, are_
         "spark.sql.streaming.pollingDelay": "200ms",
         # Values for a sink stay in Arrow until it reads them. A local relation of rows costs several times as much.
         "spark.sql.execution.arrow.localRelationThreshold": "0",
-        **(_OF_LOCAL_SCRATCH | _RAW_FILES if is_scratch_local else {}),
+        **(_of_local_scratch(session) | _RAW_FILES if is_scratch_local else {}),
     }
 
 
@@ -55,13 +59,16 @@ def for_queries(session: SparkSession, shards: int, is_scratch_local: bool, are_
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT = str(2**31 - 1)
 
-# For each file of a checkpoint on a local disk, Hadoop starts processes to set and read its mode, and again for the file of its
-# checksum. Scratch files need neither. With these settings there is one file and one process.
-_OF_LOCAL_SCRATCH = {
-    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-    "FileSystemBasedCheckpointFileManager",
-}
+
+def _of_local_scratch(session: SparkSession) -> dict[str, str]:
+    # For each file of a checkpoint on a local disk, Hadoop starts processes to set and read its mode, and again for the file of
+    # its checksum. Scratch files need neither. With these settings there is one file and one process.
+    return {
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        "spark.sql.streaming.checkpointFileManagerClass": checkpoint_manager(session),
+    }
+
+
 _RAW_FILES = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
@@ -93,8 +100,11 @@ def _set(session: SparkSession, wanted: Mapping[str, str | None]) -> None:
 
 
 def use_this_python(spark: SparkSession) -> None:
-    """Let the workers run the Python of this process. Spark would take the python3 of the PATH."""
-    if not os.environ.get("PYSPARK_PYTHON"):
+    """Let the workers run the Python of this process. Spark would take the python3 of the PATH.
+
+    The workers of Spark Connect run the Python of the server.
+    """
+    if not connect.is_connect(spark) and not os.environ.get("PYSPARK_PYTHON"):
         spark.sparkContext.pythonExec = sys.executable
 
 
@@ -108,9 +118,9 @@ def check_store(spark: SparkSession, files: Files) -> None:
         raise InvalidInputError(
             "store=memory:// can't be reached by Spark's workers; use a folder, or run_local for tests."
         )
-    if isinstance(files, LocalFiles) and not _is_local(spark):
+    if isinstance(files, LocalFiles) and not connect.is_local(spark):
         raise InvalidInputError(
-            f"store={files.url} is a folder of this machine, and master={spark.sparkContext.master} has others; "
+            f"store={files.url} is a folder of this machine, and master={connect.master(spark)} has others; "
             "use one all reach."
         )
 
@@ -121,15 +131,11 @@ def check_scratch(spark: SparkSession, scratch: str | None) -> None:
     Raises:
         InvalidInputError: Spark uses other machines, and `scratch` is None.
     """
-    if scratch is None and not _is_local(spark):
+    if scratch is None and not connect.is_local(spark):
         raise InvalidInputError(
-            f"master={spark.sparkContext.master} has other machines, which must reach Spark's own checkpoints; give "
+            f"master={connect.master(spark)} has other machines, which must reach Spark's own checkpoints; give "
             "scratch=, a folder on a file system that Spark knows and all reach. Nothing in it is needed for long."
         )
-
-
-def _is_local(spark: SparkSession) -> bool:
-    return (spark.sparkContext.master or "local").startswith("local")
 
 
 SCRATCH_KEPT = 24 * 3600.0
@@ -148,7 +154,11 @@ class Scratch:
         self.is_local = parent is None
         self._lock: int | None = None
         if parent is not None:
-            self._root = f"{parent.rstrip('/')}/{name}"
+            self._root: str | None = f"{parent.rstrip('/')}/{name}"
+            return
+        if connect.is_connect(spark):
+            # The server may be another machine. It makes folders of its own.
+            self._root = None
             return
         collect_scratch(tempfile.gettempdir(), now_us)
         self._root = os.path.join(tempfile.gettempdir(), name)
@@ -158,12 +168,14 @@ class Scratch:
         with suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def folder(self, epoch: int) -> str:
-        """Return the folder for the start of this epoch."""
-        return f"{self._root}/{epoch}"
+    def folder(self, epoch: int) -> str | None:
+        """Return the folder for the start of this epoch; None if Spark is to make one."""
+        return None if self._root is None else f"{self._root}/{epoch}"
 
     def remove(self) -> None:
-        """Delete the scratch space, as far as possible."""
+        """Delete the scratch space, as far as possible. A folder that only a server of Spark Connect knows stays."""
+        if self._root is None or connect.is_connect(self._spark):
+            return
         if self.is_local:
             shutil.rmtree(self._root, ignore_errors=True)
             if self._lock is not None:

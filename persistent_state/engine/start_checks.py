@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 
 from persistent_state.batch.plan import Plan
-from persistent_state.engine import dataframe_source, micro_batch
+from persistent_state.engine import connect, dataframe_source, micro_batch
 from persistent_state.engine.feeds import Feed
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.session import check_scratch, check_store
@@ -29,13 +29,15 @@ from persistent_state.task import PersistentTask
 
 
 def check_machines(setup: Setup) -> None:
-    """Refuse a store or scratch space that Spark's workers can't reach.
+    """Refuse a store or scratch space that Spark's workers can't reach, and a server that can't run what it is sent.
 
     Raises:
-        InvalidInputError: The workers can't reach one of them.
+        InvalidInputError: The workers can't reach one of them, or the server lacks something.
     """
     check_store(setup.spark, setup.files)
     check_scratch(setup.spark, setup.scratch)
+    if setup.is_remote:
+        connect.check_server(setup.spark, setup.files)
 
 
 def check_start(setup: Setup, newest: Entry | None, reset: Collection[str], rebuild: Collection[str]) -> None:
@@ -50,6 +52,8 @@ def check_start(setup: Setup, newest: Entry | None, reset: Collection[str], rebu
         check_task(part.plan.task)
         if part.plan.emits:
             micro_batch.check_values(part.plan)
+        for output in part.outputs.running if setup.is_remote else ():
+            _check_pickles(f"task={part.plan.named}: the function of {output!r}", output.function)
     for feed in setup.feeds:
         check_feed(setup, feed, newest, reset, rebuild)
 

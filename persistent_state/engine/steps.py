@@ -17,7 +17,7 @@ from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Basis, Step
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.spans import Span
-from persistent_state.engine import failures, micro_batch
+from persistent_state.engine import connect, failures, micro_batch
 from persistent_state.engine.arrow_source import SCHEMA, blob_batches, freeze_imports, now_us
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.reports import Listener
@@ -55,7 +55,7 @@ class Stepper:
         # uses it.
         self._log, self._turn = Log(setup.files, setup.application), threading.Lock()
         self._feeds = [feed for feed in setup.feeds if feed.plan.first.upstream]
-        self._session = _session_of(setup) if self._feeds else None
+        self._session: SparkSession | None = None
         self._listener = Listener(setup.writer, setup.on_progress)
         self._epoch = 0
         self._committed: set[str] = set()
@@ -72,6 +72,7 @@ class Stepper:
         self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
         self._committed, self.under_way = set(), {}
         if self._feeds:
+            self._session = self._session or _session_of(self._setup)
             self.wake()
             self._thread = threading.Thread(target=self._run, name="persistent-state steps", daemon=True)
             self._thread.start()
@@ -101,8 +102,12 @@ class Stepper:
         self._is_stopping = True
         self._changed.set()
         while self._thread.is_alive():
-            self._setup.spark.sparkContext.cancelJobGroup(self._group)
+            connect.cancel(self._session or self._setup.spark, self._group)
             self._thread.join(CANCEL_SECONDS)
+        if self._session is not None and connect.is_connect(self._session):
+            # A server keeps what it is not told to forget.
+            connect.release(self._session)
+            self._session = None
 
     @property
     def _group(self) -> str:
@@ -161,9 +166,8 @@ class Stepper:
         setup, session = self._setup, self._session
         assert session is not None
         try:
-            flow, context = self._plan_of(entry, step), session.sparkContext
-            context.setJobGroup(self._group, f"{flow.title}: step to clock {step.clock}", interruptOnCancel=True)
-            context.setLocalProperty("spark.scheduler.pool", POOL)
+            flow = self._plan_of(entry, step)
+            connect.name_work(session, self._group, f"{flow.title}: step to clock {step.clock}", POOL)
             commit = micro_batch.Commit(
                 flow,
                 entry.epoch,
@@ -181,7 +185,7 @@ class Stepper:
                 rows = _rows_in_place(session, flow, basis, graph.by_shard(spans, flow.first.shards))
             else:
                 # No more parts than there are tasks at a time: each sends a blob to each shard, also if that has little.
-                rows = _rows(session, flow, basis, graph.in_parts(spans, context.defaultParallelism))
+                rows = _rows(session, flow, basis, graph.in_parts(spans, connect.parallelism(session)))
             commit(rows, step.clock)
             self._committed.add(step.flow)
         except Exception as error:

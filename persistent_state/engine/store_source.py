@@ -16,9 +16,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from persistent_state.engine import store_listing
-from persistent_state.engine.frames import handed_on, types_of
+from persistent_state.engine.frames import types_of
 from persistent_state.engine.named_state import NamedState
 from persistent_state.engine.source_options import CHANGES, LATE, LATEST, STATE, SourceOptions, read_options
+from persistent_state.engine.spark_versions import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow, arrow_types
 from persistent_state.engine.store_rows import (
     LATE_ROWS,
     Part,
@@ -38,18 +39,8 @@ from persistent_state.open_state import OpenState, OpenTask, open_store
 from persistent_state.store.files import Files, MemoryFiles
 from persistent_state.store.state_at import find_sides
 
-try:
-    from pyspark.sql.streaming.datasource import ReadMaxFiles, SupportsTriggerAvailableNow
-except ImportError:
-    ReadMaxFiles = None  # type: ignore[assignment,misc]
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Before PySpark 4.2 there is no such class, nor limits, and a query with this trigger has one micro-batch."""
-
-
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter as SparkFilter
-    from pyspark.sql.streaming.datasource import ReadLimit
 
 NAME = "persistent-state"
 
@@ -80,10 +71,10 @@ class StoreSource(DataSource):
         if schema != self.schema():
             raise InvalidInputError(f"the schema is not {self.schema().simpleString()}; leave .schema(...) out.")
         if not self._asked.push_filters:
-            return StoreReader(self._asked, handed_on(schema))
+            return StoreReader(self._asked, arrow_types(schema))
         if not hasattr(DataSourceReader, "pushFilters"):
             raise InvalidInputError("pushFilters=true needs PySpark 4.1 or newer; name keys by key=... instead.")
-        return FilteredReader(self._asked, handed_on(schema))
+        return FilteredReader(self._asked, arrow_types(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what plans and reads a stream."""
@@ -93,7 +84,7 @@ class StoreSource(DataSource):
             )
         if self._asked.is_ended:
             raise InvalidInputError("endClock=... says nothing of a stream; leave it out, or read a batch.")
-        return StoreStreamReader(self._asked, handed_on(schema))
+        return StoreStreamReader(self._asked, arrow_types(schema))
 
 
 class StoreReader(DataSourceReader):
@@ -158,7 +149,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the newest clock, or the one up to which the limit lets a micro-batch read."""
         stream = self._opened()
         newest = stream.newest() if self._last is None else self._last
-        if start is None or ReadMaxFiles is None or not isinstance(limit, ReadMaxFiles):
+        if start is None or not isinstance(limit, ReadMaxFiles):
             return newest
         return stream.within(start, newest, limit.max_files)
 

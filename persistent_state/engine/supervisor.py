@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from persistent_state.engine import lines
+from persistent_state.engine import connect, lines
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
@@ -65,7 +65,7 @@ class Supervisor:
         on_work = None if monitor is None else monitor.hear
         self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear, on_work)
         self._steps = Stepper(setup)
-        self.queries = Queries(setup)
+        self.queries = Queries(setup, self._wake)
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
@@ -171,6 +171,12 @@ class Supervisor:
         self._deliveries.hear(progress)
         self._passed.wake()
 
+    def _wake(self) -> None:
+        """Let all look at the log that wait for a commit: another process has made one."""
+        self._steps.wake()
+        self._deliveries.wake()
+        self._passed.wake()
+
     def _stop_working(self) -> None:
         self.queries.stop()
         self._steps.stop()
@@ -273,7 +279,7 @@ class Supervisor:
             self.monitor.restart()
         try:
             self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
-            self.queries = Queries(self._setup)
+            self.queries = Queries(self._setup, self._wake)
             self.queries.start(self.entry, self._scratch)
             self._steps.start(self.entry.epoch, self.queries.active_flows)
             # What they looked at may have been fenced by this start, and no commit need come that wakes them.
@@ -344,8 +350,9 @@ class Supervisor:
             self._lines.close(self._newest())
 
     def _end(self) -> None:
-        # A fenced driver does not wait for its sinks: the newer driver delivers to them now.
-        patience = 0.0 if isinstance(self.error, FencedError) else STOP_SECONDS
+        # A fenced driver does not wait for its sinks: the newer driver delivers to them now. From a lost server nothing comes.
+        is_lost = self.error is not None and connect.is_lost(self.error.__cause__ or self.error)
+        patience = 0.0 if is_lost or isinstance(self.error, FencedError) else STOP_SECONDS
         ends: list[Callable[[], object]] = [
             self._show_summary,
             self._stop_working,

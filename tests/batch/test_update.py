@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from monoids import (
     Affine,
@@ -66,6 +65,7 @@ from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import COLUMN
 from persistent_state.batch.shard import merge_shard
 from persistent_state.engine.column_source import RowReader, _replaced
+from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.partials import keys
 from persistent_state.partials.fold import fold_keys
@@ -357,7 +357,7 @@ class BySpark(PerMessage):
 def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[Any]]:
     """The state when all rows have been read, and the reason and position of each bad row."""
     by_spark = isinstance(task, BySpark)
-    schema = to_arrow_schema(from_arrow_schema(rows.schema), timezone="UTC") if by_spark else rows.schema
+    schema = arrow_types(spark_types(rows.schema)) if by_spark else rows.schema
     plan = core.plan_of(task, schema)
     log = Log(plan.files, "app")
     entry = core.start(log, [plan])

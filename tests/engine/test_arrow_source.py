@@ -10,7 +10,6 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from monoids import Count
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
@@ -20,6 +19,7 @@ from persistent_state.batch.shard import merge_shard
 from persistent_state.engine import arrow_source, idle_source
 from persistent_state.engine.arrow_source import ArrowReader
 from persistent_state.engine.idle_source import IdleReader
+from persistent_state.engine.spark_versions import ReadMaxRows
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol.commits import Keeping, close, plan_batch, wake
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
@@ -79,8 +79,9 @@ class Stamps(TimeReplayableSource):
 class Query:
     """What Spark does with a reader: ask how far it goes, and play the micro-batch if that is further than before."""
 
-    def __init__(self, source: Stamps, settings: Settings, parts: int = 1) -> None:
+    def __init__(self, source: Stamps, settings: Settings, parts: int = 1, *, to_the_end: bool = False) -> None:
         self.now = SECOND
+        self.to_the_end = to_the_end
         self.plan = core.plan_of(Counts(), SCHEMA, settings=settings)
         self.log = Log(self.plan.files, "app")
         self.source, self.most = source, parts
@@ -89,13 +90,19 @@ class Query:
     def start(self) -> None:
         entry = core.start(self.log, [self.plan], now=self.now)
         flow = core.alone(self.plan)
-        self.reader = ArrowReader(flow, self.source, entry.epoch, self.most, (0,), 1)
-        self.offset = self.reader.initialOffset()
+        self.reader = ArrowReader(flow, self.source, entry.epoch, self.most, (0,), 1, to_the_end=self.to_the_end)
+        self.offset = self.initial()
+
+    def initial(self) -> dict[str, Any]:
+        return self.reader.initialOffset()
+
+    def latest(self) -> dict[str, Any]:
+        return self.reader.latestOffset(self.offset, ReadMaxRows(1))
 
     def poll(self, *, planning: int = 0) -> Entry | None:
         """The entry of a micro-batch, the planning of which takes so long; None if none is due."""
         with mock.patch.object(arrow_source, "now_us", side_effect=lambda: self.now):
-            new = self.reader.latestOffset(self.offset, ReadMaxRows(1))
+            new = self.latest()
             if new == self.offset:
                 return None
             self.now += planning
@@ -151,6 +158,39 @@ def test_a_batch_is_read_in_one_part_where_jumps_are_measured(jump: int | None, 
     # Each is close to the message before it: none is a jump.
     assert entry.late_rows_of("Counts").counts() == {}
     assert core.state_at(entry, query.plan, None) == {(): len(stamps)}
+
+
+class Bounded(Stamps):
+    """Two timestamps a micro-batch."""
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        return Reach({"": min(self.there, start.get("", 0) + 2)}, {"": False})
+
+
+class OldQuery(Query):
+    """What Spark before 4.2 does: it says nothing of where a micro-batch starts, and asks late where the stream does."""
+
+    def initial(self) -> dict[str, Any]:
+        return {}
+
+    def latest(self) -> dict[str, Any]:
+        new = self.reader.latestOffset()
+        self.offset = self.offset or self.reader.initialOffset()
+        return new
+
+
+@pytest.mark.parametrize("kind", [Query, OldQuery])
+def test_a_stream_is_read_to_its_end_in_bounded_batches_on_every_version_of_spark(kind: type[Query]) -> None:
+    source = Bounded([5, 15, 25, 35, 45, 55, 65], there=5)
+    query = kind(source, Settings(10, ahead=2**62), to_the_end=True)
+    counts = [core.state_at(entry, query.plan, None) for entry in iter(query.poll, None)]
+    assert counts == [{(): 2}, {(): 4}, {(): 5}]
+    # A query that has found nothing to read is being stopped, and begins no other micro-batch.
+    source.there = 7
+    assert query.poll() is None
+    query.start()
+    counts = [core.state_at(entry, query.plan, None) for entry in iter(query.poll, None)]
+    assert counts[-1] == {(): 7}
 
 
 def test_a_batch_without_rows_has_one_part() -> None:
@@ -238,9 +278,3 @@ def test_a_stream_that_spark_reads_lets_the_clock_go_once_it_is_silent(
     query.start()
     assert query.wait(9.8) == []
     assert query.wait(30) == [False]
-
-
-def test_a_stream_that_is_read_to_its_end_is_no_micro_batch_more() -> None:
-    query = Silent(None)
-    query.reader.prepareForTriggerAvailableNow()
-    assert query.wait(60) == []

@@ -21,14 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from monoids import Aggregator, Monoid, Sum
 from persistent_state import InvalidInputError, StoreRefusedError, open_store, read_late_rows, read_state
 from persistent_state.engine import source_options, store_rows, store_source
-from persistent_state.engine.frames import handed_on
 from persistent_state.engine.source_options import read_options
+from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.engine.store_source import StoreSource
 from persistent_state.engine.store_stream import MOST_CLOCKS, StoreStream
 from persistent_state.event_time.clocks import BEGINNING
@@ -156,7 +155,7 @@ class Loaded:
         return self.table(reader, parts)
 
     def table(self, reader: Any, parts: Sequence[Any]) -> pa.Table:
-        types = handed_on(self.schema)
+        types = arrow_types(self.schema)
         batches = [batch for part in parts for batch in reader.read(part)]
         assert all(batch.schema == types for batch in batches)
         return pa.Table.from_batches(batches, types)
@@ -1097,7 +1096,7 @@ class TestOptions:
         source, schema = loaded(TOTALS)
         given = StoreSource(TOTALS)
         assert len([*given.reader(schema).partitions()]) == 1
-        other = from_arrow_schema(pa.schema([("shop", pa.string())]))
+        other = spark_types(pa.schema([("shop", pa.string())]))
         assert "the schema is not struct<shop:string" in problem(lambda: source.reader(other))
 
     def test_types_that_spark_does_not_have_are_refused(self) -> None:

@@ -70,7 +70,7 @@ class FakeQueries:
 
     script: Script
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, *_: Any) -> None:
         self.active_flows: set[str] = set()
         self.failed_commit: tuple[str, Exception] | None = None
         self.failed_query: tuple[str, Exception] | None = None

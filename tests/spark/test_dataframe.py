@@ -169,9 +169,9 @@ class Delivery:
 
 
 def frame(spark: SparkSession, folder: Path, schema: pa.Schema, files: int = 1) -> DataFrame:
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from persistent_state.engine.spark_versions import spark_types
 
-    reader = spark.readStream.schema(from_arrow_schema(schema)).option("maxFilesPerTrigger", files)
+    reader = spark.readStream.schema(spark_types(schema)).option("maxFilesPerTrigger", files)
     return reader.parquet(str(folder))
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from persistent_state import Application, DataFrameSource, FileSource, clocks
+from persistent_state.engine.spark_versions import spark_types
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
@@ -75,7 +75,7 @@ def test_a_dataframe_is_replayed_or_read_once(spark: SparkSession, tmp_path: Pat
     sent = Stream(tmp_path / "stream", seed=4)
 
     def opened(spark: SparkSession, clock: int | None) -> DataFrame:
-        rows = spark.readStream.schema(from_arrow_schema(SCHEMA)).option("maxFilesPerTrigger", 2)
+        rows = spark.readStream.schema(spark_types(SCHEMA)).option("maxFilesPerTrigger", 2)
         return rows.parquet(str(tmp_path / "stream"))
 
     for closes in (False, True):

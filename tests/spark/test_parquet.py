@@ -53,10 +53,10 @@ def rows(clock: int, users: int, add: int = 0) -> pa.Table:
 
 def frame(spark: SparkSession, table: pa.Table, parts: int = 2, seed: int = 0) -> DataFrame:
     """The rows of a table in any order, in so many partitions."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from persistent_state.engine.spark_versions import spark_types
 
     order = pa.array(random.Random(seed).sample(range(len(table)), len(table)), pa.int64())
-    schema = from_arrow_schema(table.schema)
+    schema = spark_types(table.schema)
     return (
         spark.createDataFrame(table.take(order), schema).repartition(parts)
         if len(table)

@@ -146,7 +146,7 @@ NAMES = [*OF_FILES, *OF_FRAMES]
 def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_the_messages(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from persistent_state.engine.spark_versions import spark_types
 
     monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.01)
     for number, rows in enumerate(FILES):
@@ -159,7 +159,7 @@ def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_t
         source = FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA, max_files_per_batch=1)
         app.add(Total(name), source, RunningValues(sinks.of(name)))
     for name in OF_FRAMES:
-        frame = spark.readStream.schema(from_arrow_schema(SCHEMA)).option("maxFilesPerTrigger", 1)
+        frame = spark.readStream.schema(spark_types(SCHEMA)).option("maxFilesPerTrigger", 1)
         source = DataFrameSource(frame.parquet(str(tmp_path / "in")), "ts")
         app.add(Total(name), source, RunningValues(sinks.of(name)))
     running = app.run(spark, drain=True, on_progress=sinks.tell)

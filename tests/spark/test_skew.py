@@ -146,7 +146,7 @@ def counted_by_spark(spark: SparkSession, rows: DataFrame, checkpoints: Path) ->
 def test_nothing_within_the_delay_is_lost_where_sparks_watermark_drops_what_one_channel_sends(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from persistent_state.engine.spark_versions import spark_types
 
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", "1")
@@ -154,7 +154,7 @@ def test_nothing_within_the_delay_is_lost_where_sparks_watermark_drops_what_one_
     sent = files()
 
     def stream() -> DataFrame:
-        reader = session.readStream.schema(from_arrow_schema(SCHEMA)).option("maxFilesPerTrigger", 1)
+        reader = session.readStream.schema(spark_types(SCHEMA)).option("maxFilesPerTrigger", 1)
         return reader.parquet(str(folder))
 
     def run(files: int, shards: int) -> tuple[Application, list[Progress]]:

@@ -89,10 +89,10 @@ def new_postgres(servers: Servers) -> Database:
 
 
 def frame(spark: SparkSession, schema: pa.Schema, rows: Iterable[Row], partitions: int = 2) -> DataFrame:
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from persistent_state.engine.spark_versions import spark_types
 
     table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-    return spark.createDataFrame(table, from_arrow_schema(schema)).repartition(partitions)
+    return spark.createDataFrame(table, spark_types(schema)).repartition(partitions)
 
 
 @pytest.fixture

@@ -78,11 +78,11 @@ def rows_of(table: pa.Table) -> Rows:
 
 def values(spark: SparkSession, clock: int) -> tuple[DataFrame, Rows]:
     """What a sink is given at a clock, one window, and that in microseconds."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from persistent_state.engine.spark_versions import spark_types
 
     row = ("a", clock - HOUR, clock, clock, 7)
     table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True))], OLD.schema).cast(SCHEMA)
-    return spark.createDataFrame(table, from_arrow_schema(SCHEMA)), [row]
+    return spark.createDataFrame(table, spark_types(SCHEMA)), [row]
 
 
 def as_times(rows: Rows, zone: timezone | None) -> Rows:

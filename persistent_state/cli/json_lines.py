@@ -1,0 +1,79 @@
+"""Write what a run logs as lines of JSON: its progress after each micro-batch, and what it tells people."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from datetime import datetime, timezone
+from typing import TextIO
+
+from persistent_state.formatting import to_json
+
+LOGGER = logging.getLogger("persistent_state")
+PROGRESS = "persistent_state.progress"
+"""The logger whose messages are JSON already."""
+
+
+class _Line(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        told = getattr(record, "told", None)
+        if told is None:
+            text = record.getMessage()
+            told = (
+                {"event": "progress", **json.loads(text)} if record.name == PROGRESS else {"event": "log", "text": text}
+            )
+        return to_json({"at": at.replace("+00:00", "Z"), "level": record.levelname, **told})
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Do nothing: a run does not end because nobody reads its lines any more."""
+
+
+@contextmanager
+def stdout_for_lines() -> Iterator[TextIO]:
+    """Return a file that writes to stdout, and let all else that writes there in this block write to stderr.
+
+    This holds for the user's code, and for what this process starts: Spark's JVM may warn there.
+    """
+    lines = sys.stdout
+    lines.flush()
+    with redirect_stdout(sys.stderr):
+        try:
+            number, other = lines.fileno(), sys.stderr.fileno()
+        except OSError:
+            # Something of Python's stands in its place, which no other process writes to.
+            yield lines
+            return
+        kept = os.dup(number)
+        os.dup2(other, number)
+        with open(kept, "w", encoding="utf-8") as file:
+            try:
+                yield file
+            finally:
+                os.dup2(kept, number)
+
+
+@contextmanager
+def written_to(file: TextIO) -> Iterator[None]:
+    """Write to a file what the library logs in this block, from level INFO on.
+
+    A record may have a mapping as `told`, which is then the line's.
+    """
+    handler = _Handler(file)
+    handler.setFormatter(_Line())
+    level = LOGGER.level
+    LOGGER.addHandler(handler)
+    # The user's module may have set one, which then holds.
+    if level == logging.NOTSET:
+        LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOGGER.setLevel(level)
+        LOGGER.removeHandler(handler)

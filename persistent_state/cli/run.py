@@ -1,0 +1,249 @@
+"""The command `run`: run an application as a process that a container or a scheduler supervises."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from persistent_state.application import Application
+from persistent_state.cli import json_lines, stop_signals
+from persistent_state.cli.json_lines import LOGGER
+from persistent_state.cli.loader import load_application
+from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError, TaskFailedError
+from persistent_state.redact import shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from persistent_state import Running
+
+DONE, MEND, FENCED, TRY_AGAIN = 0, 2, 3, 75
+"""The exit statuses. 2 is also that of wrong arguments, and 75 is EX_TEMPFAIL of sysexits.h."""
+
+RESULTS = {DONE: "done", MEND: "mend it", FENCED: "fenced", TRY_AGAIN: "try again"}
+
+STATUSES = f"""\
+exit status:
+  {DONE:<3} done: the run came to its end; with --follow it was asked to end, and did
+  {MEND:<3} mend it: the set-up is wrong, your code raised, or a file of the store is damaged; another try meets the same
+  {FENCED:<3} fenced: a newer run owns the application; do not start this one again
+  {TRY_AGAIN:<3} try again: the store, a source, a sink or Spark failed, or the run was asked to end before its end
+  Anything else, such as 137 after kill -9: try again; nothing committed is lost.
+
+SIGTERM and SIGINT end the run: a micro-batch that is under way is given up, and a sink completes what it writes.
+After {stop_signals.SECONDS:g} s, or at a second signal, the process ends at once, as by kill -9: nothing committed is lost.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to those of the program."""
+    run = commands.add_parser(
+        "run",
+        help="run an application on Spark, for a container or a scheduler",
+        description="Run an application on Spark to the end of what its sources hold now. Its module is imported.",
+        epilog=STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument(
+        "application",
+        metavar="MODULE:APP",
+        help="a module or a .py file, and an Application in it or a function for one",
+    )
+    how = run.add_mutually_exclusive_group()
+    how.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on as messages arrive, until SIGTERM; without it the run ends by itself",
+    )
+    how.add_argument("--drain", action="store_true", help="make a last checkpoint above all messages")
+    run.add_argument(
+        "--trigger",
+        metavar="DURATION",
+        help="with --follow: the least time between the beginnings of two micro-batches, such as '10 seconds'",
+    )
+    for name, what in (
+        ("reset", "begins with nothing"),
+        ("rebuild", "is built again from the beginning of its source"),
+    ):
+        run.add_argument(
+            f"--{name}", metavar="TASK", action="append", default=[], help=f"a task that {what}; not with --follow"
+        )
+    run.add_argument(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        type=_metrics,
+        help="answer /metrics, /health and /ready there, by default to this machine only",
+    )
+    run.add_argument("--master", metavar="URL", help="Spark's master (default: what Spark is set up with, or local[*])")
+    run.add_argument(
+        "--conf", metavar="KEY=VALUE", type=_setting, action="append", default=[], help="a setting of Spark's session"
+    )
+    run.add_argument(
+        "--json",
+        action="store_true",
+        help="print a line of JSON a micro-batch; so it is anyway if the output is no terminal",
+    )
+    run.set_defaults(run=_run)
+
+
+def status_of(error: StateError) -> int:
+    """Return the exit status that tells a supervisor what to do after an error."""
+    if isinstance(error, FencedError):
+        return FENCED
+    return MEND if isinstance(error, (InvalidInputError, TaskFailedError, DamagedError)) else TRY_AGAIN
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """The end of a run. `is_whole` says that nobody asked it to end before it came to its end."""
+
+    running: Running | None = None
+    error: Exception | None = None
+    is_whole: bool = True
+
+    def status(self, is_following: bool) -> int:
+        """Return the exit status."""
+        status = status_of(self.error) if isinstance(self.error, StateError) else TRY_AGAIN
+        if self.error is not None and (self.is_whole or status in (MEND, FENCED)):
+            return status
+        # What fails while the run ends changes nothing: the next one goes on from what is committed.
+        return DONE if self.is_whole or is_following else TRY_AGAIN
+
+
+def _metrics(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a setting; write KEY=VALUE, such as spark.driver.memory=2g")
+    return key, value
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if not arguments.json and sys.stdout.isatty():
+        return _supervised(arguments, is_json=False)
+    with json_lines.stdout_for_lines() as lines, json_lines.written_to(lines):
+        return _supervised(arguments, is_json=True)
+
+
+def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
+    """Run the application, tell how that has ended, and return the exit status."""
+    begun = time.monotonic()
+
+    def finish(ended: _Ended) -> int:
+        status = ended.status(arguments.follow)
+        told = {"event": "ended", "status": status, "result": RESULTS[status], "seconds": time.monotonic() - begun}
+        told["clock"] = None if ended.running is None else ended.running.clock
+        if ended.error is not None:
+            print(f"persistent-state: {RESULTS[status]} (exit status {status}): {ended.error}", file=sys.stderr)
+            told["error"] = str(ended.error)
+        LOGGER.info("the run has ended: %s", RESULTS[status], extra={"told": told})
+        return status
+
+    def end_at_once(signal: int | None) -> None:
+        if signal is None:
+            why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run goes on."
+            finish(_Ended(error=StateError(why)))
+        sys.stderr.flush()
+        os._exit(TRY_AGAIN if signal is None else 128 + signal)
+
+    with stop_signals.heard(end_at_once) as asked:
+        return finish(_ended(arguments, is_json, asked))
+
+
+def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event) -> _Ended:
+    """Run the application, and return how that has ended."""
+    spark: SparkSession | None = None
+    running: Running | None = None
+    try:
+        _check(arguments)
+        app = _load(arguments.application)
+        LOGGER.info(
+            "application %s starts",
+            app.name,
+            extra={"told": {"event": "starting", "application": app.name, "store": shown(app.store)}},
+        )
+        spark = _session(app.name, arguments.master, arguments.conf)
+        options: dict[str, Any] = {"metrics": arguments.metrics, "show_progress": False if is_json else None}
+        if arguments.follow:
+            running = app.start(spark, trigger=arguments.trigger, **options)
+            # A signal that comes between the start and the wait is heard by neither.
+            if asked.is_set():
+                running.stop()
+            running.await_termination()
+        else:
+            running = app.run(spark, drain=arguments.drain, reset=arguments.reset, rebuild=arguments.rebuild, **options)
+        return _Ended(running, is_whole=not running.was_asked_to_stop)
+    except KeyboardInterrupt:
+        if running is not None:
+            running.stop()
+        return _Ended(running, is_whole=False)
+    except StateError as error:
+        return _Ended(running, error, is_whole=not asked.is_set())
+    except Exception as error:
+        traceback.print_exc()
+        return _Ended(running, error, is_whole=not asked.is_set())
+    finally:
+        with suppress(Exception, KeyboardInterrupt):
+            if spark is not None:
+                spark.stop()
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        InvalidInputError: There are such.
+    """
+    if arguments.trigger is not None and not arguments.follow:
+        raise InvalidInputError(
+            f"--trigger={arguments.trigger} is for a run that goes on; add --follow, or leave it out."
+        )
+    for name in ("reset", "rebuild"):
+        if arguments.follow and getattr(arguments, name):
+            raise InvalidInputError(
+                f"--{name} is given with --follow, and whatever starts the process again would begin the task again each time; "
+                f"run once with --{name} and without --follow, then start as before."
+            )
+
+
+def _load(named: str) -> Application:
+    """Load the application, and let Spark's workers on this machine find its modules where they were found."""
+    before = {*sys.path}
+    app = load_application(named)
+    # The JVM hands its environment on to the workers, which import what the application's tasks need.
+    added = [place for place in sys.path if place not in before]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*added, os.environ.get("PYTHONPATH")]))
+    return app
+
+
+def _session(name: str, master: str | None, settings: list[tuple[str, str]]) -> SparkSession:
+    """Start a session of Spark.
+
+    Raises:
+        StateError: It did not start.
+    """
+    from pyspark.sql import SparkSession
+
+    # Spark's bar of progress has no place in a file, and draws over the lines of a terminal.
+    builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in settings:
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0] or repr(error)
+        raise StateError(
+            f"Spark did not start a session: {first.rstrip('.')}. Look at what Spark says above, at --master and at --conf."
+        ) from error

@@ -1,0 +1,182 @@
+"""Follow the commits that a server's process makes: by the log, and by a note of each micro-batch that tells what it took.
+
+With Spark Connect the function of foreachBatch runs in a Python of the server. The log says what is committed, and all work
+follows from that. A note is for people: messages that were read are counted in no entry. A note that never comes, as its
+process was killed after the commit, is missed by nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from persistent_state.engine import connect
+from persistent_state.engine.micro_batch import Progress, committing, hand_on
+from persistent_state.engine.reports import Listener
+from persistent_state.errors import FencedError, StateError
+from persistent_state.metrics.of_run import Work
+from persistent_state.protocol import commits
+from persistent_state.protocol.deliver import Delivered
+from persistent_state.store.files import Files
+from persistent_state.store.log import Log
+
+POLL_SECONDS = 0.25
+"""Time between two looks at the log."""
+
+KEEP_SECONDS = 300.0
+"""Time between two calls that keep the user's session alive on the server."""
+
+_logger = logging.getLogger("persistent_state")
+
+
+def note_path(application: str, flow: str, epoch: int, batch: int) -> str:
+    """Return the path of the note of a micro-batch. No entry names it, so a collection takes it away."""
+    return f"{application}/runs/{flow}/{epoch:06d}-{batch:09d}-note"
+
+
+class Note:
+    """A listener that goes to the server with a flow: it writes a note of each commit, and lets an error end the query."""
+
+    def __init__(self, files: Files, application: str) -> None:
+        self._files, self._application = files, application
+        self._told: list[Progress] = []
+        self._work: list[Work] = []
+
+    def __call__(self, progress: Progress) -> None:
+        """Take in the progress of a task."""
+        self._told.append(progress)
+
+    def measure(self, work: Work) -> None:
+        """Take in what the commit took."""
+        self._work.append(work)
+
+    def begin(self, flow: str) -> None:
+        """Begin with the next micro-batch of a flow."""
+        self._told, self._work = [], []
+
+    def fail(self, flow: str, error: Exception) -> None:
+        """Let the error end the query, by which the client learns of it."""
+        raise error
+
+    def finish(self, flow: str) -> None:
+        """Write the note: the micro-batch is committed, and handed to its functions of running values."""
+        if not self._told:
+            return
+        path = note_path(self._application, flow, self._told[0].epoch, self._told[0].batch)
+        # The micro-batch counts all the same.
+        with suppress(StateError):
+            self._files.create(path, to_bytes(self._told, self._work))
+
+
+def to_bytes(told: Sequence[Progress], work: Sequence[Work]) -> bytes:
+    """Return a note as JSON."""
+    return json.dumps({"told": list(map(asdict, told)), "work": list(map(asdict, work))}).encode()
+
+
+def from_bytes(data: bytes) -> tuple[list[Progress], list[Work]]:
+    """Return what a note says."""
+    record = json.loads(data)
+
+    def progress(fields: dict[str, Any]) -> Progress:
+        outputs = {name: Delivered(**each) for name, each in fields.pop("outputs").items()}
+        return Progress(**fields, outputs=outputs)
+
+    def work(fields: dict[str, Any]) -> Work:
+        return Work(**{**fields, "inputs": tuple(fields["inputs"])})
+
+    return list(map(progress, record["told"])), list(map(work, record["work"]))
+
+
+class Follower:
+    """A thread that looks at the log from `follow` on until `end`, and lets the run hear of what the server commits.
+
+    `failed`, `finished` and `under_way` are those of a `Watch`: when a micro-batch begins is not known here, and a commit that
+    fails ends its query. `on_commit` is called after each new entry.
+    """
+
+    def __init__(self, log: Log, spark: SparkSession, listener: Listener, on_commit: Callable[[], None]) -> None:
+        self.failed: tuple[str, Exception] | None = None
+        self.finished: set[str] = set()
+        self.under_way: Mapping[str, float] = {}
+        self._log, self._spark, self._listener, self._on_commit = log, spark, listener, on_commit
+        self._epoch, self._flows = 0, list[str]()
+        self._heard: dict[str, int] = {}
+        self._seen = 0
+        self._turn, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"persistent-state {log.application} follows", daemon=True
+        )
+
+    def follow(self, epoch: int, flows: Collection[str]) -> None:
+        """Follow the flows of this start from now on."""
+        self._epoch, self._flows = epoch, [*flows]
+        self._thread.start()
+
+    def look(self) -> None:
+        """Look at the log now, and hear what is new."""
+        with self._turn:
+            try:
+                self._look()
+            except FencedError:
+                # The supervisor finds out by itself.
+                pass
+            except StateError as error:
+                _logger.debug("application %s was not followed: %s", self._log.application, error)
+            except Exception as error:
+                # Any error: a thread that ended here would tell nothing more, without a word.
+                _logger.warning("application %s was not followed, and is again soon: %r", self._log.application, error)
+
+    def _look(self) -> None:
+        entry = commits.own(self._log, self._epoch)
+        if entry.number != self._seen:
+            self._seen = entry.number
+            self._on_commit()
+        for flow in self._flows:
+            if flow in entry.flows:
+                self._hear(flow, entry.flows[flow].progress.batch)
+
+    def _hear(self, flow: str, newest: int) -> None:
+        """Hear the notes of a flow's micro-batches up to the newest. A missing one is left out once there is a later one."""
+        for batch in range(self._heard.get(flow, 0) + 1, newest + 1):
+            try:
+                data = self._log.files.read(note_path(self._log.application, flow, self._epoch, batch))
+            except FileNotFoundError:
+                continue
+            self._heard[flow] = batch
+            told, work = from_bytes(bytes(data))
+            try:
+                for each in work:
+                    self._listener.measure(each)
+                with committing():
+                    for progress in told:
+                        hand_on(progress, self._listener)
+            except Exception as error:
+                self.failed = self.failed or (flow, error)
+            self.finished.add(flow)
+
+    def _run(self) -> None:
+        kept = time.monotonic()
+        while not self._ended.wait(POLL_SECONDS):
+            self.look()
+            if time.monotonic() > kept + KEEP_SECONDS:
+                kept = time.monotonic()
+                # If it fails, the session is lost, and what needs it says so.
+                with suppress(Exception):
+                    connect.keep(self._spark)
+
+    def stop(self) -> None:
+        """Go on: the last notes come until the queries have stopped."""
+
+    def end(self) -> None:
+        """Hear what there is to hear, and follow no more."""
+        if not self._ended.is_set() and self._thread.ident is not None:
+            self.look()
+        self._ended.set()

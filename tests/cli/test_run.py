@@ -1,0 +1,409 @@
+"""The command `run`: what it hands on, what it prints, and what its exit status tells a supervisor; without Spark."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import persistent_state
+from persistent_state import Application, FencedError, InvalidInputError, StateError, StoreUnavailableError, errors
+from persistent_state.cli import run as command
+from persistent_state.cli import stop_signals
+from persistent_state.cli.commands import main
+from persistent_state.cli.json_lines import LOGGER, PROGRESS
+from tests.processes import start_guarded
+
+ROOT = Path(__file__).parents[2]
+
+
+class Played(Application):
+    """An application that remembers how it was run, and then does as a test says."""
+
+    def play(self, do: Callable[[], bool | None]) -> Played:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self._do = do
+        return self
+
+    def _played(self, how: str, options: dict[str, Any]) -> Any:
+        self.calls.append((how, options))
+        if self._do() is not None and how == "run":
+            self.was_stopped = True
+        return SimpleNamespace(
+            was_asked_to_stop=hasattr(self, "was_stopped"), clock=60, stop=lambda: None, await_termination=lambda: True
+        )
+
+    def run(self, spark: Any, **options: Any) -> Any:
+        return self._played("run", {"spark": spark, **options})
+
+    def start(self, spark: Any, **options: Any) -> Any:
+        return self._played("start", {"spark": spark, **options})
+
+
+class Session:
+    """A session of Spark that notes its settings and whether it was stopped."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.is_stopped = False
+
+    def make(self, *told: Any) -> Session:
+        self.told = [*told]
+        return self
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+    session = Session()
+    monkeypatch.setattr(command, "_session", session.make)
+    return session
+
+
+@pytest.fixture
+def play(session: Session, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
+    """Make an application as `played:app` that does something when it is run."""
+
+    def play(do: Callable[[], Any] = lambda: None) -> Played:
+        app, module = Played("app", "memory://played").play(do), ModuleType("played")
+        vars(module)["app"] = app
+        monkeypatch.setitem(sys.modules, "played", module)
+        return app
+
+    return play
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def do() -> None:
+        raise error
+
+    return do
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """The lines that were printed, each of which is an object of JSON."""
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_run_that_comes_to_its_end_is_done(
+    play: Callable[..., Played], session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = play()
+    assert main(["run", "played:app"]) == command.DONE
+    how = {"spark": session, "drain": False, "reset": [], "rebuild": [], "metrics": None, "show_progress": False}
+    assert app.calls == [("run", how)]
+    assert session.told == ["app", None, []]
+    assert session.is_stopped
+    first, last = lines(capsys)
+    assert (first["event"], first["application"], first["store"]) == ("starting", "app", "memory://played")
+    assert (last["event"], last["status"], last["result"], last["clock"]) == ("ended", 0, "done", 60)
+    assert last["seconds"] >= 0
+    assert "error" not in last
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", last["at"])
+
+
+def test_options_are_handed_on(play: Callable[..., Played], session: Session) -> None:
+    app = play()
+    once = ["--drain", "--metrics", "0.0.0.0:9108", "--reset", "A", "--rebuild", "B", "--rebuild", "C"]
+    spark = ["--master", "local[3]", "--conf", "spark.a=b=c", "--conf", "spark.d="]
+    assert main(["run", "played:app", *once, *spark]) == 0
+    assert main(["run", "played:app", "--follow", "--metrics=9108", "--trigger", "10 seconds"]) == 0
+    (run, of_run), (start, of_start) = app.calls
+    assert (run, of_run["drain"], of_run["metrics"]) == ("run", True, "0.0.0.0:9108")
+    assert (of_run["reset"], of_run["rebuild"]) == (["A"], ["B", "C"])
+    assert start == "start"
+    assert {**of_start, "spark": None} == {
+        "spark": None,
+        "trigger": "10 seconds",
+        "metrics": 9108,
+        "show_progress": False,
+    }
+    assert session.told == ["app", None, []]
+    assert main(["run", "played:app", *spark]) == 0
+    assert session.told == ["app", "local[3]", [("spark.a", "b=c"), ("spark.d", "")]]
+
+
+STATUSES = {
+    "StateError": command.TRY_AGAIN,
+    "StoreUnavailableError": command.TRY_AGAIN,
+    "CommitUnknownError": command.TRY_AGAIN,
+    "DisagreementError": command.TRY_AGAIN,
+    "ExistsError": command.TRY_AGAIN,
+    "InvalidInputError": command.MEND,
+    "TaskFailedError": command.MEND,
+    "DamagedError": command.MEND,
+    "FencedError": command.FENCED,
+}
+
+
+def test_each_class_of_errors_has_a_status() -> None:
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, StateError)]
+    assert {kind.__name__: command.status_of(kind("x")) for kind in kinds} == STATUSES
+
+
+@pytest.mark.parametrize("name", ["StateError", "InvalidInputError", "FencedError"])
+def test_an_error_ends_the_run_with_its_status(
+    name: str, play: Callable[..., Played], session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(raising(getattr(errors, name)("something is wrong.")))
+    assert main(["run", "played:app"]) == STATUSES[name]
+    out, err = capsys.readouterr()
+    last = json.loads(out.splitlines()[-1])
+    assert (last["event"], last["status"], last["error"]) == ("ended", STATUSES[name], "something is wrong.")
+    assert last["result"] == command.RESULTS[STATUSES[name]]
+    assert f"{last['result']} (exit status {STATUSES[name]}): something is wrong." in err
+    assert session.is_stopped
+    assert main(["run", "played:app", "--follow"]) == STATUSES[name]
+
+
+def test_an_error_that_nobody_foresaw_is_tried_again_and_shows_where_it_was(
+    play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(raising(ConnectionError("gone")))
+    assert main(["run", "played:app"]) == command.TRY_AGAIN
+    assert "Traceback" in (err := capsys.readouterr().err)
+    assert "gone" in err
+
+
+def test_what_can_not_be_loaded_is_to_be_mended(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "no_such_module:app"]) == command.MEND
+    assert main(["run", f"{__file__}:no_such_name"]) == command.MEND
+    assert session.told == []
+    assert "there is no module no_such_module" in capsys.readouterr().err
+
+
+def test_a_session_that_does_not_start_is_tried_again(
+    play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = play()
+    monkeypatch.setattr(command, "_session", lambda *_: raising(StateError("Spark did not start."))())
+    assert main(["run", "played:app"]) == command.TRY_AGAIN
+    assert (app.calls, lines(capsys)[-1]["error"]) == ([], "Spark did not start.")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--follow", "--rebuild", "A"], "run once with --rebuild and without --follow"),
+        (["--follow", "--reset", "A"], "run once with --reset and without --follow"),
+        (["--trigger", "1 minute"], "add --follow"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    options: list[str], says: str, play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = play()
+    assert main(["run", "played:app", *options]) == command.MEND
+    assert says in capsys.readouterr().err
+    assert app.calls == []
+
+
+@pytest.mark.parametrize("options", [["--follow", "--drain"], ["--conf", "spark.a"], ["--conf", "=b"], []])
+def test_arguments_that_are_none_have_the_status_of_what_is_to_be_mended(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *options, *(["played:app"] if options else [])])
+    assert ended.value.code == command.MEND
+    assert "persistent-state run: error:" in capsys.readouterr().err
+
+
+def test_a_run_that_was_asked_to_end_before_its_end_is_to_be_tried_again(
+    play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(lambda: True)
+    assert main(["run", "played:app"]) == command.TRY_AGAIN
+    assert lines(capsys)[-1]["result"] == "try again"
+    assert main(["run", "played:app", "--follow"]) == command.DONE
+
+
+@pytest.mark.parametrize(
+    "error", [StateError("x"), StoreUnavailableError("x"), FencedError("x"), InvalidInputError("x")]
+)
+def test_what_fails_while_a_run_ends_as_asked_is_no_failure_unless_it_would_fail_again(
+    error: StateError, play: Callable[..., Played]
+) -> None:
+    def do() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            # The thread that hears it does so a moment later.
+            time.sleep(1)
+        except KeyboardInterrupt:
+            time.sleep(0.2)
+        raise error
+
+    play(do)
+    final = command.status_of(error) != command.TRY_AGAIN
+    assert main(["run", "played:app", "--follow"]) == (command.status_of(error) if final else command.DONE)
+    assert main(["run", "played:app"]) == command.status_of(error)
+
+
+def test_stdout_has_lines_of_json_and_nothing_else(
+    play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def do() -> None:
+        print("printed by the user's code")
+        logging.getLogger(PROGRESS).info("%s", json.dumps({"task": "A", "batch": 1, "clock": None}))
+        LOGGER.warning("task=%s is slow.", "A")
+        logging.getLogger("other").warning("not ours")
+
+    play(do)
+    level, handlers = LOGGER.level, [*LOGGER.handlers]
+    assert main(["run", "played:app", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [line["event"] for line in found] == ["starting", "progress", "log", "ended"]
+    assert {**found[1], "at": ""} == {
+        "at": "", "level": "INFO", "event": "progress", "task": "A", "batch": 1, "clock": None
+    }  # fmt: skip
+    assert (found[2]["level"], found[2]["text"]) == ("WARNING", "task=A is slow.")
+    assert err == "printed by the user's code\n"
+    assert (LOGGER.level, LOGGER.handlers) == (level, handlers)
+
+
+def test_on_a_terminal_there_are_no_lines_of_json_unless_they_are_asked_for(
+    play: Callable[..., Played], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = play(lambda: print("printed by the user's code"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["run", "played:app"]) == 0
+    assert capsys.readouterr().out == "printed by the user's code\n"
+    assert app.calls[0][1]["show_progress"] is None
+    assert main(["run", "played:app", "--json"]) == 0
+    assert len(lines(capsys)) == 2
+
+
+def test_a_run_does_not_end_because_nobody_reads_its_lines(play: Callable[..., Played]) -> None:
+    class Broken:
+        def isatty(self) -> bool:
+            return False
+
+        def fileno(self) -> int:
+            raise OSError
+
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            """Do nothing, as there is nothing to write."""
+
+    play()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", Broken())
+        assert command._run(SimpleNamespace(  # type: ignore[arg-type]
+            application="played:app", follow=False, drain=False, trigger=None, reset=[], rebuild=[], metrics=None, master=None,
+            conf=[], json=False,
+        )) == 0  # fmt: skip
+
+
+PROGRAM = """
+import os, sys, time
+from persistent_state.cli import run, stop_signals
+from persistent_state.cli.commands import main
+from tests.cli.test_run import Played, Session
+
+stop_signals.SECONDS = {seconds}
+run._session = Session().make
+
+def wait(patience):
+    # So does Spark's JVM sometimes.
+    os.system("echo not of Python, and no line of JSON")
+    print("it runs", file=sys.stderr, flush=True)
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        try:
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            if {is_quick}:
+                raise
+
+if {in_import}:
+    wait(20)
+app = Played("app", "memory://played").play(lambda: wait(20))
+if __name__ == "__main__":
+    sys.exit(main(["run", __file__ + ":app", *sys.argv[1:]]))
+"""
+
+
+IN_IMPORT = "__name__ != '__main__'"
+"""The command imports the program under its own name."""
+
+
+def signalled(folder: Path, *options: str, times: int = 1, **how: Any) -> tuple[int, list[dict[str, Any]], str]:
+    """The status, the lines and the errors of a process that was sent SIGTERM while it ran."""
+    program = folder / "signalled.py"
+    program.write_text(PROGRAM.format(**{"seconds": 60, "is_quick": True, "in_import": False} | how))
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as printed, err.open("wb") as told:
+        process = start_guarded(
+            [sys.executable, str(program), *options], cwd=ROOT, stdout=printed, stderr=told,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while "it runs" not in err.read_text():
+        assert process.poll() is None, err.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for _ in range(times):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    status = process.wait(timeout=15)
+    return status, [json.loads(line) for line in out.read_text().splitlines()], err.read_text()
+
+
+@pytest.mark.parametrize("in_import", [True, False])
+def test_sigterm_ends_a_process_before_its_run_has_begun(tmp_path: Path, in_import: bool) -> None:
+    status, found, _ = signalled(tmp_path, in_import=in_import and IN_IMPORT)
+    assert (status, found[-1]["result"]) == (command.TRY_AGAIN, "try again")
+    status, found, _ = signalled(tmp_path, "--follow", in_import=in_import and IN_IMPORT)
+    assert (status, found[-1]["result"]) == (command.DONE, "done")
+
+
+def test_a_process_that_does_not_end_in_time_ends_at_once_and_says_so(tmp_path: Path) -> None:
+    status, found, err = signalled(tmp_path, seconds=0.5, is_quick=False)
+    assert (status, found[-1]["event"], found[-1]["status"]) == (command.TRY_AGAIN, "ended", command.TRY_AGAIN)
+    assert found[-1]["error"] in err
+    assert "did not end within 0.5 s" in err
+
+
+def test_a_second_signal_ends_a_process_at_once(tmp_path: Path) -> None:
+    status, _, _ = signalled(tmp_path, times=2, is_quick=False)
+    assert status == 128 + signal.SIGTERM
+
+
+def test_handlers_are_as_before_when_signals_are_no_longer_heard() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_signals.heard(lambda number: None) as asked:
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    assert (signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1), asked.is_set()) == (before, -1, False)
+
+
+def test_help_and_docs_tell_every_status(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    told = dict(re.findall(r"^  (\d+) +([a-z ]+):", capsys.readouterr().out, re.MULTILINE))
+    assert told == {str(status): result for status, result in command.RESULTS.items()}
+    page = (ROOT / "docs/command-line.md").read_text("utf-8")
+    rows = {
+        int(status): (result, text)
+        for status, result, text in re.findall(r"^\| (\d+) \| ([a-z ]+) \| (.*)$", page, re.M)
+    }
+    assert {status: result for status, (result, _) in rows.items()} == command.RESULTS
+    # Each class that a user can catch is named with its status.
+    public = {name for name in STATUSES if name in persistent_state.__all__}
+    named = {name: status for status, (_, text) in rows.items() for name in re.findall(r"`(\w+Error)`", text)}
+    assert named == {name: STATUSES[name] for name in public}
+    assert f"within {stop_signals.SECONDS:g} s" in page

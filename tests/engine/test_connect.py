@@ -1,0 +1,344 @@
+"""What a run does by Spark Connect, without a server: what is refused, what is asked, and how commits are followed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from pkgutil import iter_modules
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+from monoids import Sum
+from persistent_state import (
+    DataFrameSource,
+    FileSource,
+    InvalidInputError,
+    NonWindowState,
+    PersistentTask,
+    StateError,
+    TaskFailedError,
+    engine,
+)
+from persistent_state.engine import connect, queries
+from persistent_state.engine.connect import ASK_SECONDS, RemoteQuery
+from persistent_state.engine.failures import naming_a_lost_jvm
+from persistent_state.engine.followed import Follower, Note, from_bytes, note_path, to_bytes
+from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.reports import Listener
+from persistent_state.metrics.of_run import Work
+from persistent_state.protocol.deliver import Delivered
+from persistent_state.store.files import LocalFiles
+from persistent_state.store.log import Log
+from tests import core
+from tests.words import SCHEMA, Words
+
+
+class RemoteSession:
+    """A session of Spark Connect, as far as it is asked."""
+
+    def __init__(self, answer: object = None) -> None:
+        self.answer = answer
+
+    def range(self, *_: Any) -> Any:
+        return self
+
+    def mapInArrow(self, function: Callable[..., Any], types: str) -> Any:
+        self.function = function
+        return self
+
+    def collect(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return [self.answer] if self.answer else self.here()
+
+    def here(self) -> Any:
+        (batch,) = self.function([pa.record_batch({"id": [0]})])
+        return batch.to_pylist()
+
+
+RemoteSession.__module__ = "pyspark.sql.connect.session"
+
+
+def progress(task: str = "Words", epoch: int = 1, batch: int = 1, messages: int = 3) -> Progress:
+    return Progress(
+        task=task,
+        epoch=epoch,
+        batch=batch,
+        messages=messages,
+        replayed=1,
+        skipped=0,
+        replayed_or_late=0,
+        copies=0,
+        late=0,
+        bad=1,
+        reasons={"no timestamp": 1},
+        upstream_min=None,
+        clock=10,
+        global_clock=10,
+        outputs={"console": Delivered(None, 2)},
+    )
+
+
+WORK = Work("Words", False, 3, 1, 0.5, 0.25, ("",), {"p": 4})
+
+
+def test_no_module_of_the_engine_needs_what_a_client_lacks() -> None:
+    names = [f"persistent_state.engine.{module.name}" for module in iter_modules(engine.__path__)]
+    program = (
+        f"import sys; sys.modules['py4j'] = None; from importlib import import_module; [*map(import_module, {names})]"
+    )
+    # By this variable PySpark is what `pyspark-client` is.
+    env = {**os.environ, "SPARK_SKIP_CONNECT_COMPAT_TESTS": "1"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=env)
+
+
+class TestServer:
+    def test_a_server_that_has_the_same_and_reaches_the_store_is_taken(self, tmp_path: Path) -> None:
+        session: Any = RemoteSession()
+        connect.check_server(session, LocalFiles(str(tmp_path / "not" / "yet")))
+        connect.check_server(session, core.memory())
+
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            ({"version": "0.0.0", "place": 0}, "has persistent-state 0.0.0, and this one"),
+            (PySparkException("ModuleNotFoundError: No module named 'persistent_state'"), "has no persistent-state"),
+            (PySparkException("ModuleNotFoundError: No module named 'shop'"), "install the same packages there"),
+            (PySparkException("[PYTHON_VERSION_MISMATCH] Python in worker"), "has another minor version"),
+        ],
+        ids=["another version", "no library", "no module", "another Python"],
+    )
+    def test_a_server_that_lacks_something_is_refused_with_what_to_install(self, answer: object, words: str) -> None:
+        session: Any = RemoteSession(answer)
+        with pytest.raises(InvalidInputError, match=words):
+            connect.check_server(session, core.memory())
+
+    def test_a_folder_that_is_another_on_the_server_is_refused(self, tmp_path: Path) -> None:
+        session: Any = RemoteSession()
+        connect.check_server(session, LocalFiles(str(tmp_path)))
+        there = session.here()[0]
+        other: Any = RemoteSession({**there, "place": there["place"] + 1})
+        with pytest.raises(InvalidInputError, match="the Spark Connect server has another there"):
+            connect.check_server(other, LocalFiles(str(tmp_path)))
+
+    def test_an_error_of_another_kind_is_none_of_what_is_installed(self) -> None:
+        session: Any = RemoteSession(PySparkException("the disk is full"))
+        with pytest.raises(PySparkException, match="the disk is full"):
+            connect.check_server(session, core.memory())
+
+
+class TestSources:
+    def test_rows_that_spark_plans_are_refused_with_a_way_out(self, tmp_path: Path) -> None:
+        session: Any = RemoteSession()
+        with pytest.raises(
+            InvalidInputError, match=r"whose plan can't be checked by Spark Connect; give it a FileSource"
+        ):
+            queries.columns_of(session, Words(), DataFrameSource(lambda spark, clock: spark, timestamp="ts"))
+
+        class ByColumn(PersistentTask):
+            key = "word"
+
+            def persistent_state(self) -> NonWindowState[int]:
+                return NonWindowState(Sum())
+
+            def process_column(self, rows: Any) -> Any:
+                return rows.ts
+
+        files = FileSource(tmp_path, timestamp="ts", schema=SCHEMA)
+        with pytest.raises(
+            InvalidInputError, match=r"has a process_column, whose plan can't be checked by Spark Connect"
+        ):
+            queries.columns_of(session, ByColumn(), files)
+
+    def test_rows_that_the_library_reads_are_taken(self, tmp_path: Path) -> None:
+        session: Any = RemoteSession()
+        files = FileSource(tmp_path, timestamp="ts", schema=SCHEMA)
+        assert queries.columns_of(session, Words(), files) == (files, SCHEMA, None)
+
+
+class Grpc(Exception):
+    """An error of the client, as far as it is asked."""
+
+    def __init__(self, code: str, text: str = "it failed") -> None:
+        super().__init__(text)
+        self.getGrpcStatusCode = lambda: SimpleNamespace(name=code)
+
+
+Grpc.__module__ = "pyspark.errors.exceptions.connect"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (Grpc("UNAVAILABLE", '<Rendezvous of RPC:\n\tdetails = "it failed to connect"\n>'), True),
+        (Grpc("INTERNAL", "[INVALID_HANDLE.SESSION_NOT_FOUND] The handle is invalid."), True),
+        (Grpc("INTERNAL", "[PYTHON_EXCEPTION] your function raised"), False),
+        (ValueError("Cannot invoke RPC on closed channel!"), True),
+        (ValueError("UNAVAILABLE is what your function raised"), False),
+        (OSError("the disk is full"), False),
+    ],
+)
+def test_a_lost_server_is_one_sentence_and_no_other_error_is(error: Exception, is_lost: bool) -> None:
+    with pytest.raises(StateError if is_lost else type(error)) as raised, naming_a_lost_jvm():
+        raise error
+    assert ("the Spark Connect server is gone" in str(raised.value)) == is_lost
+    assert ("(it failed to connect);" in str(raised.value)) == ("details" in str(error))
+
+
+@dataclass
+class FakeQuery:
+    """A query that counts how often it is asked."""
+
+    isActive_: bool = True
+    asked: int = 0
+    errors: int = 0
+
+    @property
+    def isActive(self) -> bool:
+        self.asked += 1
+        return self.isActive_
+
+    def exception(self) -> Exception | None:
+        self.errors += 1
+        return ValueError("it failed")
+
+
+def test_a_query_is_asked_seldom_and_never_again_once_it_has_ended() -> None:
+    now, query = [0.0], FakeQuery()
+    remote = RemoteQuery(query, [], lambda: now[0])  # type: ignore[arg-type]
+    assert all(remote.isActive for _ in range(100))
+    assert query.asked == 0
+    now[0] += ASK_SECONDS
+    assert all(remote.isActive for _ in range(100))
+    assert query.asked == 1
+    query.isActive_ = False
+    assert remote.isActive
+    for _ in range(3):
+        now[0] += ASK_SECONDS
+        assert not remote.isActive
+        assert str(remote.exception()) == "it failed"
+    assert (query.asked, query.errors) == (2, 1)
+
+
+def test_once_the_server_is_lost_nothing_is_tried_again() -> None:
+    policies: list[object] = []
+    session = SimpleNamespace(client=SimpleNamespace(set_retry_policies=policies.append))
+
+    def stop() -> None:
+        raise failures.pop(0)
+
+    failures = [Grpc("INTERNAL", "it can't be stopped"), Grpc("UNAVAILABLE")]
+    remote = RemoteQuery(SimpleNamespace(stop=stop), [session, session])  # type: ignore[arg-type]
+    with pytest.raises(Grpc, match="can't be stopped"):
+        remote.stop()
+    assert policies == []
+    with pytest.raises(Grpc):
+        remote.stop()
+    assert policies == [[], []]
+
+
+def test_a_note_is_read_as_it_was_written() -> None:
+    told = [progress(), progress("Other", messages=4)]
+    assert from_bytes(to_bytes(told, [WORK])) == (told, [WORK])
+
+
+@dataclass
+class Followed:
+    """A log with a task, whose commits another process makes, and a follower of it."""
+
+    heard: list[Progress] = field(default_factory=list)
+    woken: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.files = core.memory()
+        self.plan = core.plan_of(Words(), SCHEMA, files=self.files)
+        self.log = Log(self.files, self.plan.application)
+        self.start()
+
+    def start(self) -> None:
+        self.entry = core.start(self.log, [self.plan])
+        listener = Listener("nobody", self.heard.append)
+        spark: Any = None
+        log = Log(self.files, self.plan.application)
+        self.follower = Follower(log, spark, listener, lambda: self.woken.append(1))
+        self.follower._epoch, self.follower._flows = self.entry.epoch, [self.plan.name]
+
+    def commit(self, is_noted: bool = True) -> None:
+        """Do what the server's process does in a micro-batch."""
+        note: Note = pickle.loads(pickle.dumps(Note(LocalFiles("/none"), self.plan.application)))
+        note._files = self.files
+        batch = pa.record_batch({"ts": [5], "word": ["a"]}, SCHEMA)
+        note.begin(self.plan.name)
+        self.entry = core.play(self.log, self.plan, batch)
+        known = self.entry.flow_of(self.plan.name).progress
+        note.measure(WORK)
+        note(replace(progress(epoch=self.entry.epoch, batch=known.batch)))
+        if is_noted:
+            note.finish(self.plan.name)
+
+
+class TestFollower:
+    def test_each_commit_of_another_process_is_heard_once_and_in_order(self) -> None:
+        followed = Followed()
+        for _ in range(2):
+            followed.commit()
+            followed.commit()
+            followed.follower.look()
+            followed.follower.look()
+        assert [told.batch for told in followed.heard] == [1, 2, 3, 4]
+        assert len(followed.woken) == 2
+        assert followed.follower.finished == {"Words"}
+
+    def test_a_commit_wakes_although_its_note_never_comes_and_the_next_note_is_heard(self) -> None:
+        followed = Followed()
+        followed.commit(is_noted=False)
+        followed.follower.look()
+        assert (len(followed.woken), followed.heard, followed.follower.finished) == (1, [], set())
+        followed.commit()
+        followed.follower.look()
+        assert [told.batch for told in followed.heard] == [2]
+
+    def test_nothing_is_heard_of_another_start(self) -> None:
+        followed = Followed()
+        old = followed.follower
+        followed.start()
+        followed.commit()
+        old.look()
+        assert followed.heard == []
+        followed.follower.look()
+        assert [told.epoch for told in followed.heard] == [2]
+
+    def test_a_function_of_progress_that_raises_fails_the_run_and_not_the_commit(self) -> None:
+        followed = Followed()
+
+        def fail(progress: Progress) -> None:
+            raise KeyError("no such thing")
+
+        followed.follower._listener = Listener("nobody", fail)
+        followed.commit()
+        followed.follower.look()
+        assert followed.follower.failed is not None
+        flow, error = followed.follower.failed
+        assert (flow, type(error)) == ("Words", TaskFailedError)
+        assert "on_progress raised KeyError" in str(error)
+
+    def test_a_note_that_can_not_be_written_harms_nothing(self) -> None:
+        files = core.memory()
+        note = Note(files, "app")
+        note(progress())
+        note.finish("Words")
+        note.finish("Words")
+        assert from_bytes(bytes(files.read(note_path("app", "Words", 1, 1))))[0] == [progress()]
+
+    def test_an_error_of_a_commit_ends_its_query(self) -> None:
+        with pytest.raises(OSError, match="the disk is full"):
+            Note(core.memory(), "app").fail("Words", OSError("the disk is full"))

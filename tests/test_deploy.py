@@ -1,0 +1,206 @@
+"""What is deployed names what there is, its times and statuses are those of the command, and each alert is explained.
+
+tests/spark/test_run.py runs what the manifest runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from persistent_state import Application, InvalidInputError
+from persistent_state.cli import run, stop_signals
+from persistent_state.cli.commands import _parser
+from tests.deployed import DEPLOY, MANIFESTS, container_of, instructions, pod_of, seconds_of
+
+ROOT = DEPLOY.parent
+PAGE = (ROOT / "docs/operating.md").read_text("utf-8")
+DRIVER, SCHEDULE, ONCE = (
+    DEPLOY / "kubernetes" / name for name in ("driver.yaml", "every-five-minutes.yaml", "once.yaml")
+)
+
+
+def of_dockerfile(name: str) -> list[str]:
+    return [arguments for instruction, arguments in instructions() if instruction == name]
+
+
+def setup() -> ConfigParser:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    return config
+
+
+def test_the_image_is_made_of_what_there_is() -> None:
+    assert {name for name, _ in instructions()} <= {
+        "FROM", "WORKDIR", "COPY", "RUN", "ARG", "ENV", "USER", "ENTRYPOINT", "CMD"
+    }  # fmt: skip
+    images = {image.partition(" ")[0] for image in of_dockerfile("FROM")}
+    (version,) = [re.fullmatch(r"python:3\.(\d+)-slim-bookworm", image) for image in images]
+    assert version is not None
+    assert f"Python :: 3.{version[1]}\n" in setup()["metadata"]["classifiers"] + "\n"
+    sources = [
+        source
+        for copied in of_dockerfile("COPY")
+        if not copied.startswith("--from=")
+        for source in shlex.split(copied)[:-1]
+    ]
+    assert all((ROOT / source).exists() for source in sources), sources
+    # All that is copied, and nothing else, reaches the build.
+    ignore = (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
+    assert ignore[1] == "*"
+    assert {line[1:] for line in ignore if line.startswith("!")} == {*sources}
+    # What setuptools is told to pack is copied.
+    packages = {name.rstrip("*") for name in setup()["options.packages.find"]["include"].split()}
+    assert packages <= {*sources}
+    assert {"README.md", setup()["metadata"]["license_files"]} <= {*sources}
+
+
+def test_the_image_installs_extras_that_there_are_and_runs_the_command_as_an_own_user() -> None:
+    (extras,) = of_dockerfile("ARG")
+    name, _, wanted = extras.partition("=")
+    assert name == "EXTRAS"
+    assert {*wanted.split(",")} <= {*setup()["options.extras_require"]}
+    assert {"s3", "metrics"} <= {*wanted.split(",")}
+    assert any("[$EXTRAS]" in line for line in of_dockerfile("RUN"))
+    installed = next(line for line in of_dockerfile("RUN") if "apt-get" in line)
+    (java,) = re.findall(r"openjdk-(\d+)-jre-headless", installed)
+    assert int(java) >= 17
+    (entry,) = map(json.loads, of_dockerfile("ENTRYPOINT"))
+    (script,) = [
+        line.partition(" = ")[0] for line in setup()["options.entry_points"]["console_scripts"].split("\n") if line
+    ]
+    assert entry == ["tini", "--", script]
+    assert "tini" in installed
+    (arguments,) = map(json.loads, of_dockerfile("CMD"))
+    with pytest.raises(SystemExit) as ended:
+        _parser().parse_args(arguments)
+    assert ended.value.code == 0
+    (user,) = of_dockerfile("USER")
+    assert any(f"useradd --uid 1000 --create-home {user} " in line for line in of_dockerfile("RUN"))
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest.stem)
+def test_a_manifest_runs_the_image_by_arguments_that_the_command_takes(
+    manifest: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pod, container = pod_of(manifest), container_of(manifest)
+    built = re.search(r"docker build -f deploy/Dockerfile -t (\S+) \.", (DEPLOY / "Dockerfile").read_text("utf-8"))
+    assert built is not None
+    assert container["image"] == built[1]
+    told = _parser().parse_args(container["args"])
+    assert pod["securityContext"]["runAsUser"] == 1000
+    # Only the scratch space of the image may be written to.
+    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+    assert mount["name"] == volume["name"]
+    (variables,) = of_dockerfile("ENV")
+    assert {f"TMPDIR={mount['mountPath']}", f"SPARK_LOCAL_DIRS={mount['mountPath']}"} <= {*variables.split()}
+    # The module is in the folder of the image, and takes its settings from the manifest.
+    module, _, name = told.application.partition(":")
+    assert of_dockerfile("COPY")[-1] == f"deploy/{module}.py ./"
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    app = runpy.run_path(str(DEPLOY / f"{module}.py"))[name]()
+    assert isinstance(app, Application)
+    assert app.store == variables["STORE"] == "s3://bucket/apps"
+
+
+def test_one_driver_has_time_to_end_and_probes_where_it_answers() -> None:
+    spec: dict[str, Any] = yaml.safe_load(DRIVER.read_text("utf-8"))["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    pod, container = pod_of(DRIVER), container_of(DRIVER)
+    assert pod["restartPolicy"] == "Always"
+    assert pod["terminationGracePeriodSeconds"] >= stop_signals.SECONDS + 10
+    told = run_of(DRIVER)
+    assert told.follow
+    (port,) = container["ports"]
+    host, _, number = str(told.metrics).rpartition(":")
+    assert (host, int(number)) == ("0.0.0.0", port["containerPort"])
+    paths = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {probe["port"] for probe in paths.values()} == {port["name"]}
+    assert [paths[name]["path"] for name in paths] == ["/health", "/health", "/ready"]
+    # A start on a busy machine takes some ten seconds, and a pause of the JVM is no death.
+    assert seconds_of(container["startupProbe"]) >= 300
+    assert seconds_of(container["livenessProbe"]) >= 60
+    scraped = spec["template"]["metadata"]["annotations"]
+    assert (scraped["prometheus.io/port"], scraped["prometheus.io/path"]) == (number, "/metrics")
+
+
+def run_of(manifest: Path) -> Any:
+    return _parser().parse_args(container_of(manifest)["args"])
+
+
+def test_a_schedule_never_runs_twice_at_a_time_and_obeys_the_exit_statuses() -> None:
+    spec: dict[str, Any] = yaml.safe_load(SCHEDULE.read_text("utf-8"))["spec"]
+    assert (spec["schedule"], spec["concurrencyPolicy"]) == ("*/5 * * * *", "Forbid")
+    told = run_of(SCHEDULE)
+    assert not told.follow
+    assert not told.drain
+    job, pod = spec["jobTemplate"]["spec"], pod_of(SCHEDULE)
+    ((rule,),) = [job["podFailurePolicy"]["rules"]]
+    codes = rule["onExitCodes"]
+    assert (rule["action"], codes["containerName"]) == ("FailJob", container_of(SCHEDULE)["name"])
+    assert (codes["operator"], codes["values"]) == ("In", [run.MEND, run.FENCED])
+    # The policy asks for it.
+    assert pod["restartPolicy"] == "Never"
+    assert pod["terminationGracePeriodSeconds"] >= stop_signals.SECONDS + 10
+
+
+def test_what_is_done_once_changes_nothing_unless_it_is_changed() -> None:
+    told = run_of(ONCE)
+    assert told.dry_run
+    assert not told.yes
+    spec = yaml.safe_load(ONCE.read_text("utf-8"))["spec"]
+    assert (spec["backoffLimit"], pod_of(ONCE)["restartPolicy"]) == (0, "Never")
+
+
+def test_the_unit_of_systemd_obeys_the_exit_statuses_and_gives_time_to_end() -> None:
+    unit = ConfigParser(interpolation=None, strict=True)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / "systemd/word-count.service")
+    service = unit["Service"]
+    assert [int(status) for status in service["RestartPreventExitStatus"].split()] == [run.MEND, run.FENCED]
+    assert int(service["TimeoutStopSec"]) >= stop_signals.SECONDS + 10
+    assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
+    program, *arguments = shlex.split(service["ExecStart"])
+    assert Path(program).name == "persistent-state"
+    assert _parser().parse_args(arguments).follow
+
+
+def test_the_application_of_the_image_needs_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    from persistent_state.cli.loader import load_application
+
+    monkeypatch.delenv("EVENTS", raising=False)
+    with pytest.raises(InvalidInputError, match="KeyError\\('EVENTS'\\)"):
+        load_application(f"{DEPLOY / 'word_count.py'}:app")
+
+
+ALERTS = [
+    rule
+    for group in yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+]
+
+
+def test_the_page_of_operation_explains_each_alert() -> None:
+    rows = re.findall(r"^\| `(PersistentState\w+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    assert [(name, severity) for name, severity, _, _ in rows] == [
+        (rule["alert"], rule["labels"]["severity"]) for rule in ALERTS
+    ]
+    assert len({cell for row in rows for cell in row[2:]}) == 2 * len(rows)
+
+
+def test_the_page_of_operation_names_every_file_that_is_deployed() -> None:
+    deployed = {str(file.relative_to(ROOT)) for file in DEPLOY.rglob("*") if file.is_file() and file.suffix != ".pyc"}
+    named = {*re.findall(r"`(deploy/[\w./-]+\.\w+|deploy/Dockerfile)`", PAGE)}
+    assert named == deployed
