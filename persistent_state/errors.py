@@ -70,6 +70,14 @@ class InvalidInputError(StateError):
     """The set-up, an argument or a request is wrong. Fix it; nothing was changed."""
 
 
+class NotThereError(InvalidInputError):
+    """There is no such application, task or clock in the store, or not any more. Ask for another; nothing was changed."""
+
+
+class StoreRefusedError(InvalidInputError):
+    """The store refuses what was asked, as if credentials have expired. Put them right; what was asked for may be there."""
+
+
 class StoreUnavailableError(StateError):
     """The store did not answer or did not do what was asked. Nothing is known to be damaged; try again."""
 

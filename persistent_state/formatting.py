@@ -161,7 +161,7 @@ def state(
     yield from table(found.column_names, shown, right)
     yield ""
     count = f"{keys:,} {of}{'' if keys == 1 else 's'}"
-    closed = "; closed ones are in the sinks" if of == OPEN_WINDOW else ""
+    closed = "; closed ones were given out" if of == OPEN_WINDOW else ""
     yield f"{count if len(shown) == keys else f'{len(shown):,} of {count}'} at {full_clock(clock)}{closed}"
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state.batch.in_order import States
-from persistent_state.errors import InvalidInputError, StateError
+from persistent_state.errors import InvalidInputError, NotThereError, StateError
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.joins import Join
 from persistent_state.ordered import OrderedTask
@@ -135,7 +135,7 @@ class OpenApplication:
         """Return the names of the application's tasks.
 
         Raises:
-            InvalidInputError: There is no such application.
+            NotThereError: There is no such application.
         """
         return sorted(newest_entry(self.files, self.name).tasks)
 
@@ -143,7 +143,7 @@ class OpenApplication:
         """Return the clocks at which the state can be read, in microseconds UTC, ascending. The last is the global clock.
 
         Raises:
-            InvalidInputError: There is no such application.
+            NotThereError: There is no such application.
         """
         return newest_entry(self.files, self.name).readable
 
@@ -179,7 +179,7 @@ class OpenApplication:
             Times and clocks are timestamps in UTC, null while there is none.
 
         Raises:
-            InvalidInputError: There is no such application.
+            NotThereError: There is no such application.
             DamagedError: The log is not what was written.
 
         Example:
@@ -252,8 +252,8 @@ class OpenTask:
                 was rebuilt since is read as what it is now, as long as the clock is among the newest.
 
         Raises:
-            InvalidInputError: There is no such application or task, the clock is not retained, its timeline has ended before
-                it, the monoid is not known, or the type of what is presented is not.
+            NotThereError: There is no such application or task, the clock is not retained, or its timeline has ended before it.
+            InvalidInputError: The monoid is not known, or the type of what is presented is not.
             DamagedError: The log is not what was written.
         """
         entries = self.entries or entries_of(Log(self.files, self.application))
@@ -276,8 +276,9 @@ class OpenTask:
             until: The clock after, or the state then; by default the newest clock.
 
         Raises:
-            InvalidInputError: As `at`; or `since` is after `until`, or a state is another task's, or of another timeline, or
-                the values at the two clocks have two types.
+            NotThereError: As `at`; or a state is of another timeline.
+            InvalidInputError: As `at`; or `since` is None or after `until`, or a state is another task's, or the values at the
+                two clocks have two types.
             DamagedError: The log is not what was written.
 
         Example:
@@ -288,6 +289,8 @@ class OpenTask:
             None {'sales': 7, 'total': 872} update_preimage
             None {'sales': 8, 'total': 1024} update_postimage
         """
+        if since is None:
+            raise InvalidInputError("since=None is not a clock; give one, or read at(), where every key is new.")
         last = until if isinstance(until, OpenState) else self.at(until)
         first = since if isinstance(since, OpenState) else self.at(since)
         newest = None if self.entries is None else self.entries.newest
@@ -309,6 +312,9 @@ def _shown(show: Callable[[], str]) -> str:
 class _Rows(ABC):
     """Rows of an open store, which Arrow's stream interface gives to DuckDB, polars and others, batch by batch."""
 
+    _title: ClassVar[str]
+    """The title of them in a notebook."""
+
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
@@ -322,7 +328,7 @@ class _Rows(ABC):
         """Return the rows as a table, in no particular order.
 
         Raises:
-            InvalidInputError: A clock is no longer retained.
+            NotThereError: A clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -332,18 +338,28 @@ class _Rows(ABC):
         """Return the rows as a pandas DataFrame, as `to_arrow().to_pandas()`.
 
         Raises:
-            InvalidInputError: A clock is no longer retained.
+            NotThereError: A clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
         return self.to_arrow().to_pandas()
+
+    @abstractmethod
+    def _facts(self) -> dict[str, str]:
+        """Return whose rows these are, and of when, by name."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={fact}' for name, fact in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return html.rows(self._title, self._facts())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Give the batches to whoever reads Arrow's streams."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches()).__arrow_c_stream__(requested_schema)
 
 
-@dataclass
+@dataclass(repr=False)
 class OpenState(_Rows):
     """A task's state at a clock. DuckDB, polars and all that reads Arrow's streams can read it as a table.
 
@@ -364,7 +380,9 @@ class OpenState(_Rows):
         True
     """
 
-    state: StateAt = field(repr=False)
+    _title = "State"
+
+    state: StateAt
 
     @property
     def clock(self) -> int:
@@ -385,7 +403,7 @@ class OpenState(_Rows):
         """Yield the state in batches, within bounded memory: a range of the keys' hash is read at a time.
 
         Raises:
-            InvalidInputError: The clock is no longer retained.
+            NotThereError: The clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -398,7 +416,7 @@ class OpenState(_Rows):
         """Return the state as a table, a row per key or per window of a key, in no particular order.
 
         Raises:
-            InvalidInputError: The clock is no longer retained.
+            NotThereError: The clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -457,13 +475,16 @@ class OpenState(_Rows):
         edges = [*zip(*(table[name].cast(pa.int64()).to_pylist() for name in windows), strict=True)]
         return [dict(zip(edges[slice(*spans[place])], values[slice(*spans[place])], strict=True)) for place in places]
 
+    def _facts(self) -> dict[str, str]:
+        return {**_names(self.state), "clock": full_clock(self.clock), "timeline": str(self.timeline)}
+
     def _answer(self, ask: Callable[[StateAt], Answer]) -> Answer:
         """Return the answer of the state, whose runs may have been rewritten since, and remember those that hold it now."""
         answer, self.state = self.state.answer(ask)
         return answer
 
 
-@dataclass
+@dataclass(repr=False)
 class OpenChanges(_Rows):
     """The net changes of a task's state between two clocks, in the words of Delta's change data feed.
 
@@ -483,7 +504,9 @@ class OpenChanges(_Rows):
         (160, 220, ['shop', 'item', 'value', '_change_type'])
     """
 
-    changes: NetChanges = field(repr=False)
+    _title = "Changes"
+
+    changes: NetChanges
 
     @property
     def since(self) -> OpenState:
@@ -500,11 +523,16 @@ class OpenChanges(_Rows):
         """The columns of the state and their types, and `_change_type`."""
         return schema_of_changes(self.changes.until)
 
+    def _facts(self) -> dict[str, str]:
+        since, until = self.changes.since, self.changes.until
+        clocks = {"since": full_clock(since.clock), "until": full_clock(until.clock)}
+        return {**_names(until), **clocks, "timeline": str(until.timeline)}
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the changes in batches, within bounded memory: a range of the keys' hash is read at a time.
 
         Raises:
-            InvalidInputError: A clock is no longer retained.
+            NotThereError: A clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
@@ -512,6 +540,10 @@ class OpenChanges(_Rows):
         for number in range(count):
             for some in self.changes.part(number, count).read():
                 yield from batches_of(change_rows(some, self.changes.until))
+
+
+def _names(state: StateAt) -> dict[str, str]:
+    return {"application": state.application, "task": state.task}
 
 
 def _parts(state: StateAt) -> int:
@@ -535,7 +567,7 @@ def _check_timeline(state: StateAt, timeline: int, entries: Entries) -> None:
     """Refuse a state that is another than that at its clock in this timeline.
 
     Raises:
-        InvalidInputError: It is another.
+        NotThereError: It is another.
     """
     origin = entries.newest.timeline
     if state.kept is not None:
@@ -543,7 +575,7 @@ def _check_timeline(state: StateAt, timeline: int, entries: Entries) -> None:
         with suppress(FileNotFoundError):
             origin = entries.kept(state.kept).timeline
     if not origin <= timeline <= entries.newest.timeline:
-        raise InvalidInputError(
+        raise NotThereError(
             f"clock={full_clock(state.clock)} of timeline={timeline} of {state.application} is gone: the application was taken "
             "back to a clock before it; open the clock without a timeline, and read its state anew."
         )
@@ -553,7 +585,8 @@ def _checked(since: StateAt, until: StateAt) -> tuple[StateAt, StateAt]:
     """Return two states, if one can be held against the other.
 
     Raises:
-        InvalidInputError: They are of two tasks or timelines, in the wrong order, or of two types.
+        NotThereError: The timeline of one has ended before its clock.
+        InvalidInputError: They are of two tasks, in the wrong order, or of two types.
     """
     named = [f"task={state.task} of {state.application} in store={state.files.url}" for state in (since, until)]
     if named[0] != named[1]:
@@ -570,7 +603,7 @@ def _checked(since: StateAt, until: StateAt) -> tuple[StateAt, StateAt]:
     if since.timeline != until.timeline:
         newest = newest_entry(until.files, until.application)
         if gone := next((state for state in (since, until) if not state.is_of_timeline(newest)), None):
-            raise InvalidInputError(
+            raise NotThereError(
                 f"clock={full_clock(gone.clock)} of timeline={gone.timeline} of {gone.application} is gone: the application "
                 "was taken back to a clock before it; read its state anew."
             )

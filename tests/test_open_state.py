@@ -48,7 +48,7 @@ from persistent_state import (
 )
 from persistent_state import open_state as opened
 from persistent_state.batch.plan import AT_LEAST_ONCE, EXACTLY_ONCE, FlowPlan
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.partials import keys
 from persistent_state.partials.since import Since
 from persistent_state.protocol import rewind
@@ -167,6 +167,8 @@ class World:
         self.keeping = Keeping(2, 0, ((30, 10**9),))
         self.log, self.batch, self.shards = Log(self.files, "app"), 0, 2
         self.sent: list[windows.Sent] = []
+        self.resets: list[int] = []
+        """The clocks at which the task began from zero, in this timeline."""
         self.restart()
 
     @property
@@ -177,11 +179,16 @@ class World:
     def opened(self) -> OpenTask:
         return OpenStore(self.files).application("app").task(self.task)
 
-    def restart(self) -> None:
+    def restart(self, *reset: str) -> None:
         self.shards = 5 - self.shards
         self.plan = core.plan_of(self.task, SCHEMA, files=self.files, shards=self.shards, delivery=self.delivery)
-        core.start(self.log, [self.plan])
+        core.start(self.log, [self.plan], reset=reset)
         self.collector = Collector(self.log)
+
+    def reset(self) -> None:
+        """Let the task begin from zero. At the clock itself its state is that of before, as long as that is kept."""
+        self.resets.append(self.newest.clock)
+        self.restart(self.task.task_name)
 
     def play(self) -> None:
         first = self.newest.flow_of(self.plan.name).source.next_positions.get("", 0)
@@ -207,16 +214,19 @@ class World:
             clock = self.random.choice([*self.newest.kept])
             rewind.rewind(self.log, core.plan_rewind(self.log, clock), writer="test", now=0)
             self.sent = [message for message in self.sent if message[1] < clock]
+            self.resets = [reset for reset in self.resets if reset < clock]
             self.batch = clock // 10
             self.restart()
 
     def expected(self, clock: int) -> dict[Any, Any]:
         """The state at a clock, by key and window."""
+        begun = max((reset for reset in self.resets if reset < clock), default=BEGINNING)
+        sent = [message for message in self.sent if message[1] >= begun]
         windowing = self.task.windowing if isinstance(self.task, Kept) else None
         if windowing is not None:
-            return windows.state_of(windowing, self.sent, clock)
+            return windows.state_of(windowing, sent, clock)
         wanted: dict[Any, int] = {}
-        for key, ts, n in self.sent:
+        for key, ts, n in sent:
             if ts < clock:
                 wanted[key] = wanted.get(key, 0) + n
         return wanted
@@ -1010,3 +1020,21 @@ class TestNames:
         found = world.opened.at().state
         assert found.since is None
         assert Since() != found.since
+
+
+def test_a_state_and_changes_show_whose_they_are_and_of_when() -> None:
+    totals = open_store(STORE).application("app").task("Totals")
+    first, last = (f"1970-01-01T00:00:00.000{clock}Z ({clock})" for clock in (160, 220))
+    state, changes = totals.at(160), totals.changes(160)
+    assert repr(state) == f"OpenState(application=app, task=Totals, clock={first}, timeline=0)"
+    assert repr(changes) == f"OpenChanges(application=app, task=Totals, since={first}, until={last}, timeline=0)"
+    for shown, title in ((state, "State"), (changes, "Changes")):
+        told = shown._repr_html_()
+        assert f"<strong>{title}</strong>" in told
+        assert all(text in told for text in ("Totals", first))
+
+
+def test_changes_since_nothing_are_refused() -> None:
+    totals = open_store(STORE).application("app").task("Totals")
+    told = problem(lambda: totals.changes(None))  # type: ignore[arg-type]
+    assert told == "since=None is not a clock; give one, or read at(), where every key is new."

@@ -17,7 +17,7 @@ from tests.words import SCHEMA, Words
 class TwoTasks:
     """An application with the tasks A and B, a column of channels, an output of A, and an interval of 10 seconds."""
 
-    def __init__(self, outputs: tuple[str, ...] = ("sink",), files: Files | None = None) -> None:
+    def __init__(self, outputs: tuple[str, ...] = ("sink",), files: Files | None = None, now: int = 0) -> None:
         self.log = Log(files or core.memory(), "app")
         settings = Settings(10_000_000, ahead=2**62)
         self.plans = {
@@ -25,10 +25,10 @@ class TwoTasks:
             for name in "AB"
         }
         self.plans["A"] = replace(self.plans["A"], outputs=outputs)
-        self.start()
+        self.start(now=now)
 
-    def start(self, *names: str) -> None:
-        core.start(self.log, [self.plans[name] for name in names or self.plans])
+    def start(self, *names: str, now: int = 0) -> None:
+        core.start(self.log, [self.plans[name] for name in names or self.plans], now=now)
 
     def play(self, task: str, words: Mapping[str, float], channels: Iterable[str], now: int = 0) -> None:
         rows = [{"ts": int(at * 1_000_000), "word": word} for word, at in words.items()]

@@ -269,11 +269,16 @@ def _show(arguments: argparse.Namespace) -> int:
         one = summary(files, arguments.application)
         _print([to_json(one)] if arguments.json else application(one))
         return 0
-    every = [summary(files, name) for name in find_applications(files)]
-    if not every and not arguments.json:
+    names = find_applications(files)
+    if not names and not arguments.json:
         raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
-    _print([to_json(every)] if arguments.json else applications(every))
-    return 0
+    statuses = top.StatusReader(files).look() if names else []
+    every = [each.summary for each in statuses if each.summary is not None]
+    if arguments.json:
+        _print([to_json([top.as_json(each) for each in statuses])])
+    elif every:
+        _print(applications(every))
+    return _print_errors(statuses)
 
 
 def _top(arguments: argparse.Namespace) -> int:
@@ -290,6 +295,11 @@ def _top(arguments: argparse.Namespace) -> int:
         _print([to_json(every if arguments.application is None else every[0])])
     else:
         _print(top.lines(statuses))
+    return _print_errors(statuses)
+
+
+def _print_errors(statuses: Iterable[top.ApplicationStatus]) -> int:
+    """Print the errors of applications that can't be read, and return the exit status."""
     sys.stdout.flush()
     errors = [each.error for each in statuses if each.error]
     for error in errors:

@@ -127,5 +127,5 @@ class Monitor:
             if now - since > LONG_SECONDS:
                 return f"{of}: {work} has been under way for {now - since:.0f} s; look at Spark's jobs."
         for flow in self._run.unheard:
-            return f"{of}: {flow} has yet to commit its first micro-batch since the start."
+            return f"{of}: the first micro-batch of {flow} since the start has yet to be committed."
         return ""

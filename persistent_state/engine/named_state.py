@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import NotThereError
 from persistent_state.formatting import full_clock
 from persistent_state.open_state import OpenState, OpenTask
 
@@ -27,7 +27,7 @@ class NamedState:
         """Return the state of this name.
 
         Raises:
-            InvalidInputError: The clock is not retained, its timeline has ended before it, or the task has begun anew since.
+            NotThereError: The clock is not retained, its timeline has ended before it, or the task has begun anew since.
         """
         state = task.at(self.clock, timeline=self.timeline)
         if self.is_of(state):
@@ -36,7 +36,7 @@ class NamedState:
         newest = task.at()
         if self.is_of(newest):
             return newest
-        raise InvalidInputError(
+        raise NotThereError(
             f"clock={full_clock(self.clock)} of task={state.state.task} is another state now, as the task was reset or "
             "rebuilt; load it again."
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from monoids import Summary
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.engine.failures import naming
 from persistent_state.engine.micro_batch import Progress
@@ -206,7 +207,10 @@ class TaskReport:
         elif reason == UNFIT and isinstance(plan.task, OrderedPart):
             hint = "a state or a row does not fit the types that the task says"
         elif reason == UNFIT:
-            hint = f"{plan.layout.monoid.name} holds {plan.layout.monoid.type}"
+            monoid = plan.layout.monoid
+            hint = f"{monoid.name} holds {monoid.type}"
+            if isinstance(monoid, Summary):
+                hint += f"; {monoid.name}(...).of(item) makes one of an item"
         elif reason == AHEAD:
             hint = "max_ahead says how far is right"
         elif reason.endswith(NO_FORMAT):

@@ -63,9 +63,9 @@ class Running:
 
     @property
     def metrics_url(self) -> str | None:
-        """The address at which the run answers `/metrics`, `/health` and `/ready` until it ends; None if it does not."""
+        """The URL of the run's metrics until it ends, with `/health` and `/ready` beside it; None if it tells none."""
         monitor = self._supervisor.monitor
-        return None if monitor is None else monitor.url
+        return None if monitor is None or monitor.url is None else f"{monitor.url}/metrics"
 
     @property
     def progress(self) -> Mapping[str, Progress]:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from persistent_state.engine.named_state import NamedState
 from persistent_state.engine.source_options import LATEST
 from persistent_state.engine.store_rows import Part, parts_of_changes, parts_of_snapshot
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import NotThereError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.open_state import OpenState, OpenTask
@@ -48,7 +48,7 @@ class StoreStream:
         """Return the offset at which a new stream begins.
 
         Raises:
-            InvalidInputError: The clock of the start is not there.
+            NotThereError: The clock of the start is not there.
         """
         if self._start is None:
             return {}
@@ -76,7 +76,7 @@ class StoreStream:
         clocks = _clocks(task, start["clock"], end["clock"])
         for clock in clocks[most - 1 :]:
             # The task may have no state at a clock of others.
-            with suppress(InvalidInputError):
+            with suppress(NotThereError):
                 return _offset(task.at(clock))
         return end
 
@@ -86,7 +86,7 @@ class StoreStream:
         From an empty offset on it is a snapshot of the last clock.
 
         Raises:
-            InvalidInputError: A clock is not retained any more, or its timeline has ended before it.
+            NotThereError: A clock is not retained any more, or its timeline has ended before it.
         """
         task = self._now()
         # In the order of their clocks: then the log is read once for all of them.
@@ -110,8 +110,8 @@ def _at(task: OpenTask, offset: Mapping[str, Any]) -> OpenState:
     named = NamedState(**offset)
     try:
         return named.open(task)
-    except InvalidInputError as error:
-        raise InvalidInputError(
+    except NotThereError as error:
+        raise NotThereError(
             f"the stream of task={task.task} can't go on from or to clock={full_clock(named.clock)} of "
             f"timeline={named.timeline}: {str(error).rstrip('.')}. Start the query with a new checkpoint; it begins with a "
             "snapshot, unless startClock says otherwise."
@@ -128,7 +128,7 @@ def _between(task: OpenTask, since: int, until: int) -> list[OpenState]:
     """Return the states at the clocks between two, as far as they can be read: what changed in all is the same without them."""
     found = []
     for clock in _clocks(task, since, until):
-        with suppress(InvalidInputError):
+        with suppress(NotThereError):
             found.append(task.at(clock))
     return found
 

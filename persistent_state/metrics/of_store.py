@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
+from persistent_state.errors import StateError
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.metrics import measures
@@ -51,20 +51,21 @@ def of_store(files: Files) -> tuple[list[Sample], list[StateError]]:
 def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> tuple[list[Sample], StateError | None]:
     """Return the samples of an application.
 
-    If the application is damaged, or the store does not answer, the error comes with the samples that there are all the same.
+    If the application is damaged, or the store does not answer or refuses to, the error comes with the samples that there are
+    all the same.
 
     `settings`, by task, tell after which time a silent channel of an input is idle; None if that is not known.
     """
     try:
         entry = log.newest()
-    except (DamagedError, StoreUnavailableError) as error:
+    except StateError as error:
         return [measures.READABLE.at(0, log.application)], error
     if entry is None:
         return [], None
     samples = [*of_entry(log.application, entry, settings)]
     try:
         samples += with_lists(log, entry, lambda entry: [*of_files(log.files, log.application, entry)])
-    except (DamagedError, StoreUnavailableError) as error:
+    except StateError as error:
         return [measures.READABLE.at(0, log.application), *samples], error
     return [measures.READABLE.at(1, log.application), *samples], None
 

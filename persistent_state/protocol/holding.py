@@ -74,7 +74,7 @@ class Holder:
             UNHEARD: f": {channel} has never delivered a message; idle_after lets it go",
             SILENT: f": {channel} has delivered nothing since the last start; idle_after lets it go",
             BEHIND: f": the newest message of {channel} is of {show_clock(self.at)}",
-            READ: f": all that was read of {source} is below its clock, and takes a newer message to move it",
+            READ: f": its clock is above all that was read of {source}; only a newer message moves it",
         }[self.why]
         return f"task={self.named or self.task}{reason}"
 

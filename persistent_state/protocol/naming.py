@@ -62,7 +62,7 @@ def release(log: Log, name: str, now: int) -> int:
             return entry
         if clock is None:
             raise InvalidInputError(
-                f"name={name!r} keeps no clock of {log.application}; the names are {_names(entry)}."
+                f"name={name!r} keeps no clock of {log.application}; the names of its clocks: {_names(entry)}."
             )
         found.append(clock)
         return _with_names(entry, clock, {*entry.kept[clock].names} - {name})
@@ -97,7 +97,7 @@ def clock_named(log: Log, given: Clock) -> int:
         return clock
     raise InvalidInputError(
         f"clock={given!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
-        f"such as 2013-01-31T12:00:00Z, or one of the names, which are {_names(newest)}."
+        f"such as 2013-01-31T12:00:00Z, or the name of a kept clock: {_names(newest)}."
     )
 
 

@@ -17,7 +17,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
+from persistent_state.errors import (
+    InvalidInputError,
+    NotThereError,
+    StateError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
 from persistent_state.formatting import to_json
 from persistent_state.metrics.exposition import as_text
 from persistent_state.metrics.of_store import of_store
@@ -25,7 +31,7 @@ from persistent_state.open_state import OpenStore
 from persistent_state.redact import shown
 from persistent_state.serve import page
 from persistent_state.serve.access import Token, is_loopback, is_own_name
-from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, NotThereError, Question, read_question
+from persistent_state.serve.lookups import APPLICATION, TASK, Lookups, Question, parameters_of, read_question
 from persistent_state.serve.page import LookupResult
 from persistent_state.serve.shared import Shared
 from persistent_state.serve.style import HEADERS
@@ -95,7 +101,7 @@ class Pages:
 
     async def _lookup_result(self, request: Request, deadline: float) -> tuple[LookupResult, int]:
         try:
-            question = read_question(request.query_params.multi_items())
+            question = read_question(parameters_of(request.scope["query_string"]))
         except InvalidInputError as error:
             half = Question(request.query_params.get(APPLICATION, ""), request.query_params.get(TASK, ""))
             return LookupResult(half, error=str(error)), 400
@@ -110,7 +116,7 @@ class Pages:
     async def lookup(self, request: Request) -> Response:
         """Answer a look-up of a key with JSON."""
         try:
-            question = read_question(request.query_params.multi_items())
+            question = read_question(parameters_of(request.scope["query_string"]))
             answer = await self._of_lookups.run(partial(self._lookups.answer, question))
         except Exception as error:
             message, status = _of_error(error)
@@ -172,10 +178,10 @@ def _of_error(error: Exception) -> tuple[str, int]:
     """Return the sentence of an error, and its status."""
     if isinstance(error, NotThereError):
         return str(error), 404
+    if isinstance(error, (BusyError, StoreRefusedError, StoreUnavailableError, OSError)):
+        return str(error), 503
     if isinstance(error, InvalidInputError):
         return str(error), 400
-    if isinstance(error, (BusyError, StoreUnavailableError, OSError)):
-        return str(error), 503
     if isinstance(error, StateError):
         return str(error), 500
     LOG.error("a request failed", exc_info=error)

@@ -148,6 +148,12 @@ def seconds(microseconds: float) -> str:
     return words.length(round(microseconds))
 
 
+LEAST = 0.01
+"""The least pace that is told as a number."""
+
+
 def a_second(positions: float) -> str:
     """Return a pace as text."""
+    if 0 < positions < LEAST:
+        return f"less than {LEAST} a second"
     return f"{positions:,.0f} a second" if positions >= 10 or not positions else f"{positions:.2g} a second"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pyarrow as pa
 
-from monoids import MonoidError
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, NotThereError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, plain, read_clock, show_clock
 from persistent_state.open_state import OpenState, OpenStore
@@ -32,10 +31,6 @@ COLUMN = "key."
 
 STATES = 64
 """The most states that are held open."""
-
-
-class NotThereError(Exception):
-    """There is no such application, task or clock. The message is a sentence for people."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +70,23 @@ def read_question(parameters: Sequence[tuple[str, str]]) -> Question:
             raise InvalidInputError(f"{name} is given twice; give it once.")
         place[own] = value
     if missing := [name for name in (APPLICATION, TASK) if not given.get(name)]:
-        raise InvalidInputError(f"{' and '.join(missing)} is missing; add {missing[0]}=NAME to the URL.")
+        raise InvalidInputError(
+            f"{' and '.join(missing)} {'are' if missing[1:] else 'is'} missing; add {missing[0]}=NAME to the URL."
+        )
     nulls = [value for name, value in parameters if name == NULL]
     return Question(given[APPLICATION], given[TASK], given.get(CLOCK, "").strip(), columns, given.get(KEY, ""), nulls)
+
+
+def parameters_of(query: bytes) -> list[tuple[str, str]]:
+    """Return the parameters of a URL, in their order.
+
+    Raises:
+        InvalidInputError: They are not UTF-8.
+    """
+    try:
+        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError:
+        raise InvalidInputError("the URL is not UTF-8; write each byte of a text's UTF-8 as %XX.") from None
 
 
 class Lookups:
@@ -95,11 +104,11 @@ class Lookups:
             NotThereError: There is no such application, task or clock.
             InvalidInputError: The key or the clock is not one, or the monoid of the task is not known.
             DamagedError: A file is not what was written.
+            StoreRefusedError: The store refuses what it is asked.
             StoreUnavailableError: The store does not answer.
         """
         entry = self._newest(question.application)
-        with _not_there():
-            find_task(entry, question.application, question.task)
+        find_task(entry, question.application, question.task)
         clock = self._clock(entry, question)
         state = self._state(entry, question, clock)
         key = key_of(question, state.schema, state.state.key_columns)
@@ -130,16 +139,15 @@ class Lookups:
         with self._lock:
             shared = self._logs.get(application)
         if shared is None:
-            with _not_there():
-                if application not in find_applications(files):
-                    raise no_application(files, application)
+            if application not in find_applications(files):
+                raise no_application(files, application)
             with self._lock:
                 shared = self._logs.setdefault(application, (Log(files, application), threading.Lock()))
         log, lock = shared
         with lock:
             entry = log.newest()
         if entry is None:
-            raise NotThereError(str(no_application(files, application)))
+            raise no_application(files, application)
         return entry
 
     def _clock(self, entry: Entry, question: Question) -> int:
@@ -154,10 +162,11 @@ class Lookups:
             try:
                 clock = read_clock(question.clock)
             except InvalidInputError:
-                listed = ", ".join(sorted(names)) or "none"
+                listed = ", ".join(sorted(names)) or "none has one"
                 raise InvalidInputError(
                     f"clock={question.clock!r} is not a time, and keeps no clock of {question.application}; give microseconds "
-                    f"since 1970, ISO text such as 2013-01-31T12:00:00Z, or one of the names, which are {listed}."
+                    f"since 1970, ISO text such as 2013-01-31T12:00:00Z, where the + of a zone is written %2B, or the name of "
+                    f"a kept clock: {listed}."
                 ) from None
         if clock == BEGINNING:
             raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")
@@ -173,25 +182,12 @@ class Lookups:
             if (state := self._states.get(place)) is not None:
                 self._states.move_to_end(place)
                 return state
-        with _not_there():
-            state = self._store.application(question.application).task(question.task, presented=True).at(clock)
+        state = self._store.application(question.application).task(question.task, presented=True).at(clock)
         with self._lock:
             self._states[place] = state
             while len(self._states) > STATES:
                 self._states.popitem(last=False)
         return state
-
-
-@contextmanager
-def _not_there() -> Iterator[None]:
-    """Raise what is wrong with a name or a clock as `NotThereError`."""
-    try:
-        yield
-    except InvalidInputError as error:
-        if isinstance(error.__cause__, MonoidError):
-            # The state is there, and is none that the library knows.
-            raise
-        raise NotThereError(str(error)) from None
 
 
 def key_of(question: Question, schema: pa.Schema, names: Sequence[str]) -> dict[str, Any]:

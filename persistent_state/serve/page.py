@@ -108,7 +108,7 @@ def _applications_nav(store_status: StoreStatus, chosen: ApplicationStatus | Non
 def _overview(store_status: StoreStatus) -> Iterator[str]:
     if store_status.error:
         since = "" if store_status.at is None else f" What is shown was seen at {show_clock(store_status.at)}."
-        yield f'<p class="error" role="alert">The store does not answer: {escape(store_status.error)}{since}</p>'
+        yield f'<p class="error" role="alert">The store can&#x27;t be read: {escape(store_status.error)}{since}</p>'
     if not store_status.applications:
         if not store_status.error:
             yield '<p class="says">There is nothing to show yet.</p>'

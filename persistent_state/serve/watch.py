@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from persistent_state.errors import InvalidInputError, StateError
+from persistent_state.errors import NotThereError, StateError
 from persistent_state.serve import recent, samples
 from persistent_state.serve.recent import Point, Recent
 from persistent_state.serve.samples import Sample
@@ -78,7 +78,7 @@ class Watch:
     def _read_status(self) -> StoreStatus:
         try:
             applications = self._reader.look(self._seconds())
-        except InvalidInputError:
+        except NotThereError:
             # There is none, or none any more: the store has answered.
             return StoreStatus((), "", self._now_us())
         except (StateError, OSError) as error:

@@ -72,6 +72,11 @@ def task(files: Files, application: str, name: str) -> str:
     return _block(f"Task {name} of application {application}", [markup.facts(facts), *_tables([found])[1:]])
 
 
+def rows(title: str, facts: Mapping[str, str]) -> str:
+    """Return as HTML which rows of a store these are. None of them is read."""
+    return _block(title, [markup.facts(facts)])
+
+
 def definition(title: str, facts: Mapping[str, str], tasks: Table) -> str:
     """Return as HTML how an application is defined."""
     return _block(title, [markup.facts(facts), markup.table(tasks)])

@@ -15,6 +15,9 @@ from persistent_state.show.top import ApplicationStatus, StatusReader
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+TIMES = ("clock", "newest message", "delivered up to")
+"""The columns of times."""
+
 EVERY = 2.0
 """Seconds between two looks."""
 
@@ -105,9 +108,13 @@ def _table(table: Table) -> RenderableType:
     from rich.text import Text
 
     # Names of tasks and channels are data: what looks like the library's markup is none.
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, head in enumerate(table.heads):
-        grid.add_column(Text(head), justify="right" if place in table.right else "left")
+        is_right = place in table.right
+        # What else is to say of a clock may go on in the next line.
+        is_time = head in TIMES and not any(", " in row[place] for row in table.rows)
+        # Where there is no room, names are cut first: half a clock tells nothing.
+        grid.add_column(Text(head), justify="right" if is_right else "left", no_wrap=is_right or is_time)
     for row in table.rows:
         grid.add_row(*(Text(printable(cell)) for cell in row))
     return grid

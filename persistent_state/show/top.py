@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from persistent_state.errors import DamagedError, InvalidInputError, StoreUnavailableError
+from persistent_state.errors import NotThereError, StateError
 from persistent_state.formatting import pairs, show_clock
 from persistent_state.show import summary, words
 from persistent_state.show.tables import Table
@@ -59,7 +59,9 @@ class _ApplicationReader:
                 raise no_application(self.log.files, self.log.application)
             if self.summary is None or entry is not self.entry:
                 self.summary, self.entry = summary.of_log(self.log), entry
-        except (DamagedError, StoreUnavailableError, OSError) as error:
+        except NotThereError:
+            raise
+        except (StateError, OSError) as error:
             return ApplicationStatus(self.log.application, self.summary, str(error))
         return ApplicationStatus(self.log.application, self.summary, moved=self._moved(now))
 
@@ -72,6 +74,9 @@ class _ApplicationReader:
             self.clocks.clear()
         self.clocks.append((now, clock))
         while len(self.clocks) > 2 and self.clocks[1][0] <= now - SPAN:
+            self.clocks.popleft()
+        if self.clocks[0][0] < now - 2 * SPAN:
+            # Nobody has looked for long.
             self.clocks.popleft()
         since, before = self.clocks[0]
         return (clock - before, now - since) if now - since >= SHORTEST else None
@@ -91,12 +96,13 @@ class StatusReader:
             now: Seconds of any clock that does not go back, the same one at every look.
 
         Raises:
-            InvalidInputError: There is no application, or none of this name.
+            NotThereError: There is no application, or none of this name.
+            StoreRefusedError: The store refuses to list its applications.
             StoreUnavailableError: The store does not list its applications.
         """
         names = find_applications(self._files) if self._application is None else [self._application]
         if not names:
-            raise InvalidInputError(f"there is no application in store={self._files.url}; look at its address.")
+            raise NotThereError(f"there is no application in store={self._files.url}; look at its address.")
         self._readers = {name: self._readers.get(name) or _ApplicationReader(Log(self._files, name)) for name in names}
         return [each.look(now) for each in self._readers.values()]
 

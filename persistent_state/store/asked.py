@@ -39,7 +39,9 @@ def key_column(state: StateAt, place: int, given: Sequence[Any]) -> pa.Array:
     name, type = state.key_columns[place], state.layout.key_types[place]
     try:
         column = pa.array(given, type)
-    except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+    except OverflowError:
+        raise _misfit(state, f"a value of column {name!r} is beyond {type}") from None
+    except (pa.ArrowException, ValueError, TypeError) as error:
         raise _misfit(state, f"a value of column {name!r} is not {type}: {error}") from None
     # Arrow would cut a fraction, or a time of the day, off.
     for value, kept in zip(given, column.to_pylist(), strict=True):
@@ -62,8 +64,8 @@ def key_value(task: str, name: str, given: Any, type: pa.DataType) -> Any:
         return _of_text(given, type) if isinstance(given, str) else _of_json(given, type)
     except (pa.ArrowException, ValueError, TypeError, InvalidOperation, OverflowError):
         raise InvalidInputError(
-            f"{given!r} of column {name!r} of task={task} is not {type}; give a value of it, a time as 2026-11-20T14:00:00Z "
-            "and bytes as base64."
+            f"{given!r} of column {name!r} of task={task} is not {type}; write a value of that type: a time as "
+            "2026-11-20T14:00:00Z, bytes as base64."
         ) from None
 
 
@@ -84,9 +86,13 @@ def _of_text(given: str, type: pa.DataType) -> Any:
         return given
     if kind.is_binary(type) or kind.is_large_binary(type) or kind.is_fixed_size_binary(type):
         return base64.b64decode(given, validate=True)
-    if kind.is_decimal(type):
-        return Decimal(given)
     text = given.strip()
+    is_number = kind.is_integer(type) or kind.is_floating(type) or kind.is_decimal(type)
+    if is_number and ("_" in text or not text.isascii()):
+        # Python would read these, too.
+        raise ValueError
+    if kind.is_decimal(type):
+        return Decimal(text)
     if kind.is_integer(type):
         return int(text)
     if kind.is_floating(type):

@@ -15,7 +15,14 @@ import pyarrow.compute as pc
 from monoids import Aggregator, Monoid, MonoidError, from_identity
 from monoids.types import parse_type
 from persistent_state import windows
-from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError, raised
+from persistent_state.errors import (
+    InvalidInputError,
+    NotThereError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    TaskFailedError,
+    raised,
+)
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials import fold, keys, lookup
@@ -143,7 +150,7 @@ class StateAt:
         """Return the answer to a question that reads the runs, and the state with the runs that hold it now.
 
         Raises:
-            InvalidInputError: The clock is no longer retained.
+            NotThereError: The clock is no longer retained.
             DamagedError: A file is not what was written.
         """
         state = self
@@ -166,12 +173,12 @@ class StateAt:
         task = entry.tasks.get(self.task)
         return self.of(task.stored.runs) if task is not None and self._is_in(entry, task) else None
 
-    def _gone(self, entry: Entry) -> InvalidInputError:
+    def _gone(self, entry: Entry) -> NotThereError:
         """Return the error for a state that is not in the store any more."""
         clock = f"clock={full_clock(self.clock)} of {self.application} is no longer retained"
         if not self.is_of_timeline(entry):
-            return InvalidInputError(f"{clock}: the application was taken back to a clock before it; open a newer one.")
-        return InvalidInputError(f"{clock}; open a newer one.")
+            return NotThereError(f"{clock}: the application was taken back to a clock before it; open a newer one.")
+        return NotThereError(f"{clock}; open a newer one.")
 
     def _shown(self, table: pa.Table) -> pa.Table:
         """Return the rows as users see them."""
@@ -283,7 +290,7 @@ def find_state(
         entry = newest
     if entry.number < newest.number and (name not in entry.tasks or entry.flow_of(name).visited < entry.clock):
         find_task(newest, application, name)
-        raise InvalidInputError(
+        raise NotThereError(
             f"task={name} had no state at clock={full_clock(entry.clock)} yet when that was the newest; read a later clock."
         )
     found = find_task(entry, application, name)
@@ -385,7 +392,7 @@ def read_side(files: Files, side: SideFile) -> pa.Table:
     try:
         rows = late_rows.read(files, side)
     except FileNotFoundError as error:
-        raise InvalidInputError(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+        raise NotThereError(f"{side.file.path} is no longer retained; look for the late rows again.") from error
     if late_rows.PARTITION in rows.column_names:
         partition = pc.coalesce(rows[late_rows.PARTITION], rows["strand"])
         rows = rows.drop_columns([late_rows.PARTITION])
@@ -394,13 +401,17 @@ def read_side(files: Files, side: SideFile) -> pa.Table:
 
 
 def find_applications(files: Files) -> list[str]:
-    """Return the applications of a store: its folders that have a log."""
+    """Return the applications of a store: its folders that have a log, or of which the store refuses to tell that."""
     return [name for name in files.list("") if _has_log(files, name)]
 
 
 def _has_log(files: Files, folder: str) -> bool:
     try:
-        return bool(files.list(f"{folder}/log"))
+        # Anybody may have a folder of this name.
+        return bool(Log(files, folder).numbers())
+    except StoreRefusedError:
+        # Whoever looks into it is told so. The others are there all the same.
+        return True
     except StoreUnavailableError as error:
         if isinstance(error.__cause__, NotADirectoryError):
             return False
@@ -411,7 +422,7 @@ def newest_entry(files: Files, application: str) -> Entry:
     """Return the newest entry of an application's log.
 
     Raises:
-        InvalidInputError: There is no such application.
+        NotThereError: There is no such application.
         DamagedError: The entry is not what was written.
     """
     return entries_of(Log(files, application)).newest
@@ -421,7 +432,7 @@ def entries_of(log: Log) -> Entries:
     """Return the entries of an application as they are now.
 
     Raises:
-        InvalidInputError: There is no such application.
+        NotThereError: There is no such application.
         DamagedError: The newest entry is not what was written.
     """
     newest = log.newest()
@@ -436,7 +447,7 @@ def entry_at(files: Files, application: str, clock: int, task: str | None = None
     A `task` that began from zero since is read as it was before.
 
     Raises:
-        InvalidInputError: There is no such application.
+        NotThereError: There is no such application.
         DamagedError: The entry is not what was written, or is missing.
     """
     entry = kept_entries.entry_at(Log(files, application), clock, task)
@@ -445,23 +456,19 @@ def entry_at(files: Files, application: str, clock: int, task: str | None = None
     return entry
 
 
-def no_application(files: Files, application: str) -> InvalidInputError:
+def no_application(files: Files, application: str) -> NotThereError:
     """Return the error for an application that the store does not have."""
-    return InvalidInputError(
-        f"there is no application {application} in store={files.url}; look at its name and address."
-    )
+    return NotThereError(f"there is no application {application} in store={files.url}; look at its name and address.")
 
 
 def find_task(entry: Entry, application: str, name: str) -> TaskState:
     """Return what an entry records of a task.
 
     Raises:
-        InvalidInputError: There is no such task.
+        NotThereError: There is no such task.
     """
     if name not in entry.tasks:
-        raise InvalidInputError(
-            f"application {application} has no task {name}; it has {', '.join(sorted(entry.tasks))}."
-        )
+        raise NotThereError(f"application {application} has no task {name}; it has {', '.join(sorted(entry.tasks))}.")
     return entry.tasks[name]
 
 
@@ -474,17 +481,17 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
         if task.active and at in entry.retained and at > newest:
             how = "is rebuilt and has" if task.life else "has"
             reached = "no clock yet" if newest == BEGINNING else f"clock={full_clock(newest)}"
-            raise InvalidInputError(
+            raise NotThereError(
                 f"task={name} {how} reached {reached}; read clock={full_clock(at)} once it has caught up."
             )
         if at < task.born and at in (*entry.retained, *entry.kept):
             before = "" if at in entry.kept else ", which is not kept with what the task was before"
             nearest = nearest_clocks({*readable, newest, *(() if at in entry.kept else entry.kept)}, at)
-            raise InvalidInputError(
+            raise NotThereError(
                 f"task={name} began, or was rebuilt or reset, after clock={full_clock(at)}{before}; read {nearest}."
             )
         nearest = nearest_clocks({*readable, newest, *(c for c in entry.kept if c >= task.born)}, at)
-        raise InvalidInputError(
+        raise NotThereError(
             f"clock={full_clock(at)} of task={name} is not retained; read {nearest}. clocks(store, application) "
             "and `persistent-state show STORE APP` list all."
         )

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state import windows
-from persistent_state.errors import DamagedError, StateError, StoreUnavailableError
+from persistent_state.errors import DamagedError, StateError, StoreRefusedError, StoreUnavailableError
 from persistent_state.event_time.clocks import END
 from persistent_state.formatting import full_clock
 from persistent_state.partials import keys, layout
@@ -206,7 +206,7 @@ class _Application:
                     self._found(path, [f"it can't be read without entry {missing}, which is missing"])
             except FileNotFoundError:
                 pass  # collected since it was listed
-            except StoreUnavailableError as error:
+            except (StoreRefusedError, StoreUnavailableError) as error:
                 self._found(path, [f"it can't be read: {error}"])
             except DamagedError:
                 self._found(path, ["it is not what was written, or of a later format"])
@@ -237,7 +237,7 @@ class _Application:
             except FileNotFoundError:
                 if found is None and self._is_left(kept.entry):
                     self._found(path, [f"it is missing, and {needs}"])
-            except StoreUnavailableError as error:
+            except (StoreRefusedError, StoreUnavailableError) as error:
                 self._found(path, [f"it can't be read: {error}", needs])
             except DamagedError:
                 self._found(path, ["it is not what was written, or of a later format", needs])
@@ -287,7 +287,7 @@ class _Application:
             before, after = (bytes(self._files.read(self._log.path(each.number))) for each in (entry, follower))
         except FileNotFoundError:
             return True  # collected since it was read, and then nothing follows from it
-        except StoreUnavailableError:
+        except (StoreRefusedError, StoreUnavailableError):
             return False
         return follower.previous in rewritten(before, after)
 
@@ -343,7 +343,7 @@ class _Application:
             if self._is_left(named.entry):
                 self._found(path, [f"it is missing, and entry {named.entry} names it", *self._needed_at(path)])
             return
-        except StoreUnavailableError as error:
+        except (StoreRefusedError, StoreUnavailableError) as error:
             self._found(path, [f"it can't be read: {error}", *self._needed_at(path)])
             return
         for stored in named.stored:

@@ -389,7 +389,7 @@ def test_windows_are_shown_by_their_times(tmp_path: Path, capsys: pytest.Capture
     assert main(["state", str(tmp_path / "store"), "app", "Windowed"]) == 0
     _, _, row, _, end = capsys.readouterr().out.splitlines()
     assert row.split() == ["a", "1970-01-01T00:00:00.000080Z", "1970-01-01T00:00:00.000100Z", "85"]
-    assert end == "1 open window at 1970-01-01T00:00:00.000090Z (90); closed ones are in the sinks"
+    assert end == "1 open window at 1970-01-01T00:00:00.000090Z (90); closed ones were given out"
     assert main(["state", str(tmp_path / "store"), "app", "Windowed", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "k": "a",

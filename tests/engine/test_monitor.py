@@ -11,9 +11,11 @@ from persistent_state.engine.monitor import LONG_SECONDS, Monitor
 from persistent_state.errors import StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics.of_run import Work
+from persistent_state.store.log import Log
 from tests import core
 from tests.metrics.test_of_store import parsed
 from tests.metrics.test_server import ask
+from tests.refusing import RefusingFiles
 from tests.two_tasks import TwoTasks
 
 
@@ -61,7 +63,7 @@ def test_a_run_is_ready_if_it_commits_or_has_nothing_to_read(monitor: Monitor) -
     monitor.watch(run)
     assert ready() == (200, "application=app is ready.")
     run.unheard = ["task=A", "task=B"]
-    assert ready() == (503, "application=app: task=A has yet to commit its first micro-batch since the start.")
+    assert ready() == (503, "application=app: the first micro-batch of task=A since the start has yet to be committed.")
     run.unheard = ()
     run.under_way = {"the micro-batch of task=A": time.monotonic()}
     assert ready()[0] == 200
@@ -133,3 +135,18 @@ def test_a_store_that_is_damaged_leaves_what_the_run_knows(monitor: Monitor, wor
     told = told_by(monitor)
     assert told["readable"] == {(): 0}
     assert told["messages_total"] == {("A",): 100}
+
+
+def test_a_store_that_refuses_leaves_what_the_run_knows(world: TwoTasks) -> None:
+    files = RefusingFiles(world.log.files.url)
+    monitor = Monitor(Log(files, "app"), {}, ("127.0.0.1", 0))
+    monitor.serve()
+    try:
+        assert told_by(monitor)["readable"] == {(): 1}
+        files.refused[:] = [""]
+        monitor.hear(Work("A", False, 100, 10, 1.5, 0.25))
+        told = told_by(monitor)
+        assert told["readable"] == {(): 0}
+        assert told["messages_total"] == {("A",): 100}
+    finally:
+        monitor.close()

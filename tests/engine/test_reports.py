@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persistent_state import Application, FileSource, OrderedTask
+from monoids import Average
+from persistent_state import Application, FileSource, NonWindowState, OrderedTask
 from persistent_state.batch.combine import combine
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.engine.reports import EVERY, Reports, TaskReport
@@ -137,6 +138,19 @@ def test_values_that_do_not_fit_are_told_with_what_fits(tmp_path: Path) -> None:
     assert run.read() == f"task=Msg: {said}"
     level, line = run.report.end(run.close(), is_whole=True)
     assert (level, line.endswith(f"(60). {said}")) == (logging.WARNING, True)
+
+
+class Delays(Words):
+    """A task that gives a Summary the item itself."""
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Average())
+
+
+def test_an_item_that_was_to_be_a_summary_is_told_with_what_makes_one(tmp_path: Path) -> None:
+    said = Run(write(tmp_path, "0.parquet", 1, 2), Delays("Msg", 1.5)).read() or ""
+    assert "2 'value does not fit' (Average holds struct<" in said
+    assert "; Average(...).of(item) makes one of an item)" in said
 
 
 def test_a_csv_file_without_a_header_is_told(tmp_path: Path) -> None:

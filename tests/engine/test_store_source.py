@@ -24,7 +24,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceStreamReader, 
 from pyspark.sql.types import StructType
 
 from monoids import Aggregator, Monoid, Sum
-from persistent_state import InvalidInputError, open_store, read_late_rows, read_state
+from persistent_state import InvalidInputError, StoreRefusedError, open_store, read_late_rows, read_state
 from persistent_state.engine import source_options, store_rows, store_source
 from persistent_state.engine.source_options import read_options
 from persistent_state.engine.spark_versions import arrow_types, spark_types
@@ -39,6 +39,7 @@ from tests import core
 from tests.fixtures.write_graph_store import Graph
 from tests.protocol.test_joins import World as Joins
 from tests.protocol.test_joins import as_of
+from tests.refusing import RefusingFiles
 from tests.sentences import problem
 from tests.soak import soak_or
 from tests.store.servers import Servers, files_of, needed
@@ -542,16 +543,23 @@ def apply(state: dict[Any, Any], changes: pa.Table, clocks: Sequence[int]) -> No
 
 def rows_between(world: World, since: int | None, until: int) -> list[tuple[Any, ...]]:
     """What a stream gives from one clock to another, by folds of the messages; from nothing, a snapshot."""
-    clocks = [until] if since is None else [clock for clock in world.newest.readable if since <= clock <= until]
+    readable = [clock for clock in world.newest.readable if is_there(world, clock)]
+    clocks = [until] if since is None else [clock for clock in readable if since <= clock <= until]
     states = [{} if since is None else world.expected(since)] + [world.expected(clock) for clock in clocks]
     steps = zip(states, states[1:], clocks, strict=False)
     return [(clock, *row) for before, after, clock in steps for row in changes_of(before, after)]
 
 
+def is_there(world: World, clock: int) -> bool:
+    """Whether the task has a state at a clock: one of before a reset has it in the entry that keeps the clock alone."""
+    is_older = any(clock <= reset for reset in world.resets)
+    return clock in (world.newest.kept if is_older else world.newest.readable)
+
+
 def is_gone(world: World, clock: int, rewinds: Sequence[int]) -> bool:
     """Whether a state can't be found any more, after the application was taken back to these clocks."""
     if not rewinds:
-        return clock not in world.newest.readable
+        return not is_there(world, clock)
     # A clock that had gone may be retained again after a rewind. Nobody can tell then of which timeline it is.
     return clock not in world.newest.kept or min(rewinds) < clock
 
@@ -618,7 +626,9 @@ class TestStreams:
     @pytest.mark.parametrize("kind", KINDS)
     @settings(max_examples=soak_or(ci=6, soak=200), deadline=None)
     @given(
-        st.lists(st.sampled_from((*ACTIONS, "read", "read", "kill", "plan and kill")), min_size=4, max_size=16),
+        st.lists(
+            st.sampled_from((*ACTIONS, "reset", "read", "read", "kill", "plan and kill")), min_size=4, max_size=16
+        ),
         st.integers(0, 10**6),
         st.booleans(),
         st.sampled_from((1, 2, 100)),
@@ -799,6 +809,33 @@ class TestStreams:
             query.read()
             assert query.state == world.expected(newest)
             assert not query.plan()
+
+    def test_a_store_that_refuses_a_question_skips_no_clock_and_is_told_as_it_is(self) -> None:
+        with few_rows():
+            files = RefusingFiles("memory://" + core.new_id())
+            world = World(Kept(), files=files)
+            world.keeping = Keeping(2, 0, ((10, 10**9),))
+            world.play()
+            world.play()
+            stream = StoreStream(world.opened, None, lambda _: None)
+            start = stream.newest()
+            for _ in range(8):
+                world.play()
+            end = stream.newest()
+
+            def ask(number: int | None = None) -> int:
+                """Plan a micro-batch, with one question refused; return how many clocks it has."""
+                files.questions.clear()
+                files.numbers[:] = [] if number is None else [number]
+                assert stream.within(start, end, 3)["clock"] < end["clock"]
+                parts = stream.parts(start, end)
+                return len({part.changes.until.clock for part in parts if isinstance(part, store_rows.ChangesPart)})
+
+            assert ask() > 5
+            for number in range(len(files.questions)):
+                told = problem(lambda number=number: ask(number), StoreRefusedError)
+                assert told.endswith("the token has expired. Renew it.")
+                assert "new checkpoint" not in told
 
     def test_a_clock_that_is_gone_is_told_and_no_snapshot_taken(self) -> None:
         with few_rows():

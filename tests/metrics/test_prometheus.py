@@ -178,6 +178,8 @@ def test_each_alert_fires_for_the_run_that_is_ill_and_none_for_the_one_that_is_w
     assert up == {**dict.fromkeys(runs, "up"), "ended": "down"}
     assert found.keys() == expected
     assert found["silent", "PersistentStateStands"] == "The global clock of app has not moved for 15 minutes."
-    assert found["silent", "PersistentStateOutputBehind"] == "The sink sink of A lacks 12 clocks."
+    assert found["silent", "PersistentStateOutputBehind"] == (
+        "The sink sink of A lacks more than 10 clocks, or half an hour of event time."
+    )
     assert found["busy", "PersistentStateLateOrBadRows"] == "Rows of A did not count: late."
     assert found["busy", "PersistentStateUnreadGrows"] == "A does not keep up with partition orders-0."

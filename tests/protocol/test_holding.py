@@ -118,8 +118,7 @@ def test_all_that_was_read_is_below_the_last_clock() -> None:
     commits.close(world.log, world.newest.epoch, now=0, keeping=Keeping())
     assert world.held == Holder("A", "", "x", READ, 57)
     assert holding.sentence(world.held) == (
-        "The global clock waits for task=A: all that was read of its source is below its clock, and takes a newer message to "
-        "move it."
+        "The global clock waits for task=A: its clock is above all that was read of its source; only a newer message moves it."
     )
 
 

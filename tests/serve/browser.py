@@ -98,10 +98,10 @@ def watched(app: ASGIApp, on_page: Callable[[str], None]) -> ASGIApp:
 def play(store: str) -> int:
     """An application for pictures: it runs, is started again, and has a channel that is silent. The time of its last entry."""
     minute, begun = 60_000_000, 1_793_600_000_000_000
-    world = TwoTasks(("dashboard", "warehouse"), open_files(store))
+    world = TwoTasks(("dashboard", "warehouse"), open_files(store), now=begun - minute)
     for number in range(30):
         if number == 22:
-            world.start()
+            world.start(now=begun + number * minute - 5_000_000)
         for task in "AB":
             at = (begun + number * minute) / 1e6 - (15 if task == "B" else 0)
             channels = "ab" if number < 22 else "a"

@@ -21,10 +21,12 @@ from persistent_state.cli.commands import main
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.metrics.of_store import of_store
 from persistent_state.protocol import deliver, rewind
-from persistent_state.serve import app
+from persistent_state.serve import app, charts
 from persistent_state.store.files import MemoryFiles
 from persistent_state.store.files.base import Files
 from tests import core
+from tests.refusing import RefusingFiles
+from tests.serve.browser import play
 from tests.serve.worlds import STORE, Served, copy
 from tests.two_tasks import TwoTasks
 
@@ -76,6 +78,29 @@ def test_clocks_lags_and_paces_of_the_last_entries_are_drawn() -> None:
     assert rows[1][2:4] == ["1970-01-01T00:00:30Z", "5 s"]
     assert "throughput" in page.text
     assert "1 a second, by positions of the sources" in page.text
+
+
+def test_the_page_of_the_pictures_tells_nothing_odd() -> None:
+    store = f"memory://{core.new_id()}"
+    play(store)
+    text = Served(store).page().text
+    found = re.search(r"([0-9.,e-]+) a second, by positions of the sources", text)
+    assert found is not None
+    # Each minute two messages or one are read for each of two tasks.
+    assert 1 / 60 < float(found[1]) < 4 / 60
+    assert "1970" not in text
+
+
+def test_a_pace_is_told_in_few_digits_and_never_as_nearly_nothing() -> None:
+    paces = {
+        0.0: "0",
+        2.9e-8: "less than 0.01",
+        0.0099: "less than 0.01",
+        0.01: "0.01",
+        1.54: "1.5",
+        12_345.6: "12,346",
+    }
+    assert [charts.a_second(pace) for pace in paces] == [f"{text} a second" for text in paces.values()]
 
 
 def test_a_channel_that_is_silent_is_named() -> None:
@@ -172,7 +197,7 @@ def test_a_store_that_does_not_answer_is_503_and_what_was_seen_last_stays(monkey
     with monkeypatch.context() as patched:
         patched.setattr(MemoryFiles, "list", fails)
         page = served.page(503)
-        assert "The store does not answer: the store is away; wait for it." in page.text
+        assert "The store can't be read: the store is away; wait for it." in page.text
         assert page.tables["How far each task is"] == before.tables["How far each task is"]
         assert served.client.get("/health").status_code == 503
         assert (served.client.get("/metrics").status_code, served.client.get("/metrics").text) == (
@@ -181,7 +206,56 @@ def test_a_store_that_does_not_answer_is_503_and_what_was_seen_last_stays(monkey
         )
         told = served.lookup(503, application="app", task="A", word="x")
         assert told == {"error": "the store is away; wait for it."}
-    assert "does not answer" not in served.page().text
+    assert "The store can't be read" not in served.page().text
+
+
+def two_applications() -> RefusingFiles:
+    """A store that refuses what a test says, with the applications a and app."""
+    files = RefusingFiles("memory://" + core.new_id())
+    for name in ("a", "app"):
+        folder = STORE / "app"
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            files.create(f"{name}/{path.relative_to(folder)}", path.read_bytes())
+    return files
+
+
+def test_a_store_that_refuses_is_503_and_what_was_seen_last_stays() -> None:
+    files = two_applications()
+    served = Served(files)
+    before = served.page()
+    files.refused[:] = [""]
+    page = served.page(503)
+    assert "the token has expired. Renew it." in page.text
+    assert "There is nothing to show yet." not in page.text
+    assert page.tables["How far each task is"] == before.tables["How far each task is"]
+    for path in ("/metrics", "/lookup?application=a&task=Totals&shop=Bergen&item=1", "/health"):
+        assert served.client.get(path).status_code == 503
+    files.refused.clear()
+    served.now += 10
+    assert "the token has expired" not in served.page().text
+    # Neither does one that has yet to look.
+    files.refused[:] = [""]
+    assert "There is nothing to show yet." not in Served(files).page(503).text
+
+
+def test_an_application_that_is_refused_does_not_hide_the_others() -> None:
+    files = two_applications()
+    files.refused[:] = ["a/"]
+    served = Served(files)
+    page = served.page()
+    assert [row[0::4] for row in page.tables["The applications of this store"][1:]] == [
+        ["a", "can't be read"],
+        ["app", "can be read"],
+    ]
+    assert "the token has expired. Renew it." in served.page(application="a").text
+    metrics = served.client.get("/metrics")
+    assert metrics.status_code == 200
+    for name, value in (("a", "0.0"), ("app", "1.0")):
+        assert f'persistent_state_readable{{application="{name}"}} {value}' in metrics.text
+    refused, answered = (
+        served.client.get(f"/lookup?application={name}&task=Totals&shop=Bergen&item=1") for name in ("a", "app")
+    )
+    assert (refused.status_code, answered.status_code) == (503, 200)
 
 
 def test_metrics_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,14 +47,19 @@ def test_the_newest_clock_is_taken_by_default_and_columns_are_parameters_too() -
     ("asked", "status", "said"),
     [
         ({"application": "app"}, 400, "task is missing; add task=NAME to the URL."),
+        ({"application": ""}, 400, "application and task are missing; add application=NAME to the URL."),
         ({"application": "shop", "task": "Totals"}, 404, "there is no application shop in store="),
         ({"application": "../app", "task": "Totals"}, 404, "there is no application ../app in store="),
         ({"task": "Sales"}, 404, "application app has no task Sales; it has Notes, Totals."),
         ({"clock": "170"}, 404, "clock=1970-01-01T00:00:00.000170Z (170) of app is not kept; take clock=1970"),
         ({"clock": "yesterday"}, 400, "clock='yesterday' is not a time, and keeps no clock of app; "),
-        ({"item": "one"}, 400, "'one' of column 'item' of task=Totals is not int64; give a value of it, a time as "),
+        ({"item": "one"}, 400, "'one' of column 'item' of task=Totals is not int64; write a value of that type: a time as "),
         ({"item": "1.5"}, 400, "'1.5' of column 'item' of task=Totals is not int64"),
-        ({"item": str(2**70)}, 400, "of column 'item'"),
+        ({"item": str(2**63)}, 400, "a value of column 'item' is beyond int64; "),
+        ({"item": str(2**70)}, 400, "a value of column 'item' is beyond int64; "),
+        ({"item": "1_0"}, 400, "'1_0' of column 'item' of task=Totals is not int64"),
+        ({"item": "\u0661"}, 400, "of column 'item' of task=Totals is not int64"),
+        ({"clock": "2026-11-20T12:10 01:00"}, 400, "where the + of a zone is written %2B, or the name of a kept clock: none"),
         ({"colour": "red"}, 400, "colour is no key column of task=Totals; its key columns are shop (string), item (int64)."),
         ({"shop": ""}, 200, ""),
         ({"key": "{"}, 400, "the key is given twice; "),
@@ -80,6 +85,19 @@ def test_what_can_not_be_answered_is_a_sentence(asked: dict[str, str], status: i
 )
 def test_a_key_as_json_that_is_none_is_a_sentence(key: str, said: str) -> None:
     assert said in Served(STORE).lookup(400, application="app", task="Totals", key=key)["error"]
+
+
+def test_what_is_no_utf_8_is_refused_and_never_another_key() -> None:
+    served = Served(STORE)
+    url = "/lookup?application=app&task=Totals&item=1&shop="
+    for text in ("%ff", "%ed%a0%80", "a%C3"):
+        answer = served.client.get(url + text)
+        assert (answer.status_code, answer.json()) == (
+            400,
+            {"error": "the URL is not UTF-8; write each byte of a text's UTF-8 as %XX."},
+        )
+        assert served.client.get(f"/{url.removeprefix('/lookup')}{text}").status_code == 400
+    assert served.client.get(f"{url}%EF%BF%BD").json()["key"] == {"shop": "\ufffd", "item": 1}
 
 
 def test_a_parameter_that_is_given_twice_is_refused() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from persistent_state import open_store
 from persistent_state.cli.commands import main
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.protocol import deliver
@@ -43,7 +44,7 @@ def rows_of(text: str, head: str) -> dict[str, list[str]]:
     return found
 
 
-def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None) -> str:
+def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None, width: int = 140) -> str:
     """What the live view has drawn after so many looks; between two of them 30 seconds go by, and this is called."""
     file, ticked = StringIO(), 0
 
@@ -57,7 +58,7 @@ def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None) ->
     with pytest.raises(KeyboardInterrupt):
         live.watch(
             reader,
-            Console(file=file, force_terminal=True, width=140, height=60, color_system=None),
+            Console(file=file, force_terminal=True, width=width, height=60, color_system=None),
             seconds=lambda: 30.0 * ticked,
             now_us=lambda: 5_000_000,
             wait=wait,
@@ -115,6 +116,31 @@ def test_a_damaged_application_is_told_and_does_not_hide_the_others(
     assert (damaged.keys(), other["clock"]) == ({"application", "error"}, 220)
 
 
+def test_a_folder_that_only_looks_like_an_application_hides_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(f"{STORE}/app", tmp_path / "app")
+    (tmp_path / "backup/log").mkdir(parents=True)
+    (tmp_path / "backup/log/readme.txt").write_text("hello")
+    assert open_store(str(tmp_path)).applications() == ["app"]
+    for command in ("top", "show", "verify", "metrics"):
+        assert main([command, str(tmp_path)]) == 0
+        assert capsys.readouterr().err == ""
+    assert ">app<" in open_store(str(tmp_path))._repr_html_()
+
+
+def test_show_lists_the_others_beside_an_application_that_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("app", "other"):
+        shutil.copytree(f"{STORE}/app", tmp_path / name)
+    (tmp_path / "app/log/00000000000000000016.json").write_text("{}")
+    assert main(["show", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert rows_of(out, "application  tasks").keys() == {"other"}
+    assert err.startswith("persistent-state: log entry app/log/00000000000000000016.json")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [([STORE, "shop"], "there is no application shop in store="), (["tests"], "there is no application in store=")],
@@ -143,6 +169,34 @@ def test_the_live_view_follows_what_is_committed() -> None:
     assert "written    1970-01-01T00:00:03Z, 2 s ago, entry" in others[0]
     assert "1970-01-01T00:01:20Z, moved by 30 s in the last 30 s" in others[1]
     assert "1970-01-01T00:01:50Z, moved by 1 min in the last 60 s" in others[2]
+
+
+def test_a_movement_is_that_of_the_last_minute_or_two_however_seldom_somebody_looks() -> None:
+    world = TwoTasks()
+    reader = StatusReader(world.log.files)
+    moved = []
+    for number, second in enumerate((0, 30, 61, 500, 560)):
+        for task in world.plans:
+            world.play(task, {"x": 25.0 + 30 * number}, "x")
+        moved.append(reader.look(second)[0].moved)
+    assert moved == [None, (30_000_000, 30), (60_000_000, 61), None, (30_000_000, 60)]
+
+
+def test_on_80_columns_names_are_cut_and_no_clock_is() -> None:
+    world = TwoTasks(outputs=("parquet:/data/warehouse/of/the/shops/and/their/totals",))
+    for second in (25, 45):
+        for task in world.plans:
+            world.play(task, {"x": second}, "x")
+    deliver.record(world.log, core.newest(world.log).epoch, "A", world.plans["A"].outputs[0], 10_000_000, now=0)
+    view = drawn(StatusReader(world.log.files), 1, width=80)
+    assert view.count("1970-01-01T00:00:40Z") == 3
+    assert view.count("1970-01-01T00:00:45Z") == 3
+    assert view.count("1970-01-01T00:00:10Z") == 1
+    assert "parquet:/data/" in view
+    assert "totals" not in view
+    # All columns are there.
+    for head in ("newest message", "behind", "late", "bad", "size", "clocks behind"):
+        assert head in view
 
 
 def test_a_look_reads_nothing_but_the_listing_while_nothing_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:

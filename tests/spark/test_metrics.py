@@ -71,8 +71,9 @@ def test_a_run_tells_its_metrics_until_it_ends(
     app.add(Total(), Changes("Words"))
     running = app.start(spark, metrics=0)
     try:
-        url = running.metrics_url
-        assert url is not None
+        assert running.metrics_url is not None
+        assert running.metrics_url.endswith("/metrics")
+        url = running.metrics_url.removesuffix("/metrics")
         assert ask(f"{url}/health")[0] == 200
 
         def await_metric(value: float, *metric: str) -> dict[tuple[str, ...], float]:

@@ -67,8 +67,8 @@ def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
     _, lines = told(Words(), drain=True)
     assert lines == [
         "INFO task=Words: 0 messages read. The newest checkpoint is at clock=1970-01-01T00:00:10Z (10000000).",
-        "INFO The global clock waits for task=Words: all that was read of its source is below its clock, and takes a newer "
-        "message to move it.",
+        "INFO The global clock waits for task=Words: its clock is above all that was read of its source; only a newer "
+        "message moves it.",
     ]
     assert read_state(str(tmp_path / "store"), "words", Words()).to_pylist() == [{"word": "a", "value": 6}]
     _, (line, _) = told(Words("Renamed"))

@@ -173,7 +173,7 @@ class TestBatch:
             error, match=r"InvalidInputError: task=Unsigned: Spark has no type for one of uint64, int64"
         ):
             load(spark, store, "Unsigned")
-        with pytest.raises(error, match=r"InvalidInputError: clock=.* \(7\) of task=Map is not retained"):
+        with pytest.raises(error, match=r"NotThereError: clock=.* \(7\) of task=Map is not retained"):
             load(spark, store, "Map", clock="7")
 
     def test_a_view_of_sql_is_a_state_and_its_clock_that_of_its_making(
@@ -353,7 +353,7 @@ class TestStreams:
             world.collect()
         query = stream.start()
         until(lambda: not query.isActive)
-        told = r"InvalidInputError: the stream of task=Kept can't go on from or to clock=.* with a new checkpoint"
+        told = r"NotThereError: the stream of task=Kept can't go on from or to clock=.* with a new checkpoint"
         assert re.search(told, str(query.exception()))
         assert len(stream.batches) == 1
 

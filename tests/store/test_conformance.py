@@ -36,6 +36,7 @@ from persistent_state import (
     InvalidInputError,
     NonWindowState,
     PersistentTask,
+    StoreRefusedError,
     StoreUnavailableError,
     read_state,
 )
@@ -739,7 +740,7 @@ def test_credentials_that_are_refused_are_no_reason_to_try_again(servers: Server
         f"AccountKey={wrong}" if part.startswith("AccountKey=") else part
         for part in options["connection_string"].split(";")
     ]
-    with pytest.raises(InvalidInputError, match=r"is refused: .*Check the credentials") as refused:
+    with pytest.raises(StoreRefusedError, match=r"is refused: .*Check the credentials") as refused:
         open_files(url, {"connection_string": ";".join(parts)}).list("")
     assert wrong not in str(refused.value)
 

@@ -31,9 +31,11 @@ from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Cut, Run, ShardRuns
 from persistent_state.store.task_state import TaskState
-from persistent_state.store.verify import Verified, verify
+from persistent_state.store.verify import Verified, verified, verify
 from tests import core
 from tests.fixtures import write_store
+from tests.refusing import RefusingFiles
+from tests.two_tasks import TwoTasks
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "store-v1"
 LAST = 16
@@ -156,6 +158,21 @@ def test_a_file_that_is_gone_cut_or_longer_is_named(store: Path) -> None:
             assert list(found(verify(str(store)))) == [path]
             (store / path).unlink()
         (store / path).write_bytes(data)
+
+
+def test_a_file_that_the_store_refuses_is_told_to_be_refused_and_not_to_be_damaged() -> None:
+    world = TwoTasks(files=RefusingFiles("memory://" + core.new_id()))
+    for second in (25, 45):
+        for task in world.plans:
+            world.play(task, {"x": second}, "x")
+    assert isinstance(world.log.files, RefusingFiles)
+    (run, *_) = core.newest(world.log).tasks["A"].stored.runs
+    entry = world.log.path(world.log.numbers()[-1])
+    for path in (entry, run.file.path):
+        world.log.files.refused[:] = [path]
+        (problem, *_) = verified(world.log.files, "app").problems
+        assert problem.path == path
+        assert problem.what.startswith(f"it can't be read: path={path!r} in store=")
 
 
 def test_verifying_goes_on_after_a_problem(store: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import fsspec
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError, missing_package
+from persistent_state.errors import InvalidInputError, StoreRefusedError, StoreUnavailableError, missing_package
 from persistent_state.redact import without_secrets
 from persistent_state.store.files.base import Files
 
@@ -56,7 +56,8 @@ LIBRARIES = {
 class RemoteFiles(Files):
     """Files behind a network. Whatever a client library raises when its store fails becomes StoreUnavailableError.
 
-    Credentials that the store refuses are InvalidInputError, and so is a bucket that is missing when a file is created.
+    Credentials that the store refuses are StoreRefusedError. A bucket that is missing when a file is created is
+    InvalidInputError.
     Neither a message nor the error behind it holds a storage option's value.
     """
 
@@ -110,7 +111,7 @@ class RemoteFiles(Files):
         where, what = f"path={path!r} in store={self.url!r}", without_secrets(error, self.options)
         # gcsfs has nothing but a text for 403.
         if type(error).__name__ in _REFUSED or status(error) in (401, 403) or str(error).startswith("Forbidden:"):
-            return InvalidInputError(f"{where} is refused: {what}. Check the credentials and what they permit.")
+            return StoreRefusedError(f"{where} is refused: {what}. Check the credentials and what they permit.")
         return StoreUnavailableError(f"{where}: {what}. Put it right, then try again.")
 
 
