@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime, timezone
 from typing import TextIO
 
@@ -52,11 +52,14 @@ def stdout_for_lines() -> Iterator[TextIO]:
             return
         kept = os.dup(number)
         os.dup2(other, number)
-        with open(kept, "w", encoding="utf-8") as file:
-            try:
-                yield file
-            finally:
-                os.dup2(kept, number)
+        file = open(kept, "w", encoding="utf-8")
+        try:
+            yield file
+        finally:
+            os.dup2(kept, number)
+            # What nobody reads any more can't be written. That changes nothing about how the run has ended.
+            with suppress(OSError):
+                file.close()
 
 
 @contextmanager

@@ -16,8 +16,15 @@ from persistent_state.application import Application
 from persistent_state.cli import json_lines, stop_signals
 from persistent_state.cli.json_lines import LOGGER
 from persistent_state.cli.loader import load_application
-from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StateError, TaskFailedError
-from persistent_state.redact import shown
+from persistent_state.errors import (
+    DamagedError,
+    FencedError,
+    InvalidInputError,
+    StateError,
+    StoreRefusedError,
+    TaskFailedError,
+)
+from persistent_state.redact import shown, without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +41,8 @@ exit status:
   {DONE:<3} done: the run came to its end; with --follow it was asked to end, and did
   {MEND:<3} mend it: the set-up is wrong, your code raised, or a file of the store is damaged; another try meets the same
   {FENCED:<3} fenced: a newer run owns the application; do not start this one again
-  {TRY_AGAIN:<3} try again: the store, a source, a sink or Spark failed, or the run was asked to end before its end
+  {TRY_AGAIN:<3} try again: the store, a source, a sink or Spark failed; the store refused, as when credentials have expired; or the run
+      was asked to end, or a query of it was stopped, before its end
   Anything else, such as 137 after kill -9: try again; nothing committed is lost.
 
 SIGTERM and SIGINT end the run: a micro-batch that is under way is given up, and a sink completes what it writes.
@@ -83,7 +91,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     run.add_argument("--master", metavar="URL", help="Spark's master (default: what Spark is set up with, or local[*])")
     run.add_argument(
-        "--conf", metavar="KEY=VALUE", type=_setting, action="append", default=[], help="a setting of Spark's session"
+        "--conf",
+        metavar="KEY=VALUE",
+        type=_setting,
+        action="append",
+        default=[],
+        help="a setting of Spark's session; a list of processes shows it, so give secrets in spark-defaults.conf of SPARK_CONF_DIR",
     )
     run.add_argument(
         "--json",
@@ -97,6 +110,9 @@ def status_of(error: StateError) -> int:
     """Return the exit status that tells a supervisor what to do after an error."""
     if isinstance(error, FencedError):
         return FENCED
+    # Credentials come back: they are renewed, or the service that gives them answers again.
+    if isinstance(error, StoreRefusedError):
+        return TRY_AGAIN
     return MEND if isinstance(error, (InvalidInputError, TaskFailedError, DamagedError)) else TRY_AGAIN
 
 
@@ -144,8 +160,10 @@ def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
         told = {"event": "ended", "status": status, "result": RESULTS[status], "seconds": time.monotonic() - begun}
         told["clock"] = None if ended.running is None else ended.running.clock
         if ended.error is not None:
-            print(f"persistent-state: {RESULTS[status]} (exit status {status}): {ended.error}", file=sys.stderr)
-            told["error"] = str(ended.error)
+            error = ended.error
+            text = str(error) if isinstance(error, StateError) else f"{without_secrets(error, dict(arguments.conf))}."
+            print(f"persistent-state: {RESULTS[status]} (exit status {status}): {text}", file=sys.stderr)
+            told["error"] = text
         LOGGER.info("the run has ended: %s", RESULTS[status], extra={"told": told})
         return status
 
@@ -243,7 +261,8 @@ def _session(name: str, master: str | None, settings: list[tuple[str, str]]) -> 
     try:
         return builder.getOrCreate()
     except Exception as error:
-        first = str(error).strip().partition("\n")[0] or repr(error)
+        first = Exception(str(error).strip().partition("\n")[0] or repr(error))
+        why = without_secrets(first, dict(settings)).removeprefix("Exception: ")
         raise StateError(
-            f"Spark did not start a session: {first.rstrip('.')}. Look at what Spark says above, at --master and at --conf."
+            f"Spark did not start a session: {why}. Look at what Spark says above, at --master and at --conf."
         ) from error

@@ -6,11 +6,31 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SECONDS = 60.0
 """The time that a process has to end after the first signal."""
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+"""The signals that ask for an end. The pipe has all that Python handles, such as a SIGHUP for which a module has a handler."""
+
+_CLOSED = 0
+"""The number of no signal: the block has ended."""
+
+
+def _next_of(pipe: int, seconds: float | None) -> int | None:
+    """Return the next signal in the pipe that asks for an end, `_CLOSED`, or None if the time has run out."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not select.select([pipe], [], [], left)[0]:
+            return None
+        number = next(iter(os.read(pipe, 1)), _CLOSED)
+        if number == _CLOSED or number in _ENDING:
+            return number
 
 
 @contextmanager
@@ -29,14 +49,12 @@ def heard(end: Callable[[int | None], object]) -> Iterator[threading.Event]:
     os.set_blocking(writing, False)
 
     def read() -> None:
-        if not os.read(reading, 1):
+        if _next_of(reading, None) == _CLOSED:
             return
         asked.set()
-        is_there, _, _ = select.select([reading], [], [], SECONDS)
-        again = os.read(reading, 1) if is_there else None
-        # An empty answer means that the block has ended.
-        if again != b"":
-            end(again[0] if again else None)
+        again = _next_of(reading, SECONDS)
+        if again != _CLOSED:
+            end(again)
 
     thread = threading.Thread(target=read, name="persistent-state signals", daemon=True)
     thread.start()

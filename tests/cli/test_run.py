@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -139,10 +140,12 @@ def test_options_are_handed_on(play: Callable[..., Played], session: Session) ->
 STATUSES = {
     "StateError": command.TRY_AGAIN,
     "StoreUnavailableError": command.TRY_AGAIN,
+    "StoreRefusedError": command.TRY_AGAIN,
     "CommitUnknownError": command.TRY_AGAIN,
     "DisagreementError": command.TRY_AGAIN,
     "ExistsError": command.TRY_AGAIN,
     "InvalidInputError": command.MEND,
+    "NotThereError": command.MEND,
     "TaskFailedError": command.MEND,
     "DamagedError": command.MEND,
     "FencedError": command.FENCED,
@@ -176,6 +179,17 @@ def test_an_error_that_nobody_foresaw_is_tried_again_and_shows_where_it_was(
     assert main(["run", "played:app"]) == command.TRY_AGAIN
     assert "Traceback" in (err := capsys.readouterr().err)
     assert "gone" in err
+
+
+def test_an_error_of_another_library_is_told_without_secrets(
+    play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(raising(ConnectionError("no answer of https://me:hunter2@host/a?sig=abc with key Zx81")))
+    assert main(["run", "played:app", "--conf", "spark.hadoop.fs.s3a.secret.key=Zx81"]) == command.TRY_AGAIN
+    out, err = capsys.readouterr()
+    told = "ConnectionError: no answer of https://***@host/a?*** with key ***."
+    assert json.loads(out.splitlines()[-1])["error"] == told
+    assert err.endswith(f"try again (exit status 75): {told}\n")
 
 
 def test_what_can_not_be_loaded_is_to_be_mended(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,6 +323,43 @@ def test_a_run_does_not_end_because_nobody_reads_its_lines(play: Callable[..., P
         )) == 0  # fmt: skip
 
 
+def test_the_status_is_the_same_if_nobody_reads_the_lines(tmp_path: Path) -> None:
+    program = tmp_path / "fenced.py"
+    program.write_text(FENCED)
+    reading, writing = os.pipe()
+    process = start_guarded(
+        [sys.executable, str(program)], cwd=ROOT, stdout=writing, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    os.close(writing)
+    # The run has begun, and nobody reads from now on.
+    assert b'"starting"' in os.read(reading, 1000)
+    os.close(reading)
+    (tmp_path / "nobody reads").touch()
+    assert process.wait(timeout=60) == command.FENCED
+
+
+FENCED = """
+import sys, time
+from pathlib import Path
+from persistent_state import FencedError
+from persistent_state.cli import run
+from persistent_state.cli.commands import main
+from tests.cli.test_run import Played, Session
+
+run._session = Session().make
+
+def end():
+    while not Path(__file__).with_name("nobody reads").exists():
+        time.sleep(0.05)
+    raise FencedError("a newer driver owns it.")
+
+app = Played("app", "memory://played").play(end)
+if __name__ == "__main__":
+    sys.exit(main(["run", __file__ + ":app"]))
+"""
+
+
 PROGRAM = """
 import os, sys, time
 from persistent_state.cli import run, stop_signals
@@ -329,6 +380,7 @@ def wait(patience):
         except KeyboardInterrupt:
             if {is_quick}:
                 raise
+            print("it was asked to end", file=sys.stderr, flush=True)
 
 if {in_import}:
     wait(20)
@@ -380,8 +432,10 @@ def test_a_process_that_does_not_end_in_time_ends_at_once_and_says_so(tmp_path: 
 
 
 def test_a_second_signal_ends_a_process_at_once(tmp_path: Path) -> None:
-    status, _, _ = signalled(tmp_path, times=2, is_quick=False)
+    status, _, err = signalled(tmp_path, times=2, is_quick=False)
     assert status == 128 + signal.SIGTERM
+    # The first asked for an end, and the process went on.
+    assert err.count("it was asked to end") == 1
 
 
 def test_handlers_are_as_before_when_signals_are_no_longer_heard() -> None:
@@ -389,6 +443,31 @@ def test_handlers_are_as_before_when_signals_are_no_longer_heard() -> None:
     with stop_signals.heard(lambda number: None) as asked:
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     assert (signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1), asked.is_set()) == (before, -1, False)
+
+
+def test_no_signal_but_sigint_and_sigterm_asks_for_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a module may load something again at a SIGHUP."""
+    heard: list[int] = []
+    ended: list[int | None] = []
+    hung_up = signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
+    monkeypatch.setattr(stop_signals, "SECONDS", 0.5)
+    try:
+        with stop_signals.heard(ended.append) as asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert not asked.wait(0.3)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+            assert asked.wait(10)
+            signal.raise_signal(signal.SIGHUP)
+            time.sleep(0.2)
+            assert ended == []
+            deadline = time.monotonic() + 10
+            while not ended and time.monotonic() < deadline:
+                time.sleep(0.05)
+    finally:
+        signal.signal(signal.SIGHUP, hung_up)
+    assert heard == [signal.SIGHUP] * 2
+    assert ended == [None]
 
 
 def test_help_and_docs_tell_every_status(capsys: pytest.CaptureFixture[str]) -> None:

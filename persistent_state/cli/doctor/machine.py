@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,10 +51,10 @@ def check_spark() -> Check:
     spark, pyspark = told["spark"], told["pyspark"]
     if os.environ.get("SPARK_REMOTE"):
         return Check("spark", OK, f"a server of version {spark}, with PySpark {pyspark} here")
-    if spark != pyspark:
+    if _numbers(spark) != _numbers(pyspark):
         home = os.environ.get("SPARK_HOME")
         text = f"Spark is of version {spark}, of SPARK_HOME={home}, and PySpark of {pyspark}; unset SPARK_HOME, or"
-        return Check("spark", FAIL, f"{text} pip install pyspark=={spark}.")
+        return Check("spark", FAIL, f"{text} pip install pyspark=={'.'.join(_numbers(spark))}.")
     return Check("spark", OK, f"version {spark} starts, and its Python workers run")
 
 
@@ -76,6 +77,11 @@ def try_spark() -> dict[str, Any]:
     except ValueError:
         return {"error": f"Spark does not start, and its process ended with status {ran.returncode}"}
     return told
+
+
+def _numbers(version: str) -> list[str]:
+    """Return the three numbers of a version. Platforms add words of theirs, as in "4.0.2-amzn-0"."""
+    return re.findall(r"\d+", version)[:3]
 
 
 def _without_token(remote: str) -> str:

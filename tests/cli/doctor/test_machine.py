@@ -73,6 +73,16 @@ def test_another_spark_than_pysparks_fails(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+@pytest.mark.parametrize("version", ["4.0.2-amzn-0", "4.0.2"])
+def test_the_words_that_a_platform_adds_to_the_version_are_no_difference(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    spark_tells(monkeypatch, {"spark": version, "pyspark": "4.0.2"})
+    assert check_spark().status == OK
+    spark_tells(monkeypatch, {"spark": version, "pyspark": "4.0.20"})
+    assert check_spark().text.endswith("or pip install pyspark==4.0.2.")
+
+
 def test_a_spark_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.MonkeyPatch) -> None:
     spark_tells(monkeypatch, {"error": "Spark does not start: [JAVA_GATEWAY_EXITED] It has ended."})
     found = check_spark()
