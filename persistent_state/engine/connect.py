@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 ASK_SECONDS = 0.2
 """The time for which an answer of the server about a query holds: each question is a call."""
+
+KEEP_SECONDS = 300.0
+"""Time between two calls that keep a session alive on the server."""
 
 ROWS_TO_COUNT_PARTS = 1 << 16
 """The rows of a range, which Spark divides into as many parts as it runs tasks at a time."""
@@ -123,12 +127,15 @@ def is_lost(error: BaseException) -> bool:
     """Return whether an error says that the server is gone, or has forgotten the session."""
     if not type(error).__module__.startswith(("pyspark.errors.", "grpc")) and not isinstance(error, ValueError):
         return False
+    return _code_of(error) == "UNAVAILABLE" or any(text in str(error) for text in _LOST)
+
+
+def _code_of(error: BaseException) -> str:
+    """Return the name of gRPC's status in an error; "" if it has none."""
     code = getattr(error, "getGrpcStatusCode", getattr(error, "code", None))
-    if callable(code):
-        with suppress(Exception):
-            if getattr(code(), "name", "") == "UNAVAILABLE":
-                return True
-    return any(text in str(error) for text in _LOST)
+    with suppress(Exception):
+        return str(getattr(code() if callable(code) else None, "name", ""))
+    return ""
 
 
 def told_by(error: BaseException) -> str:
@@ -156,20 +163,38 @@ def cancel(session: SparkSession, group: str) -> None:
 
 
 def check_server(spark: SparkSession, files: Files) -> None:
-    """Refuse a server whose Python lacks this library, or has another version of it, or does not reach the store.
+    """Refuse a client or a server without new sessions, and a server whose Python lacks this library or the store's folder.
 
     Raises:
         InvalidInputError: It is so. The message says what to install.
     """
-    url = files.url if isinstance(files, LocalFiles) else None
+    try:
+        release(new_session(spark))
+    except Exception as error:
+        # The client lets this error of gRPC through as it is.
+        if _code_of(error) == "UNIMPLEMENTED":
+            raise InvalidInputError(
+                f"the Spark Connect server is of Spark {spark.version}, which can't clone a session; use one of 4.1 or newer."
+            ) from error
+        raise
+    with _marked(files) as mark:
+        _check_worker(spark, files.url, mark)
+
+
+def _check_worker(spark: SparkSession, url: str, mark: str | None) -> None:
+    """Refuse a server of which a worker has no library, another version of it, or not the file that this machine has made.
+
+    Raises:
+        InvalidInputError: It is so.
+    """
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            version, place = _seen_here(url)
-            yield pa.record_batch({"version": pa.array([version]), "place": pa.array([place], pa.int64())})
+            is_there = mark is None or os.path.exists(mark)
+            yield pa.record_batch({"version": pa.array([_version()]), "is_there": pa.array([is_there])})
 
     try:
-        (there,) = spark.range(0, 1, 1, 1).mapInArrow(look, "version string, place long").collect()
+        (there,) = spark.range(0, 1, 1, 1).mapInArrow(look, "version string, is_there boolean").collect()
     except PySparkException as error:
         if is_lost(error):
             raise
@@ -184,7 +209,7 @@ def check_server(spark: SparkSession, files: Files) -> None:
             f"the Python of the Spark Connect server has persistent-state {there['version']}, and this one {own}; install the "
             "same version on both."
         )
-    if url is not None and there["place"] != _seen_here(url)[1]:
+    if not there["is_there"]:
         raise InvalidInputError(
             f"store={url} is a folder of this machine, and the Spark Connect server has another there; use one both reach."
         )
@@ -206,12 +231,31 @@ def _version() -> str:
     return version
 
 
-def _seen_here(url: str | None) -> tuple[str, int]:
-    """Return what a Python has of the library, and of a folder, or of the first above it that is there."""
-    if url is None:
-        return _version(), 0
-    place = next(path for path in (Path(url), *Path(url).parents) if path.exists())
-    return _version(), os.stat(place).st_ino
+@contextmanager
+def _marked(files: Files) -> Iterator[str | None]:
+    """Give the path of an empty file, in the store's folder or the first above it that is there; None without a folder.
+
+    Two machines may have folders of one path that are not the same. Only one of them gets the file, whose name is random.
+
+    Raises:
+        InvalidInputError: No file can be made there.
+    """
+    if not isinstance(files, LocalFiles):
+        yield None
+        return
+    folder = next(path for path in (Path(files.url), *Path(files.url).parents) if path.exists())
+    try:
+        made, mark = tempfile.mkstemp(prefix=".persistent-state-", dir=folder)
+    except OSError as error:
+        raise InvalidInputError(
+            f"store={files.url} can't be written to: {error.strerror}; let this process write there, or use another."
+        ) from error
+    os.close(made)
+    try:
+        yield mark
+    finally:
+        with suppress(OSError):
+            os.unlink(mark)
 
 
 class RemoteQuery:
@@ -228,6 +272,8 @@ class RemoteQuery:
         self._is_active, self._asked = True, now()
         self._lock = threading.Lock()
         self._error: tuple[Exception | None] | None = None
+        self._status: dict[str, Any] | None = None
+        self._status_asked = 0.0
 
     @property
     def isActive(self) -> bool:
@@ -239,8 +285,12 @@ class RemoteQuery:
 
     @property
     def status(self) -> dict[str, Any]:
-        with self._giving_up():
-            return self._query.status
+        with self._lock, self._giving_up():
+            is_fresh = not self._is_active or self._now() < self._status_asked + ASK_SECONDS
+            if self._status is None or not is_fresh:
+                self._status = self._query.status
+                self._status_asked = self._now()
+            return self._status
 
     def exception(self) -> Exception | None:
         with self._lock, self._giving_up():
@@ -252,6 +302,9 @@ class RemoteQuery:
             return error
 
     def stop(self) -> None:
+        # The server forgets a query an hour after its end, and would refuse this.
+        if not self._is_active:
+            return
         with self._giving_up():
             self._query.stop()
 

@@ -31,9 +31,6 @@ from persistent_state.store.log import Log
 POLL_SECONDS = 0.25
 """Time between two looks at the log."""
 
-KEEP_SECONDS = 300.0
-"""Time between two calls that keep the user's session alive on the server."""
-
 _logger = logging.getLogger("persistent_state")
 
 
@@ -166,7 +163,7 @@ class Follower:
         kept = time.monotonic()
         while not self._ended.wait(POLL_SECONDS):
             self.look()
-            if time.monotonic() > kept + KEEP_SECONDS:
+            if time.monotonic() > kept + connect.KEEP_SECONDS:
                 kept = time.monotonic()
                 # If it fails, the session is lost, and what needs it says so.
                 with suppress(Exception):

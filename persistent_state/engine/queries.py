@@ -308,6 +308,16 @@ class Queries:
                 return flow, error
         return None
 
+    @property
+    def is_one_stopped(self) -> bool:
+        """Return whether somebody has stopped a query through Spark before it has read all.
+
+        It can be told of queries that do not end by themselves. From Spark 4.2 on one that was stopped looks like one at its end.
+        """
+        running = self._endless - self._at_end
+        queries = [query for flow, query in self.by_flow.items() if flow in running]
+        return any(not query.isActive and query.exception() is None for query in queries)
+
     def has_committed(self, flow: str) -> bool:
         """Return whether a micro-batch of the flow was committed and handed to its outputs since this start."""
         return flow in self._commits.finished

@@ -41,7 +41,7 @@ class Running:
     owns the application, the set-up is wrong, user code raised, or the store is damaged.
 
     Attributes:
-        was_asked_to_stop: Whether SIGINT or SIGTERM ended the run.
+        was_asked_to_stop: Whether SIGINT or SIGTERM ended the run, or somebody who stopped a query of it through Spark.
     """
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -105,6 +105,7 @@ class Running:
         if self._supervisor.error is not None:
             # The traceback of the supervisor's thread tells a user nothing.
             raise self._supervisor.error.with_traceback(None)
+        self.was_asked_to_stop = self.was_asked_to_stop or self._supervisor.was_query_stopped
         return True
 
     def stop(self) -> None:

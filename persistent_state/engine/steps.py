@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pandas as pd
 import pyarrow as pa
@@ -114,6 +115,7 @@ class Stepper:
         return f"persistent-state {self._setup.application} {self._setup.writer} steps"
 
     def _run(self) -> None:
+        kept = time.monotonic()
         with ThreadPoolExecutor(AT_ONCE, "persistent-state step") as pool:
             while not self._is_stopping and self.failed is None:
                 self._changed.clear()
@@ -123,6 +125,11 @@ class Stepper:
                         self._settled = woken
                 except Exception as error:
                     self._fail(None, error)
+                if self._session is not None and time.monotonic() > kept + connect.KEEP_SECONDS:
+                    kept = time.monotonic()
+                    # If it fails, the session is lost, and the next step says so.
+                    with suppress(Exception):
+                        connect.keep(self._session)
                 self._changed.wait(POLL_SECONDS)
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -45,7 +45,8 @@ class Supervisor:
 
     Before the thread begins, `asked_before` asks for a stop. `entry` is the entry of the newest start, or that of the drain.
     `restarts` counts the starts after failures, `reports` knows the progress, and `error` is what ended the run if it failed.
-    `failure` is what the run has yet to start again after; None if it has. The `monitor` is closed when the run ends.
+    `failure` is what the run has yet to start again after; None if it has. `was_query_stopped` says that the run ended because
+    somebody stopped a query through Spark. The `monitor` is closed when the run ends.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Supervisor:
         self.restarts = 0
         self.error: StateError | None = None
         self.failure: StateError | None = None
+        self.was_query_stopped = False
         self.monitor = monitor
         on_work = None if monitor is None else monitor.hear
         self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear, on_work)
@@ -250,11 +252,15 @@ class Supervisor:
                 flow, error = failed
                 if not isinstance(error, StateError) and flow not in self.queries.active_flows:
                     # Somebody stopped the query through Spark, which interrupted the commit: the whole run is to end.
-                    self._asked.set()
+                    self._end_with_query()
                     break
                 return self._cause(flow, error)
             if (ended := self.queries.failed_query or self._steps.failed) is not None:
                 return self._cause(*ended)
+            if self.queries.is_one_stopped:
+                # To close the run would pass messages that nobody has read.
+                self._end_with_query()
+                break
             self._steps.leave_to_queries(active)
             if not active and not has_ended:
                 try:
@@ -270,6 +276,10 @@ class Supervisor:
                 break
             self._asked.wait(POLL_SECONDS)
         return None
+
+    def _end_with_query(self) -> None:
+        self.was_query_stopped = True
+        self._asked.set()
 
     def _start_again(self) -> StateError | None:
         """Start all queries again from the global clock, and return what prevented it, or None."""

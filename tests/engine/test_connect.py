@@ -28,25 +28,42 @@ from persistent_state import (
     TaskFailedError,
     engine,
 )
-from persistent_state.engine import connect, queries
+from persistent_state.engine import connect, queries, run
 from persistent_state.engine.connect import ASK_SECONDS, RemoteQuery
 from persistent_state.engine.failures import naming_a_lost_jvm
+from persistent_state.engine.feeds import Part
 from persistent_state.engine.followed import Follower, Note, from_bytes, note_path, to_bytes
 from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.queries import Queries
 from persistent_state.engine.reports import Listener
+from persistent_state.engine.spark_versions import NOTHING_TO_READ
 from persistent_state.metrics.of_run import Work
+from persistent_state.outputs import Outputs
 from persistent_state.protocol.deliver import Delivered
 from persistent_state.store.files import LocalFiles
 from persistent_state.store.log import Log
 from tests import core
+from tests.engine.test_start_checks import setup_of
 from tests.words import SCHEMA, Words
 
 
 class RemoteSession:
     """A session of Spark Connect, as far as it is asked."""
 
+    version = "4.3.0"
+    conf = SimpleNamespace(get=lambda name, default=None: "local[2]" if name == "spark.master" else default)
+
     def __init__(self, answer: object = None) -> None:
         self.answer = answer
+        self.sessions = 0
+        self.client = SimpleNamespace(set_retry_policies=lambda policies: None, release_session=self.forget)
+
+    def cloneSession(self) -> Any:
+        self.sessions += 1
+        return self
+
+    def forget(self) -> None:
+        self.sessions -= 1
 
     def range(self, *_: Any) -> Any:
         return self
@@ -101,16 +118,25 @@ def test_no_module_of_the_engine_needs_what_a_client_lacks() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, env=env)
 
 
+class Unimplemented(Exception):
+    """An error of gRPC, which has a status of that name."""
+
+    def code(self) -> Any:
+        return SimpleNamespace(name="UNIMPLEMENTED")
+
+
 class TestServer:
     def test_a_server_that_has_the_same_and_reaches_the_store_is_taken(self, tmp_path: Path) -> None:
         session: Any = RemoteSession()
         connect.check_server(session, LocalFiles(str(tmp_path / "not" / "yet")))
         connect.check_server(session, core.memory())
+        assert session.sessions == 0, "none is left on the server"
+        assert [*tmp_path.iterdir()] == [], "no file is left"
 
     @pytest.mark.parametrize(
         ("answer", "words"),
         [
-            ({"version": "0.0.0", "place": 0}, "has persistent-state 0.0.0, and this one"),
+            ({"version": "0.0.0", "is_there": True}, "has persistent-state 0.0.0, and this one"),
             (PySparkException("ModuleNotFoundError: No module named 'persistent_state'"), "has no persistent-state"),
             (PySparkException("ModuleNotFoundError: No module named 'shop'"), "install the same packages there"),
             (PySparkException("[PYTHON_VERSION_MISMATCH] Python in worker"), "has another minor version"),
@@ -122,13 +148,47 @@ class TestServer:
         with pytest.raises(InvalidInputError, match=words):
             connect.check_server(session, core.memory())
 
-    def test_a_folder_that_is_another_on_the_server_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_that_is_another_on_the_server_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         session: Any = RemoteSession()
-        connect.check_server(session, LocalFiles(str(tmp_path)))
-        there = session.here()[0]
-        other: Any = RemoteSession({**there, "place": there["place"] + 1})
+        ours, exists = tmp_path / "ours", os.path.exists
+        ours.mkdir()
+        # The folder of the other machine has the same path, and is empty.
+        monkeypatch.setattr(connect.os.path, "exists", lambda path: exists(path) and ours != Path(path).parent)
         with pytest.raises(InvalidInputError, match="the Spark Connect server has another there"):
-            connect.check_server(other, LocalFiles(str(tmp_path)))
+            connect.check_server(session, LocalFiles(str(ours)))
+        assert [*ours.iterdir()] == []
+
+    def test_a_folder_in_which_nobody_can_write_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        session: Any = RemoteSession()
+        with pytest.raises(InvalidInputError, match="can't be written to: Not a directory; let this process write"):
+            connect.check_server(session, LocalFiles(str(tmp_path / "file")))
+
+    @pytest.mark.parametrize("old", ["client", "server"])
+    def test_a_start_that_could_have_no_session_of_its_own_changes_nothing(self, old: str, tmp_path: Path) -> None:
+        """A takeover would fence a driver that works."""
+
+        class OldSession(RemoteSession):
+            cloneSession: Any = None
+
+        def clone(session: Any) -> Any:
+            raise Unimplemented
+
+        class SessionOfOldServer(RemoteSession):
+            cloneSession: Any = clone
+
+        OldSession.__module__ = SessionOfOldServer.__module__ = RemoteSession.__module__
+        spark: Any = OldSession() if old == "client" else SessionOfOldServer()
+        files = LocalFiles(str(tmp_path / "store"))
+        plan = core.plan_of(Words(), SCHEMA, files=files)
+        core.start(log := Log(files, plan.application), [plan])
+        (tmp_path / "words").mkdir()
+        part = Part(plan, FileSource(tmp_path / "words", timestamp="ts", schema=SCHEMA), Outputs((), ()))
+        with pytest.raises(InvalidInputError, match="install 4.1 or newer" if old == "client" else "use one of 4.1"):
+            run.start(replace(setup_of(part), session=spark), (), ())
+        assert core.newest(log).epoch == 1
 
     def test_an_error_of_another_kind_is_none_of_what_is_installed(self) -> None:
         session: Any = RemoteSession(PySparkException("the disk is full"))
@@ -201,6 +261,8 @@ class FakeQuery:
     isActive_: bool = True
     asked: int = 0
     errors: int = 0
+    message: str = "Getting offsets"
+    error: Exception | None = None
 
     @property
     def isActive(self) -> bool:
@@ -209,11 +271,19 @@ class FakeQuery:
 
     def exception(self) -> Exception | None:
         self.errors += 1
-        return ValueError("it failed")
+        return self.error
+
+    @property
+    def status(self) -> dict[str, str]:
+        self.asked += 1
+        return {"message": self.message}
+
+    def stop(self) -> None:
+        raise Grpc("INTERNAL", "[CONNECT_INVALID_PLAN.STREAMING_QUERY_NOT_FOUND] it was forgotten")
 
 
 def test_a_query_is_asked_seldom_and_never_again_once_it_has_ended() -> None:
-    now, query = [0.0], FakeQuery()
+    now, query = [0.0], FakeQuery(error=ValueError("it failed"))
     remote = RemoteQuery(query, [], lambda: now[0])  # type: ignore[arg-type]
     assert all(remote.isActive for _ in range(100))
     assert query.asked == 0
@@ -227,6 +297,73 @@ def test_a_query_is_asked_seldom_and_never_again_once_it_has_ended() -> None:
         assert not remote.isActive
         assert str(remote.exception()) == "it failed"
     assert (query.asked, query.errors) == (2, 1)
+    # The server has forgotten it by now.
+    remote.stop()
+
+
+def test_the_status_of_a_query_is_asked_seldom_and_never_again_once_it_has_ended() -> None:
+    now, query = [0.0], FakeQuery()
+    remote = RemoteQuery(query, [], lambda: now[0])  # type: ignore[arg-type]
+    assert {remote.status["message"] for _ in range(100)} == {"Getting offsets"}
+    assert query.asked == 1
+    now[0], query.message = now[0] + ASK_SECONDS, NOTHING_TO_READ
+    assert {remote.status["message"] for _ in range(100)} == {NOTHING_TO_READ}
+    query.isActive_ = False
+    assert not remote.isActive
+    asked, now[0] = query.asked, now[0] + ASK_SECONDS
+    assert remote.status["message"] == NOTHING_TO_READ
+    assert query.asked == asked
+
+
+class TestEndOfQueries:
+    """Which flows are active, and which was stopped, where a query has no end of its own, as before Spark 4.2."""
+
+    @pytest.fixture
+    def queries(self) -> Queries:
+        source: Any = None
+        found = Queries(setup_of(Part(core.plan_of(Words(), SCHEMA), source, source)))
+        a: Any = FakeQuery()
+        b: Any = FakeQuery()
+        found.by_flow = {"a": a, "b": b}
+        found._endless = {"a", "b"}
+        return found
+
+    def test_a_flow_is_at_its_end_once_it_had_nothing_to_read_whatever_comes_later(self, queries: Queries) -> None:
+        a: Any = queries.by_flow["a"]
+        assert queries.active_flows == {"a", "b"}
+        a.message = NOTHING_TO_READ
+        assert queries.active_flows == {"b"}
+        a.message = "Processing new data"
+        assert queries.active_flows == {"b"}
+        # It is at its end, and to stop it takes nothing away.
+        a.isActive_ = False
+        assert (queries.active_flows, queries.is_one_stopped) == ({"b"}, False)
+
+    def test_a_query_that_was_stopped_before_its_end_is_told_from_one_that_failed(self, queries: Queries) -> None:
+        a: Any = queries.by_flow["a"]
+        assert not queries.is_one_stopped
+        a.isActive_ = False
+        assert (queries.active_flows, queries.is_one_stopped) == ({"b"}, True)
+        a.error = ValueError("it failed")
+        assert not queries.is_one_stopped
+
+    def test_a_query_that_ends_by_itself_is_never_taken_for_a_stopped_one(self, queries: Queries) -> None:
+        queries._endless = {"b"}
+        a: Any = queries.by_flow["a"]
+        a.isActive_ = False
+        assert not queries.is_one_stopped
+
+    def test_what_a_query_committed_is_heard_before_its_end_is_told(self, queries: Queries) -> None:
+        looks: list[set[str]] = []
+        follower: Any = SimpleNamespace(look=lambda: looks.append({*queries._was_active}))
+        queries._follower = follower
+        a: Any = queries.by_flow["a"]
+        assert queries.active_flows == {"a", "b"}
+        assert looks == []
+        a.message = NOTHING_TO_READ
+        assert queries.active_flows == {"b"}
+        assert queries.active_flows == {"b"}
+        assert looks == [{"a", "b"}]
 
 
 def test_once_the_server_is_lost_nothing_is_tried_again() -> None:

@@ -15,7 +15,7 @@ from persistent_state import Changes
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Basis
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.engine import micro_batch, steps
+from persistent_state.engine import connect, micro_batch, steps
 from persistent_state.engine.arrow_source import blob_batches
 from persistent_state.engine.feeds import Part
 from persistent_state.engine.micro_batch import Progress
@@ -172,6 +172,20 @@ def test_the_steps_of_a_flow_with_a_source_are_taken_as_soon_as_its_own_query_ha
     assert world.newest.clock == 100
     assert {each.task for each in stepped.heard} == {"Both", "Twice"}
     assert sum(world.state("Both", 100).values()) == 2
+
+
+def test_the_session_of_the_steps_is_kept_while_no_step_is_due(
+    jobs: list[int], stop: list[Stepper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(connect, "KEEP_SECONDS", 0)
+    monkeypatch.setattr(steps, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(connect, "keep", kept.append)
+    stepper = Stepped(2).stepper
+    stop.append(stepper)
+    stepper.start(1, ())
+    until(lambda: len(kept) > 2)
+    assert {*map(id, kept)} == {id(stepper._session)}
 
 
 def test_parts_have_about_as_many_spans_each_and_every_span_once() -> None:

@@ -74,6 +74,7 @@ class FakeQueries:
         self.active_flows: set[str] = set()
         self.failed_commit: tuple[str, Exception] | None = None
         self.failed_query: tuple[str, Exception] | None = None
+        self.is_one_stopped = False
         self.committed = False
         self.looks = 0
 
@@ -324,7 +325,22 @@ def test_a_query_that_somebody_stopped_through_spark_ends_the_run_as_a_stop_does
         script.queries.failed_commit = ("Words", InterruptedError())
 
     run = play(is_stopped).run()
-    assert (run.error, run.restarts) == (None, 0)
+    assert (run.error, run.restarts, run.was_query_stopped) == (None, 0, True)
+
+
+def test_a_query_that_somebody_stopped_between_commits_leaves_what_is_above_the_clock() -> None:
+    def is_stopped(script: Script) -> None:
+        script.commit(5)
+        script.queries.stop()
+        script.queries.is_one_stopped = True
+
+    script = play(is_stopped, drains=True)
+    running = Running(script.supervise())
+    assert running.await_termination(60)
+    assert (script.newest().clock < END, running.clock, running.was_asked_to_stop) == (True, None, True)
+    running = Running(play(ends).supervise())
+    assert running.await_termination(60)
+    assert not running.was_asked_to_stop
 
 
 def test_a_first_start_that_fails_raises_and_leaves_nothing_running() -> None:
