@@ -176,6 +176,25 @@ def test_the_unit_of_systemd_obeys_the_exit_statuses_and_gives_time_to_end() -> 
     assert _parser().parse_args(arguments).follow
 
 
+def test_the_page_of_operation_has_the_settings_of_the_unit_and_no_other() -> None:
+    unit = (DEPLOY / "systemd/word-count.service").read_text("utf-8")
+    (place,) = re.findall("^EnvironmentFile=(.*)$", unit, re.MULTILINE)
+    (block,) = re.findall(rf"`{place}`, a file.*?```\n(.*?)```", PAGE, re.DOTALL)
+    told = [line.partition("=")[0] for line in block.splitlines()]
+    of_manifest = [each["name"] for each in container_of(DRIVER)["env"]]
+    assert told == [*of_manifest, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
+
+
+def test_the_command_that_the_page_of_operation_runs_once_under_systemd_is_that_of_the_manifest() -> None:
+    (line,) = re.findall(r"`systemd-run ([^`]*)`", PAGE)
+    words = shlex.split(line)
+    (program,) = [word for word in words if word.endswith("/persistent-state")]
+    assert _parser().parse_args(words[words.index(program) + 1 :]) == run_of(ONCE)
+    unit = (DEPLOY / "systemd/word-count.service").read_text("utf-8").splitlines()
+    assert {words[at + 1] for at, word in enumerate(words) if word == "-p"} <= {*unit}
+    assert f"ExecStart={program} " in "\n".join(unit)
+
+
 def test_the_application_of_the_image_needs_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     from persistent_state.cli.loader import load_application
 
