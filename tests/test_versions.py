@@ -21,6 +21,12 @@ def test_each_allowed_minor_version_is_tried_once_by_its_newest_patch(monkeypatc
     assert versions.allowed_versions() == ["4.3.1", "4.2.10", "4.1.2", "4.0.10"]
 
 
+def test_each_version_runs_the_tests_that_it_can() -> None:
+    assert versions.files_for("4.1.4") == versions.files_for("4.3.1")
+    assert all((versions.ROOT / file).exists() for file in versions.files_for("4.3.1"))
+    assert {*versions.files_for("4.1.4")} - {*versions.files_for("4.0.5")} == {"tests/spark/test_connect.py"}
+
+
 def test_a_version_that_fails_or_is_left_out_makes_the_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = {"4.3.1": "passed", "4.2.10": "passed", "4.1.2": "passed"}
     asked: list[str] = []
