@@ -52,7 +52,7 @@ def stdout_for_lines() -> Iterator[TextIO]:
             return
         kept = os.dup(number)
         os.dup2(other, number)
-        file = open(kept, "w", encoding="utf-8")
+        file = os.fdopen(kept, "w", encoding="utf-8")
         try:
             yield file
         finally:

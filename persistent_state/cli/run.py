@@ -41,8 +41,8 @@ exit status:
   {DONE:<3} done: the run came to its end; with --follow it was asked to end, and did
   {MEND:<3} mend it: the set-up is wrong, your code raised, or a file of the store is damaged; another try meets the same
   {FENCED:<3} fenced: a newer run owns the application; do not start this one again
-  {TRY_AGAIN:<3} try again: the store, a source, a sink or Spark failed; the store refused, as when credentials have expired; or the run
-      was asked to end, or a query of it was stopped, before its end
+  {TRY_AGAIN:<3} try again: the store, a source, a sink or Spark failed; the store refused, as when credentials have expired;
+      or the run was asked to end, or a query of it was stopped, before its end
   Anything else, such as 137 after kill -9: try again; nothing committed is lost.
 
 SIGTERM and SIGINT end the run: a micro-batch that is under way is given up, and a sink completes what it writes.
@@ -96,7 +96,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=_setting,
         action="append",
         default=[],
-        help="a setting of Spark's session; a list of processes shows it, so give secrets in spark-defaults.conf of SPARK_CONF_DIR",
+        help="a setting of Spark's session; lists of processes show it, so put secrets into SPARK_CONF_DIR's spark-defaults.conf",
     )
     run.add_argument(
         "--json",

@@ -312,7 +312,7 @@ class Queries:
     def is_one_stopped(self) -> bool:
         """Return whether somebody has stopped a query through Spark before it has read all.
 
-        It can be told of queries that do not end by themselves. From Spark 4.2 on one that was stopped looks like one at its end.
+        It can be told of queries that do not end by themselves. From Spark 4.2 on all do: a stopped one looks the same.
         """
         running = self._endless - self._at_end
         queries = [query for flow, query in self.by_flow.items() if flow in running]
