@@ -96,7 +96,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=_setting,
         action="append",
         default=[],
-        help="a setting of Spark's session; lists of processes show it, so put secrets into SPARK_CONF_DIR's spark-defaults.conf",
+        help="a setting of Spark's session; lists of processes show it: secrets go into SPARK_CONF_DIR's spark-defaults.conf",
     )
     run.add_argument(
         "--json",
