@@ -270,7 +270,9 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     except (StateError, OSError) as error:
         # A place that refuses its credentials says nothing of the clock: the sink goes back when they are right again.
         if isinstance(error, InvalidInputError) and not isinstance(error, StoreRefusedError):
-            why = f"task={parts[output.task, output.output][0].named}: sink={output.output!r}: {error}".removesuffix(".")
+            why = f"task={parts[output.task, output.output][0].named}: sink={output.output!r}: {error}".removesuffix(
+                "."
+            )
             return replace(output, action=REFUSE, why=why)
         _logger.warning("task=%s, sink=%r: it does not tell its rows: %s", output.task, output.output, error)
         return output
