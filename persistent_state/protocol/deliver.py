@@ -78,9 +78,9 @@ def gone_meanwhile(before: Entry, entry: Entry) -> Iterator[tuple[str, str, int]
         before: The entry before that of the start.
         entry: The entry of the start.
 
-    Yields:
-        The task, the output, and a clock. Windows that closed by that clock while the output was left out may be gone, and so may
-        what expired or was emitted.
+    Returns:
+        The task, the output, and a clock. Windows that closed by that clock while the output was left out may be gone, and so
+        may what expired or was emitted.
     """
     for name, task in entry.tasks.items():
         window = task.identity.get("window", {})

@@ -6,13 +6,14 @@
     _rewinds/<timeline>.json                 the clock of the table when the timeline began, and those of earlier timelines
     <clock>-<part>-<task>-<digest>.parquet   values at a clock
 
-A rewind begins a timeline by creating one file in `_rewinds`. The file has the last clock of the table at or below the clock of the
-rewind. It makes void each marker of an earlier timeline at a clock above its own. That takes back all clocks above the rewind. It
-also takes back what a writer of an earlier timeline may yet add: the clocks of a writer rise, so they are above the last one.
+A rewind begins a timeline by creating one file in `_rewinds`. The file has the last clock of the table at or below the clock
+of the rewind. It makes void each marker of an earlier timeline at a clock above its own. That takes back all clocks above the
+rewind. It also takes back what a writer of an earlier timeline may yet add: its clocks rise, so they are above the last one.
 
-The newest file in `_rewinds` repeats what the earlier ones said when it was created. An earlier one that is created after it is of a
-process that was fenced, and does not count. So a reader needs the newest file only, unless an older version of the library
-created it. A reader lists the markers before the rewinds: it then has the file of each marker's timeline, which is older.
+The newest file in `_rewinds` repeats what the earlier ones said when it was created. An earlier one that is created after it
+is of a process that was fenced, and does not count. So a reader needs the newest file only, unless an older version of the
+library created it. A reader lists the markers before the rewinds, and so never misses the file with which the timeline of a
+marker began.
 
 A clock is written as 20 digits, which sort as clocks do: 1 and the microseconds, or 0 and the microseconds since -2**63. The
 digest is the first 16 hexadecimal digits of the file's SHA-256. So two attempts at a clock with the same rows make the same
