@@ -71,7 +71,7 @@ def release_clock(store: str, application: str, name: str, *, storage_options: M
         >>> release_clock("tests/fixtures/store-v1", "app", "before the sale")
         Traceback (most recent call last):
         ...
-        persistent_state.errors.InvalidInputError: name='before the sale' keeps no clock of app; the names of its clocks: none.
+        persistent_state.errors.InvalidInputError: name='before the sale' is the name of no kept clock of app; there is none.
     """
     return naming.release(Log(open_files(store, storage_options), application), name, _now_us())
 

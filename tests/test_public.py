@@ -265,10 +265,3 @@ def test_imports_go_one_way() -> None:
                 assert tier[room_of(target)] > tier[room_of(module)], f"persistent_state.{module} imports {target}"
     # Within a room, too, nobody imports in a circle.
     list(TopologicalSorter(within).static_order())
-
-
-def test_an_editable_copy_is_in_a_folder_where_spark_finds_the_data_source() -> None:
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    # Spark walks the folders of `sys.path`; the finders of the other modes are none.
-    assert setup["editable_wheel"]["mode"] == "compat"

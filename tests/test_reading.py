@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -20,6 +21,7 @@ from persistent_state import (
     read_late_rows,
     read_state,
 )
+from persistent_state.show.top import StatusReader
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_state
@@ -104,6 +106,26 @@ def test_the_applications_of_a_store_are_its_folders_that_have_a_log(tmp_path: P
     assert find_applications(open_files(str(store))) == ["another", APPLICATION]
     assert find_applications(core.memory()) == []
     assert find_applications(open_files(str(tmp_path / "nothing"))) == []
+
+
+def test_a_folder_that_may_not_be_read_hides_no_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = shutil.copytree(STORE, tmp_path / "store")
+    for name in ("lost+found", "secret"):
+        (store / name).mkdir()
+    known = os.listdir
+
+    def listdir(path: str) -> list[str]:
+        # Root, as which tests may run, may read everything.
+        if "lost+found" in path or "secret" in path:
+            raise PermissionError(13, "Permission denied", path)
+        return known(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    # Whether the other folder is an application can't be known: whoever opens it is told why.
+    assert find_applications(open_files(str(store))) == [APPLICATION, "secret"]
+    by_name = {status.name: status for status in StatusReader(open_files(str(store))).look()}
+    assert by_name[APPLICATION].error == ""
+    assert "Permission denied" in by_name["secret"].error
 
 
 class Means(PersistentTask):

@@ -24,6 +24,7 @@ from persistent_state import (
     FencedError,
     FileSource,
     InvalidInputError,
+    NotThereError,
     Origin,
     OutputPlan,
     ParquetSink,
@@ -31,6 +32,7 @@ from persistent_state import (
     ReadAgain,
     RecordingSink,
     SqlSink,
+    StoreRefusedError,
     StoreUnavailableError,
     TimeReplayableSource,
     ValuesAtClock,
@@ -287,6 +289,23 @@ def test_a_sink_that_finds_that_it_can_t_go_back_is_shown_in_the_plan() -> None:
     assert problem(lambda: app.rewind(60)) == (
         "task=total: sink='table': the version of then is gone; go back to a later clock."
     )
+
+
+class Unpermitted(Table):
+    def rows_above(self, clock: int, origin: Origin) -> int:
+        raise StoreRefusedError("the token has expired. Renew it.")
+
+
+def test_a_sink_whose_place_refuses_its_credentials_holds_no_rewind(caplog: pytest.LogCaptureFixture) -> None:
+    table = Unpermitted([0, 110])
+    app = application(played("table"), table)
+    plan = app.plan_rewind(60)
+    assert [(each.action, each.rows) for each in plan.outputs] == [("retract", None)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "task=total, sink='table': it does not tell its rows: the token has expired. Renew it."
+    ]
+    assert app.rewind(plan).clock == 60
+    assert table.record == [plan.timeline, 60]
 
 
 def test_a_plan_is_its_text_and_explains_what_its_tables_do_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -776,7 +795,7 @@ def test_the_name_of_a_kept_clock_stands_for_it_in_python() -> None:
     assert keep_clock(world.files.url, "app", "of May", "before the sale") == 60
     assert branch_application(world.files.url, "app", "green", "of May") == 60
     for ask in (task.at, app.plan_rewind, app.rewind):
-        said = problem(lambda ask=ask: ask("Christmas"))
+        said = problem(lambda ask=ask: ask("Christmas"), NotThereError)
         assert "clock='Christmas' is not a time, and keeps no clock of app; give" in said
-        assert "which are before the sale, of May." in said
+        assert "or the name of a kept clock; there are before the sale, of May." in said
     assert app.rewind("of May").clock == 60

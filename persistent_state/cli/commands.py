@@ -89,9 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    tell = commands.add_parser("show", parents=[common], help="show the applications of a store, or the tasks of one")
-    tell.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
-    tell.set_defaults(run=_show)
+    show = commands.add_parser("show", parents=[common], help="show the applications of a store, or the tasks of one")
+    show.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
+    show.set_defaults(run=_show)
 
     watch = commands.add_parser(
         "top", parents=[common], help="watch how far the applications of a store are, and what they wait for"
@@ -318,8 +318,8 @@ def _metrics(arguments: argparse.Namespace) -> int:
         raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
     for error in errors:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
-    told = [{"name": each.of.in_queries, "labels": each.by_name, "value": each.value} for each in samples]
-    print(to_json(told) if arguments.json else as_text(samples), end="\n" if arguments.json else "")
+    values = [{"name": each.of.in_queries, "labels": each.by_name, "value": each.value} for each in samples]
+    print(to_json(values) if arguments.json else as_text(samples), end="\n" if arguments.json else "")
     return 0
 
 
@@ -328,11 +328,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     check(arguments.host, token, arguments.no_token)
     store = open_store(arguments.store, storage_options=_storage_options(arguments.storage_options))
 
-    def tell(url: str) -> None:
+    def print_url(url: str) -> None:
         _print([to_json({"url": url})] if arguments.json else [f"serving {shown(store.files.url)} at {url}"])
         sys.stdout.flush()
 
-    serve(store, arguments.host, arguments.port, token, tell)
+    serve(store, arguments.host, arguments.port, token, print_url)
     return 0
 
 
@@ -346,22 +346,22 @@ def _graph(arguments: argparse.Namespace) -> int:
         if len(known) > 1:
             raise InvalidInputError(f"store={files.url} has the applications {', '.join(known)}; name one.")
         (name,) = known
-    told = graph.graph(summary(files, name))
+    picture = graph.graph(summary(files, name))
     for file, lines in ((arguments.svg, graph.as_svg), (arguments.dot, graph.as_dot)):
         if file is not None:
             with open(file, "w", encoding="utf-8") as drawing:
-                drawing.writelines(f"{line}\n" for line in lines(told))
-    _print([to_json(told)] if arguments.json else graph.as_text(told))
+                drawing.writelines(f"{line}\n" for line in lines(picture))
+    _print([to_json(picture)] if arguments.json else graph.as_text(picture))
     return 0
 
 
 def _state(arguments: argparse.Namespace) -> int:
     files = open_files(arguments.store, _storage_options(arguments.storage_options))
     clock = None if arguments.clock is None else clock_named(Log(files, arguments.application), arguments.clock)
-    with _progress() as tell, _prints_aside():
+    with _progress() as show_progress, _prints_aside():
         monoids = [_monoid(name) for name in arguments.monoid]
         state = find_state(files, arguments.application, arguments.task, clock, monoids, arguments.present)
-        tell(f"reading {sum(run.rows for run in state.runs):,} rows of {len(state.runs):,} runs")
+        show_progress(f"reading {sum(run.rows for run in state.runs):,} rows of {len(state.runs):,} runs")
         table = state.read()
     keys = table.num_rows
     if state.key_columns:
@@ -414,41 +414,41 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
 def _keep(arguments: argparse.Namespace) -> int:
     store, options = arguments.store, _storage_options(arguments.storage_options)
     clock = keep_clock(store, arguments.application, arguments.name, arguments.at, storage_options=options)
-    _told(arguments, clock, "is kept as")
+    _print_named(arguments, clock, "is kept as")
     return 0
 
 
 def _release(arguments: argparse.Namespace) -> int:
     options = _storage_options(arguments.storage_options)
     clock = release_clock(arguments.store, arguments.application, arguments.name, storage_options=options)
-    _told(arguments, clock, "is no longer kept as")
+    _print_named(arguments, clock, "is no longer kept as")
     return 0
 
 
-def _told(arguments: argparse.Namespace, clock: int, what: str) -> None:
-    told = {"application": arguments.application, "clock": clock, "name": arguments.name}
-    _print([to_json(told) if arguments.json else f"clock={full_clock(clock)} {what} {arguments.name!r}"])
+def _print_named(arguments: argparse.Namespace, clock: int, what: str) -> None:
+    named = {"application": arguments.application, "clock": clock, "name": arguments.name}
+    _print([to_json(named) if arguments.json else f"clock={full_clock(clock)} {what} {arguments.name!r}"])
 
 
 def _branch(arguments: argparse.Namespace) -> int:
     options = _storage_options(arguments.storage_options)
-    with _progress() as tell:
+    with _progress() as show_progress:
         clock = branch_application(
             arguments.store,
             arguments.application,
             arguments.new,
             arguments.at,
             to=arguments.to,
-            on_progress=lambda done, all: tell(f"{size(done)} of {size(all)}"),
+            on_progress=lambda done, all: show_progress(f"{size(done)} of {size(all)}"),
             storage_options=options,
             to_storage_options=_storage_options(arguments.to_storage_options, "--to-storage-options"),
         )
     store = arguments.store if arguments.to is None else arguments.to
-    told = {"application": arguments.application, "clock": clock, "new": arguments.new, "store": store}
+    made = {"application": arguments.application, "clock": clock, "new": arguments.new, "store": store}
     text = (
         f"application={arguments.new} is a branch of application={arguments.application} at clock={full_clock(clock)}"
     )
-    _print([to_json(told) if arguments.json else text])
+    _print([to_json(made) if arguments.json else text])
     return 0
 
 
@@ -495,9 +495,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     def on_file(path: str) -> None:
         nonlocal count
         count += 1
-        tell(f"{count:,} files, {path}")
+        show_progress(f"{count:,} files, {path}")
 
-    with _progress() as tell:
+    with _progress() as show_progress:
         result = verify(
             arguments.store,
             arguments.application,
@@ -535,14 +535,14 @@ def _progress() -> Iterator[Callable[[str], None]]:
     """Show on a terminal, and only there, what the command is doing."""
     is_shown = sys.stderr.isatty()
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         if is_shown:
             print(f"\r\x1b[K{text[: width()]}", end="", file=sys.stderr, flush=True)
 
     try:
-        yield tell
+        yield show
     finally:
-        tell("")
+        show("")
 
 
 def _print(lines: Iterable[str]) -> None:

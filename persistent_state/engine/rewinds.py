@@ -20,7 +20,7 @@ from persistent_state.engine.feeds import Feed, Part
 from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed, copied
-from persistent_state.errors import FencedError, InvalidInputError, StateError
+from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreRefusedError
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -267,10 +267,13 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     place = Place(*parts[output.task, output.output])
     try:
         return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
-    except InvalidInputError as error:
-        why = f"task={parts[output.task, output.output][0].named}: sink={output.output!r}: {error}".removesuffix(".")
-        return replace(output, action=REFUSE, why=why)
     except (StateError, OSError) as error:
+        # A place that refuses its credentials says nothing of the clock: the sink goes back when they are right again.
+        if isinstance(error, InvalidInputError) and not isinstance(error, StoreRefusedError):
+            why = f"task={parts[output.task, output.output][0].named}: sink={output.output!r}: {error}".removesuffix(
+                "."
+            )
+            return replace(output, action=REFUSE, why=why)
         _logger.warning("task=%s, sink=%r: it does not tell its rows: %s", output.task, output.output, error)
         return output
 

@@ -151,6 +151,8 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         newest = stream.newest() if self._last is None else self._last
         if start is None or not isinstance(limit, ReadMaxFiles):
             return newest
+        if self._last is not None:
+            newest = stream.reachable(start, newest)
         return stream.within(start, newest, limit.max_files)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:

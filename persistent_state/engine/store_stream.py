@@ -80,6 +80,28 @@ class StoreStream:
                 return _offset(task.at(clock))
         return end
 
+    def reachable(self, start: Mapping[str, Any], end: Offset) -> Offset:
+        """Return where a stream ends that was to end at a clock which may have gone since.
+
+        Args:
+            start: Where the next micro-batch begins.
+            end: Where the stream was to end.
+
+        Returns:
+            `end`; if it can't be read any more, the newest clock between the two that can; and `start` if there is none.
+        """
+        if not end:
+            return end
+        task = self._now()
+        with suppress(NotThereError):
+            # Spark writes an offset down before it is read. One that can't be read would fail the query at every start.
+            NamedState(**end).open(task)
+            return end
+        for clock in reversed(_clocks(task, start.get("clock", BEGINNING), end["clock"] + 1)):
+            with suppress(NotThereError):
+                return _offset(task.at(clock))
+        return {**start}
+
     def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Part]:
         """Return the partitions between two offsets: the changes from each clock to the next one that can be read.
 

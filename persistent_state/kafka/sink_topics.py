@@ -25,10 +25,15 @@ def prepare(
     while True:
         admin = library().admin.AdminClient(client_options(bootstrap_servers, options))
         try:
-            if not check(name, admin, topic, bookkeeping, bootstrap_servers, patience):
-                create(name, admin, bookkeeping, patience)
-                check(name, admin, topic, bookkeeping, bootstrap_servers, patience)
-            return
+            if check(name, admin, topic, bookkeeping, bootstrap_servers, patience):
+                return
+            create(name, admin, bookkeeping, patience)
+            if check(name, admin, topic, bookkeeping, bootstrap_servers, patience):
+                return
+            # A broker may not know yet what another one has made.
+            absent = library().KafkaError.UNKNOWN_TOPIC_OR_PART
+            why = f"topic={bookkeeping!r} was created, and is not there yet"
+            raise library().KafkaException(library().KafkaError(absent, why))
         except library().KafkaException as error:
             if is_refusal(error.args[0]) or time.monotonic() > deadline:
                 raise

@@ -72,10 +72,15 @@ def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
 
 
 def gone_meanwhile(before: Entry, entry: Entry) -> Iterator[tuple[str, str, int]]:
-    """Yield each output that comes back with a start, of which something is gone that the sink is not given any more.
+    """Yield each output that comes back with a start, and whose sink can't be given all that it missed.
 
-    `before` is the entry before that of the start. The third is the clock up to which windows that closed while the output was
-    left out, and what expired or was emitted, may be gone.
+    Args:
+        before: The entry before that of the start.
+        entry: The entry of the start.
+
+    Returns:
+        The task, the output, and a clock. Windows that closed by that clock while the output was left out may be gone, and so
+        may what expired or was emitted.
     """
     for name, task in entry.tasks.items():
         window = task.identity.get("window", {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from persistent_state.errors import FencedError, InvalidInputError
+from persistent_state.errors import FencedError, InvalidInputError, NotThereError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import Clock, full_clock, read_clock
 from persistent_state.protocol.commits import amend
@@ -62,7 +62,7 @@ def release(log: Log, name: str, now: int) -> int:
             return entry
         if clock is None:
             raise InvalidInputError(
-                f"name={name!r} keeps no clock of {log.application}; the names of its clocks: {_names(entry)}."
+                f"name={name!r} is the name of no kept clock of {log.application}; {_names(entry)}."
             )
         found.append(clock)
         return _with_names(entry, clock, {*entry.kept[clock].names} - {name})
@@ -83,7 +83,8 @@ def clock_named(log: Log, given: Clock) -> int:
     """Return a clock as `read_clock` reads it, or the clock that is kept by a name. A time is never a name.
 
     Raises:
-        InvalidInputError: It is a text that is neither, or there is no such application; or `read_clock` refuses it.
+        NotThereError: It is a text that is neither, such as a name that was released, or there is no such application.
+        InvalidInputError: `read_clock` refuses it.
     """
     if not isinstance(given, str):
         return read_clock(given)
@@ -95,9 +96,9 @@ def clock_named(log: Log, given: Clock) -> int:
     clock = _clock_of(newest, given)
     if clock is not None:
         return clock
-    raise InvalidInputError(
+    raise NotThereError(
         f"clock={given!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
-        f"such as 2013-01-31T12:00:00Z, or the name of a kept clock: {_names(newest)}."
+        f"such as 2013-01-31T12:00:00Z, or the name of a kept clock; {_names(newest)}."
     )
 
 
@@ -110,8 +111,9 @@ def _time_of(text: str) -> int | None:
 
 
 def _names(entry: Entry) -> str:
-    """Return the names of all kept clocks, as a message lists them."""
-    return ", ".join(sorted(each for kept in entry.kept.values() for each in kept.names)) or "none"
+    """Return what a message says of the names of all kept clocks."""
+    names = sorted(each for kept in entry.kept.values() for each in kept.names)
+    return f"there are {', '.join(names)}" if names else "there is none"
 
 
 def _amended(log: Log, change: Callable[[Entry], Entry], now: int) -> Entry:

@@ -135,15 +135,13 @@ def _names(plan: RewindPlan, tasks: Iterable[str]) -> list[str]:
 
 def _lines(plan: RewindPlan) -> Iterator[str]:
     """Yield the lines that describe a plan: its clock, its tasks, what is read again, and what each output does."""
-    is_left_out, left_out = (
-        {*_names(plan, plan.left_out)},
-        "which the application leaves out, and which goes back as well",
-    )
+    left_out = {*_names(plan, plan.left_out)}
+    why = "which the application leaves out, and which goes back as well"
     told: dict[str, str | list[str]] = {
         "application": plan.application,
         "clock": full_clock(plan.clock) + _which(plan),
         "timeline": f"{plan.timeline}, which begins then",
-        "tasks": [f"{name}, {left_out}" if name in is_left_out else name for name in _names(plan, plan.tasks)],
+        "tasks": [f"{name}, {why}" if name in left_out else name for name in _names(plan, plan.tasks)],
         "came later": [f"{name}, which begins anew" for name in _names(plan, plan.later_tasks)],
         "reset or rebuilt": [f"{name}, which is again what it was before" for name in _names(plan, plan.earlier_lives)],
         "names that go": [f"{name}, of {full_clock(clock)}" for name, clock in plan.names_gone.items()],

@@ -162,11 +162,11 @@ class Lookups:
             try:
                 clock = read_clock(question.clock)
             except InvalidInputError:
-                listed = ", ".join(sorted(names)) or "none has one"
-                raise InvalidInputError(
+                listed = f"there are {', '.join(sorted(names))}" if names else "there is none"
+                raise NotThereError(
                     f"clock={question.clock!r} is not a time, and keeps no clock of {question.application}; give microseconds "
                     f"since 1970, ISO text such as 2013-01-31T12:00:00Z, where the + of a zone is written %2B, or the name of "
-                    f"a kept clock: {listed}."
+                    f"a kept clock; {listed}."
                 ) from None
         if clock == BEGINNING:
             raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")

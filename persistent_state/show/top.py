@@ -104,7 +104,16 @@ class StatusReader:
         if not names:
             raise NotThereError(f"there is no application in store={self._files.url}; look at its address.")
         self._readers = {name: self._readers.get(name) or _ApplicationReader(Log(self._files, name)) for name in names}
-        return [each.look(now) for each in self._readers.values()]
+        found, gone = list[ApplicationStatus](), list[NotThereError]()
+        for each in self._readers.values():
+            try:
+                found.append(each.look(now))
+            except NotThereError as error:
+                # The application was deleted since the store listed it.
+                gone.append(error)
+        if not found:
+            raise gone[0]
+        return found
 
 
 def facts(status: ApplicationStatus, now: int | None = None) -> dict[str, str]:

@@ -3,16 +3,17 @@
     _table.json                              whose values these are, and their columns
     _clocks/<clock>.json                     a marker: created last, it names the files of the clock
     _clocks/<clock>-<timeline>.json          a marker of a later timeline than 0
-    _rewinds/<timeline>.json                 the last clock that the table had, at or below that of the rewind with which the
-                                             timeline began, and what earlier files of this kind say
+    _rewinds/<timeline>.json                 the clock of the table when the timeline began, and those of earlier timelines
     <clock>-<part>-<task>-<digest>.parquet   values at a clock
 
-A marker is void if a rewind began a later timeline than its own, at a lower clock than its own. So one file that is created
-takes back all that is above its clock, also what a writer of a timeline that has ended may yet write. Such a writer only adds
-clocks above the last one that the table had, as clocks come in rising order. The newest of these files repeats what the earlier
-ones say that were there when it was made. An earlier one that came later is of a process that was fenced, and does not count.
-Who reads lists the markers first and the rewinds then: a marker of a timeline is never older than the file with which the
-timeline began.
+A rewind begins a timeline by creating one file in `_rewinds`. The file has the last clock of the table at or below the clock
+of the rewind. It makes void each marker of an earlier timeline at a clock above its own. That takes back all clocks above the
+rewind. It also takes back what a writer of an earlier timeline may yet add: its clocks rise, so they are above the last one.
+
+The newest file in `_rewinds` repeats what the earlier ones said when it was created. An earlier one that is created after it
+is of a process that was fenced, and does not count. So a reader needs the newest file only, unless an older version of the
+library created it. A reader lists the markers before the rewinds, and so never misses the file with which the timeline of a
+marker began.
 
 A clock is written as 20 digits, which sort as clocks do: 1 and the microseconds, or 0 and the microseconds since -2**63. The
 digest is the first 16 hexadecimal digits of the file's SHA-256. So two attempts at a clock with the same rows make the same
@@ -59,10 +60,14 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame
 
-FORMAT = 2
-"""The format of a new table. Readers of format 1 know nothing of rewinds, and would show what is void."""
+FORMAT = 3
+"""The format of a new table. A table keeps the format with which it was created.
 
-READABLE = (1, FORMAT)
+Readers of format 1 know nothing of rewinds, and would show what is void. Readers of format 2 count each rewind, and would hide
+clocks above one that came too late.
+"""
+
+READABLE = (1, 2, FORMAT)
 
 GROUP_ROWS = 1 << 17
 """Rows of a row group, which a reader's thread takes as one."""
@@ -306,12 +311,13 @@ class ParquetSink(RecordingSink):
         names = (re.fullmatch(r"(\d{20})(?:-(\d{20}))?\.json", name) for name in self.place.list(_MARKERS))
         markers = [(_clock(match[1]), int(match[2] or 0)) for match in names if match]
         rewinds: dict[int, int] = {}
-        for timeline, path in self._began().items():
+        for timeline, path in reversed(self._began().items()):
             began = self._read(path)
-            # A rewind that this one has not seen came too late. Older versions do not say what they have seen.
-            if "earlier" in began:
-                rewinds = {int(earlier): at for earlier, at in began["earlier"].items()}
             rewinds[timeline] = began["clock"]
+            # Older versions do not repeat earlier rewinds.
+            if "earlier" in began:
+                rewinds |= {int(earlier): at for earlier, at in began["earlier"].items()}
+                break
         return markers, rewinds
 
     def _markers(self) -> dict[int, int]:

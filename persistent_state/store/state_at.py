@@ -37,7 +37,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entries import Entries
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
-from persistent_state.store.log import Log
+from persistent_state.store.log import Log, check_name
 from persistent_state.store.named_files import Run, SideFile
 from persistent_state.store.task_state import TaskState
 from persistent_state.task import BaseTask, PersistentTask, messages_of
@@ -407,6 +407,11 @@ def find_applications(files: Files) -> list[str]:
 
 def _has_log(files: Files, folder: str) -> bool:
     try:
+        check_name(folder)
+    except InvalidInputError:
+        # A folder of others, such as a disk's lost+found.
+        return False
+    try:
         # Anybody may have a folder of this name.
         return bool(Log(files, folder).numbers())
     except StoreRefusedError:
@@ -415,6 +420,8 @@ def _has_log(files: Files, folder: str) -> bool:
     except StoreUnavailableError as error:
         if isinstance(error.__cause__, NotADirectoryError):
             return False
+        if isinstance(error.__cause__, PermissionError):
+            return True
         raise
 
 

@@ -99,7 +99,7 @@ class OutputState:
     """By output whose sink was given clocks that a start has cut away since: the clock up to which its values are right."""
 
     furthest: int = BEGINNING
-    """A bound of what sinks were given: none was given a clock above both the task's own and this one, but for `had`."""
+    """A bound of what sinks were given: none was given a clock above both the task's own and this one, but those in `had`."""
 
     cut_at: Mapping[str, int] = field(default_factory=dict)
     """By output: the lowest clock to which starts have cut the task back since its sink last answered.
@@ -133,9 +133,9 @@ class OutputState:
     """
 
     had: Mapping[str, int] = field(default_factory=dict)
-    """By output that is to take clocks back after a rewind, or that is given them again: a bound of what its sink may have.
+    """By output whose sink may have clocks above that of a rewind: the highest clock that it may have.
 
-    It stands until the sink has gone back, or has been given as much again.
+    It is forgotten when the sink has taken these clocks back, or has been given as many again.
     """
 
     def record_given(self, output: str, clock: int) -> OutputState:
@@ -236,8 +236,8 @@ class OutputState:
         """Return the record when the task goes back to a kept clock, and its outputs with it.
 
         `before` and `is_same_life` are those of `right_up_to`. Outputs that are given clocks `again` keep what they have. Those
-        of which nothing is right, and that there were not then, are forgotten: they are new when they come again. `had` tells a
-        bound of what each sink may have that has more than is right.
+        of which nothing is right, and that there were not then, are forgotten: they are new when they come again. `had` is the
+        highest clock of each sink that may have more than is right.
         """
         known = {*before.delivered, *before.left, *self.delivered, *self.left, *self.retired} - {*before.retired}
         goes_on = {output for output in known if self._goes_on(before, output, clock, is_same_life)}

@@ -185,7 +185,7 @@ def test_a_clock_is_said_by_its_name(world: World, run: Callable[..., tuple[int,
     assert (status, json.loads(out)["clock"]) == (0, 60)
     status, _, err = run("--to", "before", "--dry-run")
     assert status == 2
-    assert "or the name of a kept clock: before the sale." in err
+    assert "or the name of a kept clock; there are before the sale." in err
 
 
 def test_what_the_user_s_code_prints_does_not_spoil_json(

@@ -715,6 +715,59 @@ class TestStreams:
             assert ends == [clocks[2], clocks[5], clocks[7]]
             assert query.state == world.expected(newest)
 
+    @pytest.mark.skipif(not HAS_LIMITS, reason="before PySpark 4.2 Spark tells no limit")
+    @pytest.mark.parametrize("is_new", [False, True])
+    def test_a_query_that_ends_by_itself_ends_below_its_last_clock_if_that_goes_meanwhile(self, is_new: bool) -> None:
+        with few_rows(), mock.patch.object(store_source, "MOST_CLOCKS", 3):
+            world = World(Kept())
+            world.keeping = Keeping(2, 0, ((30, 10**9),))
+            for _ in range(5 if is_new else 4):
+                world.play()
+            query = Query(options_of(world))
+            if not is_new:
+                assert query.plan()
+                query.read()
+                for _ in range(40):
+                    world.play()
+            query.restart()
+            query.reader.prepareForTriggerAvailableNow()
+            last, ends = world.newest.clock, []
+            if is_new:
+                for _ in range(3):
+                    world.play()
+            while query.plan():
+                query.read()
+                ends.append(query.offsets[-1]["clock"])
+                for _ in range(2):
+                    world.play()
+            assert last not in world.newest.readable
+            assert ends[-1] == max(clock for clock in world.newest.readable if clock < last)
+            assert len(ends) == 1 if is_new else len(ends) > 3
+            assert query.state == world.expected(ends[-1])
+            # The next run goes on from there.
+            query.restart()
+            query.reader.prepareForTriggerAvailableNow()
+            newest = world.newest.clock
+            while query.plan():
+                query.read()
+            assert query.state == world.expected(newest)
+
+    @pytest.mark.skipif(not HAS_LIMITS, reason="before PySpark 4.2 Spark does not say where a micro-batch begins")
+    def test_a_query_that_ends_by_itself_reads_nothing_if_no_clock_up_to_its_last_one_is_left(self) -> None:
+        with few_rows():
+            world = self.world()
+            world.keeping = Keeping(1, 0)
+            query = Query(options_of(world))
+            query.offsets.append(query.reader.initialOffset())
+            query.reader.prepareForTriggerAvailableNow()
+            for _ in range(3):
+                world.play()
+            assert not query.plan()
+            query.restart()
+            assert query.plan()
+            query.read()
+            assert query.state == world.expected(world.newest.clock)
+
     def test_the_page_says_how_many_clocks_a_micro_batch_has(self) -> None:
         page = (Path(__file__).parents[2] / "docs/spark-source.md").read_text("utf-8")
         assert f"Several may come in one micro-batch, at most {MOST_CLOCKS};" in page

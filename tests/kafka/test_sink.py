@@ -107,6 +107,19 @@ def test_brokers_that_fail_over_are_asked_again_at_once(
     assert not codes
 
 
+def test_a_topic_that_is_made_is_awaited_and_its_absence_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, created = [False, False, False, True], list[str]()
+    monkeypatch.setattr(sink_topics, "check", lambda *_: answers.pop(0) if answers else False)
+    monkeypatch.setattr(sink_topics, "create", lambda name, admin, topic, patience: created.append(topic))
+    monkeypatch.setattr(transactions, "PATIENCE", 2)
+    writer = writer_of("127.0.0.1:9", "t")
+    writer.prepare()
+    assert (answers, created) == ([], ["t.clocks"] * 2)
+    monkeypatch.setattr(transactions, "PATIENCE", 0.5)
+    said = problem(writer.prepare, StoreUnavailableError)
+    assert "topic='t.clocks' was created, and is not there yet" in said
+
+
 def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(transactions, "PATIENCE", 0.5)
     options = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}

@@ -241,6 +241,30 @@ def test_the_unpacked_source_distribution_passes_tests(built: Built, tmp_path: P
     assert re.search(r"\d{3} passed", done)
 
 
+EDITABLE = """
+import sys
+from build import ProjectBuilder
+from build.env import DefaultIsolatedEnv
+
+with DefaultIsolatedEnv() as env:
+    builder = ProjectBuilder.from_isolated_env(env, ".")
+    env.install(builder.build_system_requires)
+    builder.build("editable", sys.argv[1])
+"""
+
+
+def test_an_editable_copy_is_in_a_folder_where_spark_finds_the_data_source(built: Built, tmp_path: Path) -> None:
+    printed = run([sys.executable, "-c", EDITABLE, tmp_path], built.tree)
+    assert not re.search("editable.* will be removed", printed)
+    (made,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(made) as wheel:
+        names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+        # Spark walks the folders of `sys.path`, so a module that finds the packages would not do.
+        (name,) = names
+        assert name.endswith(".pth")
+        assert wheel.read(name).decode().split("\n") == [str(built.tree.resolve()), ""]
+
+
 def test_the_wheel_runs_a_task_and_spark_finds_its_data_source(empty: Environment, tmp_path: Path) -> None:
     shutil.copy2(ROOT / "tests" / "release" / "user.py", tmp_path / "user.py")
     # As in an environment that is activated: else Spark asks the python3 of the PATH for data sources.

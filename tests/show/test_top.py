@@ -19,11 +19,12 @@ from rich.console import Console
 
 from persistent_state import open_store
 from persistent_state.cli.commands import main
-from persistent_state.errors import StoreUnavailableError
+from persistent_state.errors import NotThereError, StoreUnavailableError
 from persistent_state.protocol import deliver
+from persistent_state.serve.watch import Watch
 from persistent_state.show import live, top, words
 from persistent_state.show.top import StatusReader
-from persistent_state.store.files import open_files
+from persistent_state.store.files import Files, open_files
 from tests import core
 from tests.two_tasks import TwoTasks
 
@@ -221,6 +222,31 @@ def test_what_was_seen_stays_while_the_store_does_not_answer(monkeypatch: pytest
     # It stands above the applications of the second look.
     sentence = "the store does not answer; look at [red]its[/red] network."
     assert [sentence in look for look in looks] == [True, False, False]
+
+
+def test_an_application_that_goes_while_they_are_looked_at_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shutil.copytree(STORE, tmp_path / "store")
+    shutil.copytree(store / "app", store / "other")
+    files, known = open_files(str(store)), top.find_applications
+
+    def then_gone(files: Files) -> list[str]:
+        names = known(files)
+        for gone in going:
+            shutil.rmtree(store / gone)
+        return names
+
+    monkeypatch.setattr(top, "find_applications", then_gone)
+    reader, watch, going = StatusReader(files), Watch(files, lambda: 0.0, lambda: 1), list[str]()
+    assert [status.name for status in reader.look()] == ["app", "other"]
+    going = ["other"]
+    assert [status.name for status in watch.look().applications] == ["app"]
+    shutil.copytree(store / "app", store / "other")
+    assert [status.name for status in reader.look()] == ["app"]
+    going = ["app"]
+    with pytest.raises(NotThereError, match="there is no application app"):
+        reader.look()
 
 
 def test_names_that_look_like_markup_or_control_a_terminal_are_shown_as_they_are() -> None:

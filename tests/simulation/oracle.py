@@ -272,8 +272,6 @@ class Oracle:
         self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
         self.layouts: dict[str, Layout] = {}
         self.coarsest = 0
-        self.without_clock: set[str] = set()
-        """The tasks that have had no clock in this start when there was a global one."""
         self.past: dict[int, Past] = {}
         """By the entry of a kept clock: what was known then."""
         self.has_lost_numbers = False
@@ -598,7 +596,6 @@ class Oracle:
         self.graphs.layouts.update(self.layouts)
         self.intervals.add(terms.interval)
         self.coarsest = terms.interval
-        self.without_clock.clear()
         must(entry.epoch == (before.epoch + 1 if before else 1), "a start begins a new epoch", epoch=entry.epoch)
         must(
             entry.clock == (before.clock if before else BEGINNING), "a start keeps the global clock", clock=entry.clock
@@ -1082,9 +1079,8 @@ class Oracle:
         if before.clock != BEGINNING and holding and is_chosen:
             least = min(holding) - self.coarsest
             facts = {"clock": common, "tasks": active, "step": self.coarsest, "before": before.clock}
-            begins = (name for name in fed if entry.tasks[name].active and clock_of(before, name) == BEGINNING)
-            self.without_clock.update(begins)
-            names_none = {*self.graphs.mixed, *self.without_clock} & entry.tasks.keys()
+            begins = {name for name in fed if entry.tasks[name].active and clock_of(before, name) == BEGINNING}
+            names_none = {*self.graphs.mixed, *begins} & entry.tasks.keys()
             taken = [self.judges[name].in_state(None) for name in names_none]
             if any(not some or min(m.timestamp for m in some) > least for some in taken):
                 return

@@ -690,11 +690,40 @@ def test_a_plan_refuses_what_a_start_would_and_changes_nothing(spark: SparkSessi
     assert ([*url.rglob("*")], sink.rows_above(10, USERS)) == (before, 3)
 
 
-def test_a_table_of_the_first_format_goes_back(tmp_path: Path) -> None:
+def test_only_the_newest_rewind_is_read(tmp_path: Path) -> None:
+    url, known = tmp_path / "table", LocalFiles.read
+    for timeline, clock in ((1, 90), (2, 50), (3, 70), (4, 10)):
+        sink = in_timeline(url, timeline)
+        for each in range(20, 100, 10):
+            sink.place.create(_marker(each, timeline - 1), b'{"files": []}')
+        sink.rewind(clock, no_values)
+    sink.place.create(_marker(40, 4), b'{"files": []}')
+    paths = list[str]()
+
+    def recorded(files: LocalFiles, path: str) -> pa.Buffer:
+        paths.append(path)
+        return known(files, path)
+
+    with mock.patch.object(LocalFiles, "read", recorded):
+        assert sink.clocks() == [40]
+    assert paths == [f"_rewinds/{4:020d}.json"]
+
+
+def test_a_table_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     url = tmp_path / "table"
     opened(url)
     table = url / "_table.json"
-    table.write_text(table.read_text().replace('"format": 2', '"format": 1'))
+    table.write_text(table.read_text().replace('"format": 3', '"format": 4'))
+    for ask in (lambda: opened(url), ParquetSink(url).clocks):
+        assert "has format=4, not 3; upgrade." in problem(ask)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_table_of_an_earlier_format_goes_back(tmp_path: Path, number: int) -> None:
+    url = tmp_path / "table"
+    opened(url)
+    table = url / "_table.json"
+    table.write_text(table.read_text().replace('"format": 3', f'"format": {number}'))
     for clock in ("1" + "0" * 17 + "10", "1" + "0" * 17 + "20"):
         (url / "_clocks").mkdir(exist_ok=True)
         (url / "_clocks" / f"{clock}.json").write_text('{"files": []}')

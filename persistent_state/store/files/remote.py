@@ -57,8 +57,7 @@ class RemoteFiles(Files):
     """Files behind a network. Whatever a client library raises when its store fails becomes StoreUnavailableError.
 
     Credentials that the store refuses are StoreRefusedError. A bucket that is missing when a file is created is
-    InvalidInputError.
-    Neither a message nor the error behind it holds a storage option's value.
+    InvalidInputError. Neither a message nor the error behind it holds a storage option's value.
     """
 
     near: ClassVar[bool] = False
@@ -71,7 +70,7 @@ class RemoteFiles(Files):
             client, place = self._reach(path)
             client.rm_file(place)
 
-    def modified(self, path: str) -> float | None:
+    def modified(self, path: str) -> float:
         self._checked(path)
         with self._asking(path, may_be_absent=True):
             client, place = self._reach(path)
