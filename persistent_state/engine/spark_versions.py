@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import signature
+from inspect import getsource, signature
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
+
+from persistent_state.errors import InvalidInputError
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -56,6 +58,35 @@ def version_of(spark: SparkSession) -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", spark.version)
     assert found is not None, spark.version
     return int(found[1]), int(found[2])
+
+
+def check_pyarrow(pyspark: str, pyarrow: str, serializer: Callable[[], str]) -> None:
+    """Refuse a PySpark and a PyArrow that do not go together.
+
+    Early patches of PySpark 4.0 and 4.1 cut the batches of `applyInPandasWithState` at floats. PyArrow 26 takes whole numbers
+    only, so every worker would fail.
+
+    Args:
+        pyspark: The version of PySpark.
+        pyarrow: The version of PyArrow.
+        serializer: Returns the source text of what cuts the batches.
+
+    Raises:
+        InvalidInputError: They don't go together.
+    """
+    if int(pyarrow.partition(".")[0]) < 26 or not pyspark.startswith(("4.0.", "4.1.")):
+        return
+    if 'int(state_info_col["numRows"])' not in serializer():
+        raise InvalidInputError(
+            f"pyspark={pyspark} does not work with pyarrow={pyarrow}; install 'pyarrow<26', or the newest patch of PySpark."
+        )
+
+
+def state_serializer() -> str:
+    """Return the source text of what cuts the batches of `applyInPandasWithState`, of PySpark before 4.2."""
+    from pyspark.sql.pandas.serializers import ApplyInPandasWithStateSerializer  # type: ignore[attr-defined, unused-ignore]
+
+    return getsource(ApplyInPandasWithStateSerializer)
 
 
 def ends_at_the_end(spark: SparkSession) -> bool:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
+import pyarrow as pa
+import pyspark
 
 from persistent_state.batch.plan import Plan
 from persistent_state.engine import connect, dataframe_source, micro_batch
 from persistent_state.engine.feeds import Feed
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.session import check_scratch, check_store
+from persistent_state.engine.spark_versions import check_pyarrow, state_serializer
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import open_source
@@ -29,11 +32,13 @@ from persistent_state.task import PersistentTask
 
 
 def check_machines(setup: Setup) -> None:
-    """Refuse a store or scratch space that Spark's workers can't reach, and a server that can't run what it is sent.
+    """Refuse a store or scratch space that Spark's workers can't reach, and packages that can't run what they are sent.
 
     Raises:
-        InvalidInputError: The workers can't reach one of them, or the server lacks something.
+        InvalidInputError: The workers can't reach one of them, packages don't go together, or a server lacks something.
     """
+    if not setup.is_remote:
+        check_pyarrow(pyspark.__version__, pa.__version__, state_serializer)
     check_store(setup.spark, setup.files)
     check_scratch(setup.spark, setup.scratch)
     if setup.is_remote:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError, NotThereError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import full_clock, plain, read_clock, show_clock
+from persistent_state.formatting import full_clock, plain, read_clock, shortened, show_clock
 from persistent_state.open_state import OpenState, OpenStore
 from persistent_state.store.asked import key_value
 from persistent_state.store.entry import Entry
@@ -86,7 +86,9 @@ def parameters_of(query: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:
-        raise InvalidInputError("the URL is not UTF-8; write each byte of a text's UTF-8 as %XX.") from None
+        raise InvalidInputError(
+            f"query={shortened(repr(query))} of the URL is not UTF-8; write each byte of a text's UTF-8 as %XX."
+        ) from None
 
 
 class Lookups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from persistent_state.engine import spark_versions
 from persistent_state.engine.queries import WAITING
+from persistent_state.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,20 @@ def test_the_message_of_a_query_that_has_nothing_to_read_is_the_one_that_spark_g
     assert spark_versions.has_nothing_to_read({"message": spark_versions.NOTHING_TO_READ})
     assert not spark_versions.has_nothing_to_read({"message": "Waiting for next trigger"})
     assert spark_versions.NOTHING_TO_READ.startswith(WAITING)
+
+
+@pytest.mark.parametrize(
+    ("pyspark_version", "pyarrow_version", "line", "goes"),
+    [
+        ("4.0.0", "26.0.1", 'num_data_rows = state_info_col["numRows"]', False),
+        ("4.1.3", "27.0.0", 'num_data_rows = state_info_col["numRows"]', False),
+        ("4.0.5", "26.0.1", 'num_data_rows = int(state_info_col["numRows"])', True),
+        ("4.0.0", "25.0.0", 'num_data_rows = state_info_col["numRows"]', True),
+        ("4.2.1", "26.0.1", 'num_data_rows = state_info_col["numRows"]', True),
+    ],
+)
+def test_a_pyspark_that_cuts_batches_at_floats_is_refused_with_a_pyarrow_that_takes_none(
+    pyspark_version: str, pyarrow_version: str, line: str, goes: bool
+) -> None:
+    with nullcontext() if goes else pytest.raises(InvalidInputError, match=f"pyspark={pyspark_version} does not work"):
+        spark_versions.check_pyarrow(pyspark_version, pyarrow_version, lambda: line)

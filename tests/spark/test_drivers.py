@@ -56,7 +56,7 @@ def test_workers_run_the_interpreter_of_the_driver_whatever_python3_is(launch: L
 
 
 def oldest_pyspark() -> Path:
-    """A folder with the oldest PySpark that this package says it works with, installed once."""
+    """A folder with the oldest PySpark that this package says it works with, and a PyArrow of its time, installed once."""
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
     (wanted,) = [line for line in config["options"]["install_requires"].split("\n") if line.startswith("pyspark")]
@@ -64,10 +64,10 @@ def oldest_pyspark() -> Path:
     told = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
 
     def install(place: Path) -> None:
-        command(sys.executable, *told, "--target", place, f"pyspark=={version}")
+        command(sys.executable, *told, "--target", place, f"pyspark=={version}", "pyarrow<26")
 
     with needed():
-        return installed(f"pyspark-{version}", install)
+        return installed(f"pyarrow-and-pyspark-{version}", install)
 
 
 DRIVE = """
@@ -85,7 +85,7 @@ def test_a_store_goes_on_under_another_version_of_spark(spark: SparkSession, lau
     sent.grow()
     driver = launch("-c", DRIVE, str(tmp_path), folder=tmp_path, PYTHONPATH=f"{oldest}:{ROOT}")
     assert driver.wait(timeout=180) == 0, (tmp_path / "log").read_text()[-4000:]
-    assert f"pyspark {oldest.name.removeprefix('pyspark-')}" in (tmp_path / "out").read_text().splitlines()
+    assert f"pyspark {oldest.name.removeprefix('pyarrow-and-pyspark-')}" in (tmp_path / "out").read_text().splitlines()
     sent.grow()
     stream.application(tmp_path, shards=3, interval="15 seconds").run(spark, drain=True)
     check_end(tmp_path, sent)
