@@ -17,17 +17,20 @@ LOGGER = logging.getLogger("persistent_state")
 PROGRESS = "persistent_state.progress"
 """The logger whose messages are JSON already."""
 
+FIELDS = "json_fields"
+"""The attribute of a record whose line has fields of its own."""
+
 
 class _Line(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
-        told = getattr(record, "told", None)
-        if told is None:
+        fields = getattr(record, FIELDS, None)
+        if fields is None:
             text = record.getMessage()
-            told = (
+            fields = (
                 {"event": "progress", **json.loads(text)} if record.name == PROGRESS else {"event": "log", "text": text}
             )
-        return to_json({"at": at.replace("+00:00", "Z"), "level": record.levelname, **told})
+        return to_json({"at": at.replace("+00:00", "Z"), "level": record.levelname, **fields})
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -66,7 +69,7 @@ def stdout_for_lines() -> Iterator[TextIO]:
 def written_to(file: TextIO) -> Iterator[None]:
     """Write to a file what the library logs in this block, from level INFO on.
 
-    A record may have a mapping as `told`, which is then the line's.
+    A record may have a mapping as `FIELDS`, which is then the line's.
     """
     handler = _Handler(file)
     handler.setFormatter(_Line())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from persistent_state.application import Application
 from persistent_state.cli import json_lines, stop_signals
-from persistent_state.cli.json_lines import LOGGER
+from persistent_state.cli.json_lines import FIELDS, LOGGER
 from persistent_state.cli.loader import load_application
 from persistent_state.errors import (
     DamagedError,
@@ -157,14 +157,14 @@ def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
 
     def finish(ended: _Ended) -> int:
         status = ended.status(arguments.follow)
-        told = {"event": "ended", "status": status, "result": RESULTS[status], "seconds": time.monotonic() - begun}
-        told["clock"] = None if ended.running is None else ended.running.clock
+        fields = {"event": "ended", "status": status, "result": RESULTS[status], "seconds": time.monotonic() - begun}
+        fields["clock"] = None if ended.running is None else ended.running.clock
         if ended.error is not None:
             error = ended.error
             text = str(error) if isinstance(error, StateError) else f"{without_secrets(error, dict(arguments.conf))}."
             print(f"persistent-state: {RESULTS[status]} (exit status {status}): {text}", file=sys.stderr)
-            told["error"] = text
-        LOGGER.info("the run has ended: %s", RESULTS[status], extra={"told": told})
+            fields["error"] = text
+        LOGGER.info("the run has ended: %s", RESULTS[status], extra={FIELDS: fields})
         return status
 
     def end_at_once(signal: int | None) -> None:
@@ -188,7 +188,7 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
         LOGGER.info(
             "application %s starts",
             app.name,
-            extra={"told": {"event": "starting", "application": app.name, "store": shown(app.store)}},
+            extra={FIELDS: {"event": "starting", "application": app.name, "store": shown(app.store)}},
         )
         spark = _session(app.name, arguments.master, arguments.conf)
         options: dict[str, Any] = {"metrics": arguments.metrics, "show_progress": False if is_json else None}

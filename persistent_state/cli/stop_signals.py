@@ -13,7 +13,6 @@ from contextlib import contextmanager
 SECONDS = 60.0
 """The time that a process has to end after the first signal."""
 
-
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 """The signals that ask for an end. The pipe has all that Python handles, such as a SIGHUP for which a module has a handler."""
 

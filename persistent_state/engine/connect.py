@@ -138,7 +138,7 @@ def _code_of(error: BaseException) -> str:
     return ""
 
 
-def told_by(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return in one line what an error of a call says. The client's own texts have many lines, and name the cause in one."""
     text = str(error)
     details = re.search(r'details = "([^"]*)"', text)

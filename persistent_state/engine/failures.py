@@ -99,7 +99,7 @@ def naming_a_lost_jvm() -> Iterator[None]:
     except Exception as error:
         if connect.is_lost(error):
             raise StateError(
-                f"the Spark Connect server is gone, or has forgotten the session ({connect.told_by(error)}); start again with "
+                f"the Spark Connect server is gone, or has forgotten the session ({connect.one_line(error)}); start again with "
                 "a new session."
             ) from error
         if not is_lost_jvm(error):

@@ -44,12 +44,12 @@ class Note:
 
     def __init__(self, files: Files, application: str) -> None:
         self._files, self._application = files, application
-        self._told: list[Progress] = []
+        self._progress: list[Progress] = []
         self._work: list[Work] = []
 
     def __call__(self, progress: Progress) -> None:
         """Take in the progress of a task."""
-        self._told.append(progress)
+        self._progress.append(progress)
 
     def measure(self, work: Work) -> None:
         """Take in what the commit took."""
@@ -57,7 +57,7 @@ class Note:
 
     def begin(self, flow: str) -> None:
         """Begin with the next micro-batch of a flow."""
-        self._told, self._work = [], []
+        self._progress, self._work = [], []
 
     def fail(self, flow: str, error: Exception) -> None:
         """Let the error end the query, by which the client learns of it."""
@@ -65,31 +65,31 @@ class Note:
 
     def finish(self, flow: str) -> None:
         """Write the note: the micro-batch is committed, and handed to its functions of running values."""
-        if not self._told:
+        if not self._progress:
             return
-        path = note_path(self._application, flow, self._told[0].epoch, self._told[0].batch)
+        path = note_path(self._application, flow, self._progress[0].epoch, self._progress[0].batch)
         # The micro-batch counts all the same.
         with suppress(StateError):
-            self._files.create(path, to_bytes(self._told, self._work))
+            self._files.create(path, to_bytes(self._progress, self._work))
 
 
-def to_bytes(told: Sequence[Progress], work: Sequence[Work]) -> bytes:
+def to_bytes(progress: Sequence[Progress], work: Sequence[Work]) -> bytes:
     """Return a note as JSON."""
-    return json.dumps({"told": list(map(asdict, told)), "work": list(map(asdict, work))}).encode()
+    return json.dumps({"progress": list(map(asdict, progress)), "work": list(map(asdict, work))}).encode()
 
 
 def from_bytes(data: bytes) -> tuple[list[Progress], list[Work]]:
     """Return what a note says."""
     record = json.loads(data)
 
-    def progress(fields: dict[str, Any]) -> Progress:
+    def read_progress(fields: dict[str, Any]) -> Progress:
         outputs = {name: Delivered(**each) for name, each in fields.pop("outputs").items()}
         return Progress(**fields, outputs=outputs)
 
-    def work(fields: dict[str, Any]) -> Work:
+    def read_work(fields: dict[str, Any]) -> Work:
         return Work(**{**fields, "inputs": tuple(fields["inputs"])})
 
-    return list(map(progress, record["told"])), list(map(work, record["work"]))
+    return list(map(read_progress, record["progress"])), list(map(read_work, record["work"]))
 
 
 class Follower:
@@ -148,12 +148,12 @@ class Follower:
             except FileNotFoundError:
                 continue
             self._heard[flow] = batch
-            told, work = from_bytes(bytes(data))
+            reports, work = from_bytes(bytes(data))
             try:
                 for each in work:
                     self._listener.measure(each)
                 with committing():
-                    for progress in told:
+                    for progress in reports:
                         hand_on(progress, self._listener)
             except Exception as error:
                 self.failed = self.failed or (flow, error)

@@ -264,16 +264,15 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     owed = first.owed(output.task, output.output)
     if owed is None or (output.task, output.output) not in parts:
         return output
-    place = Place(*parts[output.task, output.output])
+    plan, given = parts[output.task, output.output]
+    place = Place(plan, given)
     try:
         return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
     except (StateError, OSError) as error:
         # A place that refuses its credentials says nothing of the clock: the sink goes back when they are right again.
         if isinstance(error, InvalidInputError) and not isinstance(error, StoreRefusedError):
-            why = f"task={parts[output.task, output.output][0].named}: sink={output.output!r}: {error}".removesuffix(
-                "."
-            )
-            return replace(output, action=REFUSE, why=why)
+            why = f"task={plan.named}: sink={output.output!r}: {error}"
+            return replace(output, action=REFUSE, why=why.removesuffix("."))
         _logger.warning("task=%s, sink=%r: it does not tell its rows: %s", output.task, output.output, error)
         return output
 

@@ -38,10 +38,10 @@ def reason(text: str) -> str:
 def main() -> None:
     """Print how it went."""
     try:
-        told = try_spark()
+        result = try_spark()
     except Exception as error:
-        told = {"error": f"Spark does not run: {reason(str(error))}"}
-    print(json.dumps(told))
+        result = {"error": f"Spark does not run: {reason(str(error))}"}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def keep(log: Log, clock: int | None, name: str, now: int) -> int:
     def named(entry: Entry) -> Entry:
         at = entry.clock if clock is None else clock
         _check_kept(log.application, entry, at)
-        known = _clock_of(entry, name)
+        known = kept_clock(entry, name)
         if known not in (None, at):
             raise InvalidInputError(
                 f"name={name!r} keeps clock={full_clock(known)} already; take another name, or release that clock first."
@@ -42,7 +42,7 @@ def keep(log: Log, clock: int | None, name: str, now: int) -> int:
         return entry if known == at else _with_names(entry, at, {*entry.kept[at].names, name})
 
     entry = _amended(log, named, now)
-    found = _clock_of(entry, name)
+    found = kept_clock(entry, name)
     assert found is not None
     return found
 
@@ -56,13 +56,13 @@ def release(log: Log, name: str, now: int) -> int:
     found: list[int] = []
 
     def unnamed(entry: Entry) -> Entry:
-        clock = _clock_of(entry, name)
+        clock = kept_clock(entry, name)
         if clock is None and found:
             # An entry of ours whose answer was lost, or somebody else's that did the same.
             return entry
         if clock is None:
             raise InvalidInputError(
-                f"name={name!r} is the name of no kept clock of {log.application}; {_names(entry)}."
+                f"name={name!r} is the name of no kept clock of {log.application}; {listed_names(entry)}."
             )
         found.append(clock)
         return _with_names(entry, clock, {*entry.kept[clock].names} - {name})
@@ -93,12 +93,12 @@ def clock_named(log: Log, given: Clock) -> int:
     newest = log.newest()
     if newest is None:
         raise no_application(log.files, log.application)
-    clock = _clock_of(newest, given)
+    clock = kept_clock(newest, given)
     if clock is not None:
         return clock
     raise NotThereError(
         f"clock={given!r} is not a time, and keeps no clock of {log.application}; give microseconds since 1970, ISO text "
-        f"such as 2013-01-31T12:00:00Z, or the name of a kept clock; {_names(newest)}."
+        f"such as 2013-01-31T12:00:00Z, or the name of a kept clock; {listed_names(newest)}."
     )
 
 
@@ -110,7 +110,7 @@ def _time_of(text: str) -> int | None:
         return None
 
 
-def _names(entry: Entry) -> str:
+def listed_names(entry: Entry) -> str:
     """Return what a message says of the names of all kept clocks."""
     names = sorted(each for kept in entry.kept.values() for each in kept.names)
     return f"there are {', '.join(names)}" if names else "there is none"
@@ -128,8 +128,8 @@ def _amended(log: Log, change: Callable[[Entry], Entry], now: int) -> Entry:
             continue
 
 
-def _clock_of(entry: Entry, name: str) -> int | None:
-    """Return the clock that a name keeps."""
+def kept_clock(entry: Entry, name: str) -> int | None:
+    """Return the clock that a name keeps; None if it keeps none."""
     return next((clock for clock, kept in entry.kept.items() if name in kept.names), None)
 
 

@@ -16,12 +16,13 @@ delivery. What was above the clock is void: no later entry says anything of it. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from persistent_state.errors import DamagedError, ExistsError, FencedError, InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, or_none
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import graph, restore
 from persistent_state.protocol.naming import none_kept
@@ -30,7 +31,7 @@ from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import no_application
-from persistent_state.store.task_state import OutputState, TaskState
+from persistent_state.store.task_state import TaskState
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,7 @@ def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[Output
             # It may have been behind.
             clock = min(clock, newest.tasks[task].outputs.delivered.get(output, clock))
         has = furthest if furthest > BEGINNING and owed is None else None
-        to = clock if clock > BEGINNING else None
-        yield OutputPlan(task, output, choice.action, has, to, why=choice.why, again_by=choice.again_by)
+        yield OutputPlan(task, output, choice.action, has, or_none(clock), why=choice.why, again_by=choice.again_by)
 
 
 def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
@@ -279,22 +279,18 @@ def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now:
         if each.action == RETRACT:
             clock = BEGINNING if each.clock is None else each.clock
             entry = entry.with_owed(each.task, each.output, Owed(entry.timeline, clock))
+    actions, had = defaultdict[str, dict[str, str]](dict), defaultdict[str, dict[str, int]](dict)
+    for each in outputs:
+        actions[each.task][each.output] = each.action
+    for name, output, furthest in _furthest(newest, before):
+        if actions[name].get(output, NONE) != NONE:
+            had[name][output] = furthest
     for name, task in back.tasks.items():
-        actions = {each.output: each.action for each in outputs if each.task == name}
-        entry = entry.with_task(name, replace(task, outputs=_outputs(name, newest, before, actions)))
+        was, again = before.tasks[name], [output for output, action in actions[name].items() if action == AGAIN]
+        is_same_life = _is_same_life(newest.tasks[name], was)
+        state = newest.tasks[name].outputs.rewind(was.outputs, _stood(before, name), is_same_life, again, had[name])
+        entry = entry.with_task(name, replace(task, outputs=state))
     return entry
-
-
-def _outputs(name: str, newest: Entry, before: Entry, actions: Mapping[str, str]) -> OutputState:
-    """Return what the sinks of a task have, when the task goes back to a clock. `actions` says what each output does."""
-    task, was = newest.tasks[name], before.tasks[name]
-    again = [output for output, action in actions.items() if action == AGAIN]
-    had = {
-        output: furthest
-        for of, output, furthest in _furthest(newest, before)
-        if of == name and actions.get(output, NONE) != NONE
-    }
-    return task.outputs.rewind(was.outputs, _stood(before, name), _is_same_life(task, was), again, had)
 
 
 def _is_same_life(task: TaskState, was: TaskState) -> bool:

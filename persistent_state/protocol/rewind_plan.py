@@ -137,7 +137,7 @@ def _lines(plan: RewindPlan) -> Iterator[str]:
     """Yield the lines that describe a plan: its clock, its tasks, what is read again, and what each output does."""
     left_out = {*_names(plan, plan.left_out)}
     why = "which the application leaves out, and which goes back as well"
-    told: dict[str, str | list[str]] = {
+    facts: dict[str, str | list[str]] = {
         "application": plan.application,
         "clock": full_clock(plan.clock) + _which(plan),
         "timeline": f"{plan.timeline}, which begins then",
@@ -146,7 +146,7 @@ def _lines(plan: RewindPlan) -> Iterator[str]:
         "reset or rebuilt": [f"{name}, which is again what it was before" for name in _names(plan, plan.earlier_lives)],
         "names that go": [f"{name}, of {full_clock(clock)}" for name, clock in plan.names_gone.items()],
     }
-    yield from pairs({name: values for name, values in told.items() if values})
+    yield from pairs({name: values for name, values in facts.items() if values})
     if plan.reads:
         yield ""
         yield from table(

@@ -16,6 +16,7 @@ from persistent_state.errors import InvalidInputError, NotThereError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, plain, read_clock, shortened, show_clock
 from persistent_state.open_state import OpenState, OpenStore
+from persistent_state.protocol.naming import kept_clock, listed_names
 from persistent_state.store.asked import key_value
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -155,20 +156,18 @@ class Lookups:
     def _clock(self, entry: Entry, question: Question) -> int:
         """Return the clock that a question names; by default the newest at which the task has a state."""
         newest = min(entry.clock, entry.flow_of(question.task).visited)
-        names = {name: clock for clock, kept in entry.kept.items() for name in kept.names}
         if not question.clock:
             clock = newest
-        elif (named := names.get(question.clock)) is not None:
+        elif (named := kept_clock(entry, question.clock)) is not None:
             clock = named
         else:
             try:
                 clock = read_clock(question.clock)
             except InvalidInputError:
-                listed = f"there are {', '.join(sorted(names))}" if names else "there is none"
                 raise NotThereError(
                     f"clock={question.clock!r} is not a time, and keeps no clock of {question.application}; give microseconds "
                     f"since 1970, ISO text such as 2013-01-31T12:00:00Z, where the + of a zone is written %2B, or the name of "
-                    f"a kept clock; {listed}."
+                    f"a kept clock; {listed_names(entry)}."
                 ) from None
         if clock == BEGINNING:
             raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")

@@ -213,8 +213,8 @@ class SqlSink(RecordingSink):
         if not inspector.has_table(CLOCKS):
             return False
         # Tables of older versions have no timeline.
-        told = [clocks.c[name] for name in ("application", "task", "history", "clock")]
-        record = connection.execute(select(*told).where(self._is_ours(clocks))).one_or_none()
+        columns = [clocks.c[name] for name in ("application", "task", "history", "clock")]
+        record = connection.execute(select(*columns).where(self._is_ours(clocks))).one_or_none()
         if record is not None:
             self._check_record(record, origin, columns_there is not None)
         return record is not None

@@ -38,6 +38,9 @@ from persistent_state.store.task_state import TaskState
 
 Check: TypeAlias = Callable[[pa.Buffer], Iterable[str]]
 
+UNREADABLE = (StoreRefusedError, StoreUnavailableError)
+"""The errors of a store that gives no file: nothing is known to be damaged."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -206,7 +209,7 @@ class _Application:
                     self._found(path, [f"it can't be read without entry {missing}, which is missing"])
             except FileNotFoundError:
                 pass  # collected since it was listed
-            except (StoreRefusedError, StoreUnavailableError) as error:
+            except UNREADABLE as error:
                 self._found(path, [f"it can't be read: {error}"])
             except DamagedError:
                 self._found(path, ["it is not what was written, or of a later format"])
@@ -237,7 +240,7 @@ class _Application:
             except FileNotFoundError:
                 if found is None and self._is_left(kept.entry):
                     self._found(path, [f"it is missing, and {needs}"])
-            except (StoreRefusedError, StoreUnavailableError) as error:
+            except UNREADABLE as error:
                 self._found(path, [f"it can't be read: {error}", needs])
             except DamagedError:
                 self._found(path, ["it is not what was written, or of a later format", needs])
@@ -287,7 +290,7 @@ class _Application:
             before, after = (bytes(self._files.read(self._log.path(each.number))) for each in (entry, follower))
         except FileNotFoundError:
             return True  # collected since it was read, and then nothing follows from it
-        except (StoreRefusedError, StoreUnavailableError):
+        except UNREADABLE:
             return False
         return follower.previous in rewritten(before, after)
 
@@ -343,7 +346,7 @@ class _Application:
             if self._is_left(named.entry):
                 self._found(path, [f"it is missing, and entry {named.entry} names it", *self._needed_at(path)])
             return
-        except (StoreRefusedError, StoreUnavailableError) as error:
+        except UNREADABLE as error:
             self._found(path, [f"it can't be read: {error}", *self._needed_at(path)])
             return
         for stored in named.stored:

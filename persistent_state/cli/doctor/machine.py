@@ -44,11 +44,11 @@ def check_java() -> Check:
 
 def check_spark() -> Check:
     """Check that Spark starts, that it is of PySpark's version, and that its Python workers run."""
-    told = try_spark()
-    if "error" in told:
-        text = f"{told['error'].rstrip('.')}; `python -m {TRIAL}` shows all that Spark says of it: mend that."
+    result = try_spark()
+    if "error" in result:
+        text = f"{result['error'].rstrip('.')}; `python -m {TRIAL}` shows all that Spark says of it: mend that."
         return Check("spark", FAIL, text)
-    spark, pyspark = told["spark"], told["pyspark"]
+    spark, pyspark = result["spark"], result["pyspark"]
     if os.environ.get("SPARK_REMOTE"):
         return Check("spark", OK, f"a server of version {spark}, with PySpark {pyspark} here")
     if _numbers(spark) != _numbers(pyspark):
@@ -59,7 +59,7 @@ def check_spark() -> Check:
 
 
 def try_spark() -> dict[str, Any]:
-    """Start Spark in a process of its own, and return what that process told: two versions, or an error."""
+    """Start Spark in a process of its own, and return what that process printed: two versions, or an error."""
     try:
         ran = subprocess.run(
             [sys.executable, "-m", TRIAL],
@@ -73,10 +73,10 @@ def try_spark() -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"Spark has not started and run a job within {PATIENCE} seconds"}
     try:
-        told: dict[str, Any] = json.loads(ran.stdout.strip().rpartition("\n")[2])
+        result: dict[str, Any] = json.loads(ran.stdout.strip().rpartition("\n")[2])
     except ValueError:
         return {"error": f"Spark does not start, and its process ended with status {ran.returncode}"}
-    return told
+    return result
 
 
 def _numbers(version: str) -> list[str]:
