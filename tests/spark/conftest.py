@@ -38,7 +38,8 @@ def spark() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in sessions.environment().items():
             patch.setenv(name, value)
-        session = sessions.new_session("tests")
+        # It runs hundreds of queries. With half of this its JVM ran out of memory, as Spark keeps something of each.
+        session = sessions.new_session("tests", settings={"spark.driver.memory": "1g"})
         yield session
         session.stop()
         gateway = SparkContext._gateway
