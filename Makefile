@@ -48,6 +48,7 @@ $(VENV)/ready: setup.cfg pyproject.toml | check-java
 	@echo "Setting up $(VENV): once, for a minute or two..."
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test]'
+	@$(BIN)/python -m persistent_state.engine.archives >/dev/null
 	@touch $@
 
 check-java: check-python

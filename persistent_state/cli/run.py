@@ -252,6 +252,8 @@ def _session(name: str, master: str | None, settings: list[tuple[str, str]]) -> 
     """
     from pyspark.sql import SparkSession
 
+    # With this Python the JVM looks for data sources, and with the python3 of the PATH else, which may lack PyArrow.
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
     # Spark's bar of progress has no place in a file, and draws over the lines of a terminal.
     builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
     if master is not None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from persistent_state.batch.alignment import aligned_reach
@@ -19,6 +19,7 @@ from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.engine import failures
+from persistent_state.engine.packed import packed_source
 from persistent_state.engine.spark_versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -47,21 +48,9 @@ def load(
     session: SparkSession, flow: FlowPlan, reader: DataSourceStreamReader, schema: StructType | str = SCHEMA
 ) -> DataFrame:
     """Return what a reader reads as a streaming DataFrame; by default its rows are (label, blob)."""
-    reader_schema = schema
-
-    class ArrowSource(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return f"persistent-state {flow.first.application} {flow.id}"
-
-        def schema(self) -> StructType | str:
-            return reader_schema
-
-        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-            return reader
-
-    session.dataSource.register(ArrowSource)
-    return session.readStream.format(ArrowSource.name()).load()
+    source = packed_source(f"persistent-state {flow.first.application} {flow.id}", flow.title, reader, schema)
+    session.dataSource.register(source)
+    return session.readStream.format(source.name()).load()
 
 
 def blob_batches(sent: Iterable[Blob | Report], labels: Sequence[int], attempts: int) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,228 @@
+"""Where the time goes from `app.run` to the first commit, part by part, and what each setting that a user has saves.
+
+    python -m benchmarks.start [--repetitions N] [--json FILE]
+
+An application reads ten files of a thousand rows, in a process of its own each time, with Spark on two cores. Told are medians of
+wall seconds of each part, and the processor seconds of Spark's JVM and of each of its Python processes up to the first commit.
+The settings are tried in turn, so that a machine that becomes slower is so for all of them; each is what a user can set:
+
+- `as it comes`: Spark takes `python3` of the PATH to look for data sources, whatever Python starts it;
+- `this Python`: PYSPARK_PYTHON names this one, as `persistent-state run` does by itself;
+- `compiled archive`: so, and the modules in Spark's pyspark.zip are compiled, which each Python process does else by itself;
+- `class archive`: so, and the JVM maps the classes that an earlier run had loaded;
+- `no page`: so, and without the pages of Spark's UI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.measure import write_json
+from persistent_state.engine.archives import compile_archives
+
+ROWS, FILES, SPAN = 1_000, 10, 10_000_000
+PARTS = ("imports", "session", "checks", "source", "query", "plan", "rows", "commit")
+"""The parts in their order. `source` is Spark's look for data sources and the making of ours, `query` the start of the query,
+`plan` the process that asks the source for offsets and Spark's plan, `rows` the workers, the shuffle and the state."""
+PROCESSES = {
+    "lookup_data_sources": "looks for data sources",
+    "create_data_source": "makes the source",
+    "plan_data_source_read": "plans the source",
+    "python_streaming_source_runner": "asks for offsets",
+    "pyspark.worker": "workers",
+}
+
+
+def write(place: Path) -> None:
+    (place / "in").mkdir(parents=True)
+    for file in range(FILES):
+        chance = np.random.default_rng(file)
+        stamps = pa.array(file * SPAN + np.sort(chance.integers(0, SPAN, ROWS))).cast(pa.timestamp("us", "UTC"))
+        columns = {"ts": stamps, "key": chance.integers(0, 10_000, ROWS), "amount": chance.integers(0, 9, ROWS)}
+        pq.write_table(pa.table(columns), place / "in" / f"{file:05d}.parquet")
+
+
+class Processor:
+    """What each process below this one has used so far. It looks often, as some of them end soon."""
+
+    def __init__(self) -> None:
+        self._used: dict[int, tuple[str, float]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> dict[str, float]:
+        """Return processor seconds by what the processes do."""
+        self._ended.set()
+        self._thread.join()
+        seconds: dict[str, float] = {}
+        for what, used in self._used.values():
+            seconds[what] = seconds.get(what, 0.0) + used
+        return seconds
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.02):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    name, times = " ".join(process.cmdline()), process.cpu_times()
+                    found = (told for sign, told in PROCESSES.items() if sign in name)
+                    what = "JVM" if "java" in process.name() else next(found, "others")
+                    self._used[process.pid] = what, times.user + times.system
+
+
+def run_once(place: Path, settings: list[str]) -> dict[str, Any]:
+    """Start the application, and return when each part ended, in seconds since this process began."""
+    ends: dict[str, float] = {}
+    born = psutil.Process().create_time()
+    processor = Processor()
+
+    def end(part: str) -> None:
+        ends.setdefault(part, time.time() - born)
+
+    def ending(owner: Any, name: str, part: str, before: str | None = None) -> None:
+        """Let a part end when a function returns, and the one before it when the function is called."""
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def noted(*arguments: Any, **options: Any) -> Any:
+            if before is not None:
+                end(before)
+            result = function(*arguments, **options)
+            end(part)
+            return result
+
+        setattr(owner, name, noted)
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from monoids import Sum
+    from persistent_state import Application, FileSource, NonWindowState, PersistentTask
+    from persistent_state.engine import arrow_source, micro_batch
+
+    class Totals(PersistentTask):
+        key, value = "key", "amount"
+
+        def persistent_state(self) -> NonWindowState[int]:
+            return NonWindowState(Sum())
+
+    ending(arrow_source, "load", "source", before="checks")
+    ending(DataStreamWriter, "start", "query")
+    ending(micro_batch, "answers_of", "rows")
+    commit: Callable[..., Any] = micro_batch.Commit.__call__
+    setattr(micro_batch.Commit, "__call__", lambda *given: (end("plan"), commit(*given)))  # noqa: B010
+    end("imports")
+    builder = SparkSession.builder.master("local[2]")
+    for setting in settings:
+        builder = builder.config(*setting.split("=", 1))
+    spark = builder.getOrCreate()
+    end("session")
+    used: dict[str, float] = {}
+
+    def committed(progress: object) -> None:
+        end("commit")
+        used.update(processor.end())
+
+    app = Application("job", str(place / "store"), checkpoint_interval="1 minute", allowed_delay="1 minute", shards=2)
+    app.add(Totals(), FileSource(place / "in", timestamp="ts")).run(spark, on_progress=committed, show_progress=False)
+    spark.stop()
+    begins = [0.0, *(ends[part] for part in PARTS)]
+    return {"parts": {part: ends[part] - begins[number] for number, part in enumerate(PARTS)}, "processor": used}
+
+
+def compiled_home(folder: Path) -> Path:
+    """Return a home of Spark like PySpark's own, whose pyspark.zip has compiled modules."""
+    import pyspark
+
+    own, home = Path(pyspark.__file__).parent, folder / "home"
+    home.mkdir()
+    for entry in own.iterdir():
+        if entry.name != "python":
+            (home / entry.name).symlink_to(entry)
+    shutil.copytree(own / "python/lib", home / "python/lib")
+    compile_archives(home)
+    return home
+
+
+def once(place: Path, env: Mapping[str, str], settings: list[str]) -> dict[str, Any]:
+    """Run a process of its own, in a store of its own."""
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        (Path(folder) / "in").symlink_to(place / "in")
+        command = [sys.executable, "-m", "benchmarks.start", "--once", folder, *settings]
+        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(done.stderr)
+        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return told
+
+
+def medians(told: list[dict[str, Any]], kind: str) -> dict[str, float]:
+    names = dict.fromkeys(name for one in told for name in one[kind])
+    return {name: statistics.median(one[kind].get(name, 0.0) for one in told) for name in names}
+
+
+def print_table(found: Mapping[str, Mapping[str, Mapping[str, float]]], kind: str, title: str) -> None:
+    rows = dict.fromkeys(name for figures in found.values() for name in figures[kind])
+    print(f"{title:>24} " + " ".join(f"{name:>16}" for name in found))
+    for row in rows:
+        print(f"{row:>24} " + " ".join(f"{figures[kind].get(row, 0.0):>16.2f}" for figures in found.values()))
+    print(f"{'sum':>24} " + " ".join(f"{sum(figures[kind].values()):>16.2f}" for figures in found.values()) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--once", nargs="+", help=argparse.SUPPRESS)
+    told = parser.parse_args()
+    if told.once:
+        print(json.dumps(run_once(Path(told.once[0]), told.once[1:])))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        place = Path(folder)
+        write(place)
+        python = {"PYSPARK_PYTHON": sys.executable}
+        compiled = {**python, "SPARK_HOME": str(compiled_home(place))}
+        archive = place / "classes.jsa"
+        once(place, {**compiled, "JDK_JAVA_OPTIONS": f"-XX:ArchiveClassesAtExit={archive}"}, [])
+        classes = {**compiled, "JDK_JAVA_OPTIONS": f"-XX:SharedArchiveFile={archive}"}
+        ways: dict[str, tuple[Mapping[str, str], list[str]]] = {
+            "as it comes": ({}, []),
+            "this Python": (python, []),
+            "compiled archive": (compiled, []),
+            "class archive": (classes, []),
+            "no page": (classes, ["spark.ui.enabled=false"]),
+        }
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+        for number in range(told.repetitions):
+            for name, way in ways.items():
+                print(f"{number + 1} of {told.repetitions}: {name}", file=sys.stderr)
+                runs[name].append(once(place, *way))
+    found = {name: {kind: medians(some, kind) for kind in ("parts", "processor")} for name, some in runs.items()}
+    print_table(found, "parts", "seconds")
+    print_table(found, "processor", "processor seconds")
+    write_json(told.json, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
