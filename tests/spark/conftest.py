@@ -50,6 +50,18 @@ def spark() -> Iterator[SparkSession]:
         SparkContext._gateway = SparkContext._jvm = None
 
 
+@pytest.fixture(autouse=True)
+def _jvm_lives(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Name the test in which the JVM of all tests ended, and how: the next ones could only say that it is gone."""
+    yield
+    if "spark" in request.fixturenames:
+        from pyspark import SparkContext
+
+        assert SparkContext._gateway is not None
+        status = SparkContext._gateway.proc.poll()
+        assert status is None, f"the JVM ended with status {status}: 52 is of one without memory, -9 of one that was killed"
+
+
 @dataclass(frozen=True)
 class Rehearsal:
     """A run of the victim that nobody harmed: the steps that it took, and what makes the next JVMs start faster."""

@@ -1111,7 +1111,7 @@ class TestCollection:
         assert all(commits.written(path) <= commits.written(page.path) for path in unnamed)
         # The list is of another flow's micro-batches.
         assert self.run_files(files, "other") <= left
-        told = [record.message for record in caplog.records]
+        told = caplog.messages
         assert [page.path in message for message in told] == [True], told
 
     def test_temporary_files_of_killed_writers_go_once_they_are_old(self, tmp_path: Path) -> None:
