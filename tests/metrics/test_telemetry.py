@@ -216,7 +216,7 @@ def test_an_sdk_that_raises_fails_no_run(monkeypatch: pytest.MonkeyPatch, caplog
         monitor.hear(WORK)
         monitor.restart()
         monitor.close()
-        assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [said]
+        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [said]
 
 
 PROGRAM = """
