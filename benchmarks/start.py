@@ -2,15 +2,14 @@
 
     python -m benchmarks.start [--repetitions N] [--json FILE]
 
-An application reads ten files of a thousand rows, in a process of its own each time, with Spark on two cores. Told are medians of
-wall seconds of each part, and the processor seconds of Spark's JVM and of each of its Python processes up to the first commit.
-The settings are tried in turn, so that a machine that becomes slower is so for all of them; each is what a user can set:
+An application reads ten files of a thousand rows, in a process of its own each time, with Spark on two cores. Told are medians
+of the wall seconds of each part, and of the processor seconds of Spark's JVM and its Python processes up to the first commit.
+The settings take turns. Each is one that a user has:
 
-- `as it comes`: Spark takes `python3` of the PATH to look for data sources, whatever Python starts it;
-- `this Python`: PYSPARK_PYTHON names this one, as `persistent-state run` does by itself;
-- `compiled archive`: so, and the modules in Spark's pyspark.zip are compiled, which each Python process does else by itself;
-- `class archive`: so, and the JVM maps the classes that an earlier run had loaded;
-- `no page`: so, and without the pages of Spark's UI.
+- `as it comes`: none;
+- `archives`: the modules in PySpark's archives are compiled, which each Python process else does by itself;
+- `classes`: so, and the JVM maps the classes that an earlier run had loaded;
+- `one compiler`: so, and the JVM compiles with its first compiler only, which is for runs of seconds.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Processor:
                     self._used[process.pid] = what, times.user + times.system
 
 
-def run_once(place: Path, settings: list[str]) -> dict[str, Any]:
+def run_once(place: Path) -> dict[str, Any]:
     """Start the application, and return when each part ended, in seconds since this process began."""
     ends: dict[str, float] = {}
     born = psutil.Process().create_time()
@@ -131,10 +130,7 @@ def run_once(place: Path, settings: list[str]) -> dict[str, Any]:
     commit: Callable[..., Any] = micro_batch.Commit.__call__
     setattr(micro_batch.Commit, "__call__", lambda *given: (end("plan"), commit(*given)))  # noqa: B010
     end("imports")
-    builder = SparkSession.builder.master("local[2]")
-    for setting in settings:
-        builder = builder.config(*setting.split("=", 1))
-    spark = builder.getOrCreate()
+    spark = SparkSession.builder.master("local[2]").getOrCreate()
     end("session")
     used: dict[str, float] = {}
 
@@ -163,11 +159,11 @@ def compiled_home(folder: Path) -> Path:
     return home
 
 
-def once(place: Path, env: Mapping[str, str], settings: list[str]) -> dict[str, Any]:
+def once(place: Path, env: Mapping[str, str]) -> dict[str, Any]:
     """Run a process of its own, in a store of its own."""
     with tempfile.TemporaryDirectory(dir=place) as folder:
         (Path(folder) / "in").symlink_to(place / "in")
-        command = [sys.executable, "-m", "benchmarks.start", "--once", folder, *settings]
+        command = [sys.executable, "-m", "benchmarks.start", "--once", folder]
         done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr)
@@ -192,32 +188,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--once", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--once", type=Path, help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.once:
-        place = Path(told.once[0])
-        Path(place, "told").write_text(json.dumps(run_once(place, told.once[1:])))
+        (told.once / "told").write_text(json.dumps(run_once(told.once)))
         return 0
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         place = Path(folder)
         write(place)
+        # Else Spark runs the python3 of the PATH to look for data sources.
         python = {"PYSPARK_PYTHON": sys.executable}
-        compiled = {**python, "SPARK_HOME": str(compiled_home(place))}
-        archive = place / "classes.jsa"
-        once(place, {**compiled, "JDK_JAVA_OPTIONS": f"-XX:ArchiveClassesAtExit={archive}"}, [])
-        classes = {**compiled, "JDK_JAVA_OPTIONS": f"-XX:SharedArchiveFile={archive}"}
-        ways: dict[str, tuple[Mapping[str, str], list[str]]] = {
-            "as it comes": ({}, []),
-            "this Python": (python, []),
-            "compiled archive": (compiled, []),
-            "class archive": (classes, []),
-            "no page": (classes, ["spark.ui.enabled=false"]),
+        archives = {**python, "SPARK_HOME": str(compiled_home(place))}
+        file = place / "classes.jsa"
+        once(place, {**archives, "JDK_JAVA_OPTIONS": f"-XX:ArchiveClassesAtExit={file}"})
+        classes = {**archives, "JDK_JAVA_OPTIONS": f"-XX:SharedArchiveFile={file}"}
+        ways: dict[str, Mapping[str, str]] = {
+            "as it comes": python,
+            "archives": archives,
+            "classes": classes,
+            "one compiler": {**classes, "JDK_JAVA_OPTIONS": f"{classes['JDK_JAVA_OPTIONS']} -XX:TieredStopAtLevel=1"},
         }
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
         for number in range(told.repetitions):
             for name, way in ways.items():
                 print(f"{number + 1} of {told.repetitions}: {name}", file=sys.stderr)
-                runs[name].append(once(place, *way))
+                runs[name].append(once(place, way))
     found = {name: {kind: medians(some, kind) for kind in ("parts", "processor")} for name, some in runs.items()}
     print_table(found, "parts", "seconds")
     print_table(found, "processor", "processor seconds")

@@ -19,6 +19,7 @@ import yaml
 from persistent_state import Application, InvalidInputError
 from persistent_state.cli import run, stop_signals
 from persistent_state.cli.commands import _parser
+from persistent_state.engine import archives
 from tests.deployed import DEPLOY, MANIFESTS, container_of, instructions, pod_of, seconds_of
 
 ROOT = DEPLOY.parent
@@ -73,6 +74,7 @@ def test_the_image_installs_extras_that_there_are_and_runs_the_command_as_an_own
     installed = next(line for line in of_dockerfile("RUN") if "apt-get" in line)
     (java,) = re.findall(r"openjdk-(\d+)-jre-headless", installed)
     assert int(java) >= 17
+    assert f"python -m {archives.__name__}" in of_dockerfile("RUN")
     (entry,) = map(json.loads, of_dockerfile("ENTRYPOINT"))
     (script,) = [
         line.partition(" = ")[0] for line in setup()["options.entry_points"]["console_scripts"].split("\n") if line

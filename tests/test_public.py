@@ -242,7 +242,11 @@ def test_spark_finds_the_data_source_by_the_name_of_a_package_that_is_installed(
     assert any(fnmatch(found, pattern) for pattern in installed)
     assert importlib.import_module(found).DefaultSource.name() == "persistent-state"
     # Spark imports it for each user of any Python data source.
-    assert {name.split(".")[0] for name in imports(ROOT / found / "__init__.py", at_load=True)} == {"__future__", "collections", "pyspark"}
+    assert {name.split(".")[0] for name in imports(ROOT / found / "__init__.py", at_load=True)} == {
+        "__future__",
+        "collections",
+        "pyspark",
+    }
 
 
 def test_monoids_know_nothing_of_persistent_state_or_spark() -> None:

@@ -90,7 +90,9 @@ def python_with(version: str) -> Path:
         Path(own, "all-else.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--use-pep517"]
         subprocess.run([*install, f"pyspark=={version}"], check=True)
-        subprocess.run([str(python), "-m", "persistent_state.engine.archives"], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [str(python), "-m", "persistent_state.engine.archives"], cwd=ROOT, stdout=subprocess.DEVNULL, check=True
+        )
         (place / "ready").touch()
     return python
 

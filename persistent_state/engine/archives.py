@@ -1,7 +1,7 @@
 """Compile the modules in PySpark's archives: `python -m persistent_state.engine.archives`.
 
-Spark's Python processes import PySpark from archives of source text, and Python keeps nothing that it compiles of an archive. So each
-process compiles PySpark again, unless the archive has the modules compiled, too.
+Spark's Python processes import PySpark from archives of source text. Python keeps nothing that it compiles of an archive, so
+each process compiles PySpark again, unless the archive has the compiled modules, too.
 """
 
 from __future__ import annotations

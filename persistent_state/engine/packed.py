@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from pyspark import cloudpickle
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -18,7 +18,7 @@ def packed_source(name: str, what: str, reader: DataSourceStreamReader, schema: 
 
     Its classes are made here, so they are pickled by value. They name nothing that a process must import from this library.
     """
-    source_name, source_schema, data = name, schema, cloudpickle.dumps(reader)
+    source_name, source_schema, data = name, schema, CloudPickleSerializer().dumps(reader)
     # Spark asks of which of its own classes a reader is.
     marks = [kind for kind in type(reader).__mro__ if kind.__module__.startswith("pyspark.")]
 

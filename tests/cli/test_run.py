@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -197,6 +197,42 @@ def test_what_can_not_be_loaded_is_to_be_mended(session: Session, capsys: pytest
     assert main(["run", f"{__file__}:no_such_name"]) == command.MEND
     assert session.told == []
     assert "there is no module no_such_module" in capsys.readouterr().err
+
+
+class Builder:
+    """Instead of Spark's: what it starts is the environment in which it would have."""
+
+    def config(self, key: str, value: str) -> Builder:
+        return self
+
+    appName = master = lambda self, name: self
+
+    def getOrCreate(self) -> dict[str, str]:
+        return {**os.environ}
+
+
+@pytest.mark.parametrize(
+    ("set_before", "looks_with"),
+    [
+        ({}, sys.executable),
+        ({"PYSPARK_PYTHON": "/opt/python"}, "/opt/python"),
+        ({"PYSPARK_PYTHON": "/opt/python", "PYSPARK_DRIVER_PYTHON": "/opt/other"}, "/opt/other"),
+    ],
+)
+def test_spark_looks_for_data_sources_with_this_python_if_nobody_names_another(
+    set_before: Mapping[str, str], looks_with: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql import SparkSession
+
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "")  # It is put back afterwards.
+        monkeypatch.delenv(name)
+    for name, value in set_before.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    seen = command._session("name", "local[1]", [])
+    assert seen["PYSPARK_DRIVER_PYTHON"] == looks_with
+    assert seen.get("PYSPARK_PYTHON") == set_before.get("PYSPARK_PYTHON")
 
 
 def test_a_session_that_does_not_start_is_tried_again(

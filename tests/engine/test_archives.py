@@ -13,7 +13,13 @@ import pytest
 from persistent_state.engine import archives
 from persistent_state.engine.archives import compile_archives
 
-MODULES = {"shop/__init__.py": "", "shop/orders.py": "WHY = 'compiled'\n", "shop/names.json": "{}", "shop/orders.pyc": "?", "shop/sold.pyc": "?"}
+MODULES = {
+    "shop/__init__.py": "",
+    "shop/orders.py": "WHY = 'compiled'\n",
+    "shop/names.json": "{}",
+    "shop/orders.pyc": "?",
+    "shop/sold.pyc": "?",
+}
 
 
 @pytest.fixture

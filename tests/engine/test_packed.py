@@ -13,7 +13,6 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 
-from monoids import Count
 from persistent_state.engine.arrow_source import ArrowReader
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.engine.packed import packed_source
@@ -55,7 +54,10 @@ def run(program: str, file: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_that_passes_a_reader_on_imports_nothing_of_this_library(tmp_path: Path) -> None:
-    done = run(PASSES_ON + "print(type(reader._unpacked()).__name__, 'persistent_state' in sys.modules)", kept(tmp_path, reader()))
+    done = run(
+        PASSES_ON + "print(type(reader._unpacked()).__name__, 'persistent_state' in sys.modules)",
+        kept(tmp_path, reader()),
+    )
     assert (done.stdout, done.stderr) == ("ArrowReader True\n", "")
 
 

@@ -161,9 +161,7 @@ def test_a_store_that_fails_hides_neither_the_other_runs_nor_what_the_run_knows(
         found = Collected(reader)
         assert found.values(measures.READABLE) == {(): 1}
         assert found.values(measures.MESSAGES) == {("A",): 5}
-    assert caplog.messages == [
-        "OpenTelemetry was not told a metric; this is said once: OSError('the disk is away')"
-    ]
+    assert caplog.messages == ["OpenTelemetry was not told a metric; this is said once: OSError('the disk is away')"]
     for run in runs:
         run.close()
 

@@ -59,7 +59,9 @@ def _jvm_lives(request: pytest.FixtureRequest) -> Iterator[None]:
 
         assert SparkContext._gateway is not None
         status = SparkContext._gateway.proc.poll()
-        assert status is None, f"the JVM ended with status {status}: 52 is of one without memory, -9 of one that was killed"
+        assert status is None, (
+            f"the JVM ended with status {status}: 52 is of one without memory, -9 of one that was killed"
+        )
 
 
 @dataclass(frozen=True)
