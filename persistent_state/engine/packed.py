@@ -1,4 +1,4 @@
-"""Hand a reader to Spark as bytes, so that a Python process which only passes it on needs not import what it is made of.
+"""Hand a reader to Spark as bytes, so that a Python process which only passes it on need not import what it is made of.
 
 Spark makes a data source in one process, plans it in another and asks it for offsets in a third, before any worker reads.
 """
@@ -18,17 +18,18 @@ def packed_source(name: str, what: str, reader: DataSourceStreamReader, schema: 
 
     Its classes are made here, so they are pickled by value. They name nothing that a process must import from this library.
     """
-    source_name, source_schema, data = name, schema, CloudPickleSerializer().dumps(reader)
+    source_name, source_schema = name, schema
+    data: bytes = CloudPickleSerializer().dumps(reader)  # type: ignore[no-untyped-call]
     # Spark asks of which of its own classes a reader is.
     marks = [kind for kind in type(reader).__mro__ if kind.__module__.startswith("pyspark.")]
 
     class PackedReader(*marks):  # type: ignore[misc]
         _reader: Any = None
 
-        def initialOffset(self) -> dict[str, Any]:
+        def initialOffset(self) -> Any:
             return self._unpacked().initialOffset()
 
-        def latestOffset(self, *given: Any) -> dict[str, Any]:
+        def latestOffset(self, *given: Any) -> Any:
             return self._unpacked().latestOffset(*given)
 
         def getDefaultReadLimit(self) -> Any:
