@@ -96,10 +96,22 @@ def new_session(spark: SparkSession) -> SparkSession:
             f"pyspark={pyspark.__version__} is too old for a client of Spark Connect; install 4.1 or newer."
         )
     session = make(remote)
+    try_again(spark)
     session.client.set_retry_policies([_patience()])
     if spark in _parallelism:
         _parallelism[session] = _parallelism[spark]
     return session  # type: ignore[no-any-return, unused-ignore]
+
+
+def try_again(spark: SparkSession) -> None:
+    """Let calls of a session be tried again, after a `RemoteQuery` of it has given the server up.
+
+    They are tried for some 15 seconds, not for the ten minutes of Spark's default: the end of a process may be such a call.
+    """
+    if is_connect(spark):
+        client: Any = spark.client  # type: ignore[attr-defined, unused-ignore]
+        if not client.get_retry_policies():
+            client.set_retry_policies([_patience()])
 
 
 def _patience() -> Any:
@@ -261,8 +273,8 @@ def _marked(files: Files) -> Iterator[str | None]:
 class RemoteQuery:
     """A streaming query of a server, which is asked seldom.
 
-    Once the server is lost, no call of these `sessions` is tried again. Else the end of the run would wait for each, and the
-    end of the process for ten minutes.
+    Once the server is lost, no call of these `sessions` is tried again, until `try_again`. Else the end of the run would wait
+    for each.
     """
 
     def __init__(

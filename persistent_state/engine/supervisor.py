@@ -388,6 +388,8 @@ class Supervisor:
             lambda: self._garbage.stop(max(0.0, until - time.monotonic())),
             self._scratch.remove,
             self.reports.close,
+            # The session is the user's, and stays when the run has ended.
+            partial(connect.try_again, self._setup.spark),
         ]
         for end in ends if self.monitor is None else [*ends, self.monitor.close]:
             # If one of these fails, as without a JVM, do the others all the same.

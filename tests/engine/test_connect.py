@@ -56,7 +56,12 @@ class RemoteSession:
     def __init__(self, answer: object = None) -> None:
         self.answer = answer
         self.sessions = 0
-        self.client = SimpleNamespace(set_retry_policies=lambda policies: None, release_session=self.forget)
+        self.policies: list[object] = ["the user's"]
+        self.client = SimpleNamespace(
+            get_retry_policies=lambda: self.policies,
+            set_retry_policies=lambda policies: setattr(self, "policies", policies),
+            release_session=self.forget,
+        )
 
     def cloneSession(self) -> Any:
         self.sessions += 1
@@ -381,6 +386,22 @@ def test_once_the_server_is_lost_nothing_is_tried_again() -> None:
     with pytest.raises(Grpc):
         remote.stop()
     assert policies == [[], []]
+
+
+def test_calls_of_a_session_are_tried_again_later_and_settings_of_the_user_stay() -> None:
+    session: Any = RemoteSession()
+    connect.try_again(session)
+    assert session.policies == ["the user's"]
+
+    def stop() -> None:
+        raise Grpc("UNAVAILABLE")
+
+    remote = RemoteQuery(SimpleNamespace(stop=stop), [session])  # type: ignore[arg-type]
+    with pytest.raises(Grpc):
+        remote.stop()
+    assert session.policies == []
+    connect.try_again(session)
+    assert [policy.max_retries for policy in session.policies] == [7]
 
 
 def test_a_note_is_read_as_it_was_written() -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import Running, StateError
-from persistent_state.engine import backoff, supervisor
+from persistent_state.engine import backoff, connect, supervisor
 from persistent_state.engine.deliveries import Deliveries
 from persistent_state.engine.feeds import Part
 from persistent_state.engine.garbage import GarbageCollection
@@ -436,6 +436,14 @@ def test_sinks_are_told_of_a_stop_first_and_only_an_end_by_itself_collects_once_
         assert not {"collects", "sinks get the rest"} & {*done}
     else:
         assert first[1:3] == ["sinks get the rest", "collects"]
+
+
+def test_the_session_of_the_user_is_tried_again_once_the_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions: list[object] = []
+    monkeypatch.setattr(connect, "try_again", sessions.append)
+    script = play(fails(FencedError("a newer driver owns app.")))
+    script.run()
+    assert sessions == [script.setup.session]
 
 
 def test_a_first_start_that_fails_raises_and_leaves_nothing_running() -> None:
