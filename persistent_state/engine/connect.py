@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from persistent_state.engine import spark_versions
 from persistent_state.errors import InvalidInputError
 from persistent_state.store.files import Files, LocalFiles
 
@@ -194,19 +195,29 @@ def check_server(spark: SparkSession, files: Files) -> None:
 
 
 def _check_worker(spark: SparkSession, url: str, mark: str | None) -> None:
-    """Refuse a server of which a worker has no library, another version of it, or not the file that this machine has made.
+    """Refuse a server of which a worker has no library or another version, unfit packages, or not this machine's file.
 
     Raises:
         InvalidInputError: It is so.
     """
+    own = _version()
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
+            version, unfit = _version(), ""
             is_there = mark is None or os.path.exists(mark)
-            yield pa.record_batch({"version": pa.array([_version()]), "is_there": pa.array([is_there])})
+            try:
+                # Another version of the library may have no such check, and is refused for that.
+                if version == own:
+                    spark_versions.check_pyarrow(pyspark.__version__, pa.__version__, spark_versions.state_serializer)
+            except InvalidInputError as error:
+                unfit = str(error)
+            answer = {"version": version, "unfit": unfit, "is_there": is_there}
+            yield pa.RecordBatch.from_pylist([answer])
 
     try:
-        (there,) = spark.range(0, 1, 1, 1).mapInArrow(look, "version string, is_there boolean").collect()
+        types = "version string, unfit string, is_there boolean"
+        (there,) = spark.range(0, 1, 1, 1).mapInArrow(look, types).collect()
     except PySparkException as error:
         if is_lost(error):
             raise
@@ -215,12 +226,13 @@ def _check_worker(spark: SparkSession, url: str, mark: str | None) -> None:
             if sign in text:
                 raise InvalidInputError(f"the Spark Connect server's Python {why}; {way}.") from error
         raise
-    own = _version()
     if there["version"] != own:
         raise InvalidInputError(
             f"the Python of the Spark Connect server has persistent-state {there['version']}, and this one {own}; install the "
             "same version on both."
         )
+    if there["unfit"]:
+        raise InvalidInputError(f"the Python of the Spark Connect server can't run this: {there['unfit']}")
     if not there["is_there"]:
         raise InvalidInputError(
             f"store={url} is a folder of this machine, and the Spark Connect server has another there; use one both reach."

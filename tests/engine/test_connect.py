@@ -141,7 +141,7 @@ class TestServer:
     @pytest.mark.parametrize(
         ("answer", "words"),
         [
-            ({"version": "0.0.0", "is_there": True}, "has persistent-state 0.0.0, and this one"),
+            ({"version": "0.0.0", "unfit": "", "is_there": True}, "has persistent-state 0.0.0, and this one"),
             (PySparkException("ModuleNotFoundError: No module named 'persistent_state'"), "has no persistent-state"),
             (PySparkException("ModuleNotFoundError: No module named 'shop'"), "install the same packages there"),
             (PySparkException("[PYTHON_VERSION_MISMATCH] Python in worker"), "has another minor version"),
@@ -151,6 +151,14 @@ class TestServer:
     def test_a_server_that_lacks_something_is_refused_with_what_to_install(self, answer: object, words: str) -> None:
         session: Any = RemoteSession(answer)
         with pytest.raises(InvalidInputError, match=words):
+            connect.check_server(session, core.memory())
+
+    def test_a_server_whose_packages_do_not_go_together_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connect.pyspark, "__version__", "4.1.0")
+        monkeypatch.setattr(connect.pa, "__version__", "26.0.0")
+        monkeypatch.setattr(connect.spark_versions, "state_serializer", lambda: 'state_info_col["numRows"]')
+        session: Any = RemoteSession()
+        with pytest.raises(InvalidInputError, match=r"server can't run this: pyspark=4\.1\.0 does not work with"):
             connect.check_server(session, core.memory())
 
     def test_a_folder_that_is_another_on_the_server_is_refused(
