@@ -312,11 +312,9 @@ class Application:
             InvalidInputError: The set-up can't work. Nothing was changed.
             StateError: The run failed. The next start goes on from the global clock.
         """
-        running = self._start(
+        return self._start(
             spark, reset, rebuild, on_progress, metrics, show_progress, trigger=None, to_the_end=True, drains=drain
         )
-        running.await_termination()
-        return running
 
     def _start(
         self,
@@ -331,7 +329,7 @@ class Application:
         drains: bool = False,
     ) -> Running:
         from persistent_state.engine.queries import columns_of
-        from persistent_state.engine.run import start
+        from persistent_state.engine.run import run, start
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
@@ -358,7 +356,8 @@ class Application:
             metrics=endpoint,
             show_progress=show_progress,
         )
-        return start(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
+        begin = run if to_the_end else start
+        return begin(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
 
     def plan_rewind(self, to: Clock, *, outputs: Mapping[str, str] | None = None) -> RewindPlan:
         """Plan to go back to a kept clock, and look whether sources and sinks can follow. Nothing is changed.

@@ -6,6 +6,7 @@ import gc
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -158,7 +159,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             tick = max(self._tick(before["ends"]), int(step is not None))
             return {"ends": dict(self._reach.ends), "tick": before["tick"] + tick}
 
-        if self._is_at_end:
+        if self._is_at_end and not self._is_fenced():
             return before
         newest = self._tried(latest) or {"ends": before["ends"], "tick": before["tick"] + 1}
         # A query that was seen to have nothing to read must not begin another micro-batch while it is being stopped.
@@ -214,10 +215,17 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._error = error
         return None
 
+    def _is_fenced(self) -> bool:
+        # A query that is being stopped does not fail for a store that does not answer now.
+        with suppress(StateError):
+            newest = self._log.newest()
+            return newest is not None and newest.epoch > self._epoch
+        return False
+
     def _newest(self) -> Entry:
-        entry = self._log.newest()
-        assert entry is not None, "a start creates an entry before any query"
-        return entry
+        # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing to
+        # read would ask its source for ever after a newer driver has started.
+        return commits.own(self._log, self._epoch)
 
     def _known(self) -> FlowState:
         return commits.flow_by(self._newest(), self.flow)

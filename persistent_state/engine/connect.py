@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from persistent_state.engine import spark_versions
 from persistent_state.errors import InvalidInputError
 from persistent_state.store.files import Files, LocalFiles
 
@@ -96,10 +97,22 @@ def new_session(spark: SparkSession) -> SparkSession:
             f"pyspark={pyspark.__version__} is too old for a client of Spark Connect; install 4.1 or newer."
         )
     session = make(remote)
+    try_again(spark)
     session.client.set_retry_policies([_patience()])
     if spark in _parallelism:
         _parallelism[session] = _parallelism[spark]
     return session  # type: ignore[no-any-return, unused-ignore]
+
+
+def try_again(spark: SparkSession) -> None:
+    """Let calls of a session be tried again, after a `RemoteQuery` of it has given the server up.
+
+    They are tried for some 15 seconds, not for the ten minutes of Spark's default: the end of a process may be such a call.
+    """
+    if is_connect(spark):
+        client: Any = spark.client  # type: ignore[attr-defined, unused-ignore]
+        if not client.get_retry_policies():
+            client.set_retry_policies([_patience()])
 
 
 def _patience() -> Any:
@@ -182,19 +195,29 @@ def check_server(spark: SparkSession, files: Files) -> None:
 
 
 def _check_worker(spark: SparkSession, url: str, mark: str | None) -> None:
-    """Refuse a server of which a worker has no library, another version of it, or not the file that this machine has made.
+    """Refuse a server of which a worker has no library or another version, unfit packages, or not this machine's file.
 
     Raises:
         InvalidInputError: It is so.
     """
+    own = _version()
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
+            version, unfit = _version(), ""
             is_there = mark is None or os.path.exists(mark)
-            yield pa.record_batch({"version": pa.array([_version()]), "is_there": pa.array([is_there])})
+            try:
+                # Another version of the library may have no such check, and is refused for that.
+                if version == own:
+                    spark_versions.check_pyarrow(pyspark.__version__, pa.__version__, spark_versions.state_serializer)
+            except InvalidInputError as error:
+                unfit = str(error)
+            answer = {"version": version, "unfit": unfit, "is_there": is_there}
+            yield pa.RecordBatch.from_pylist([answer])
 
     try:
-        (there,) = spark.range(0, 1, 1, 1).mapInArrow(look, "version string, is_there boolean").collect()
+        types = "version string, unfit string, is_there boolean"
+        (there,) = spark.range(0, 1, 1, 1).mapInArrow(look, types).collect()
     except PySparkException as error:
         if is_lost(error):
             raise
@@ -203,12 +226,13 @@ def _check_worker(spark: SparkSession, url: str, mark: str | None) -> None:
             if sign in text:
                 raise InvalidInputError(f"the Spark Connect server's Python {why}; {way}.") from error
         raise
-    own = _version()
     if there["version"] != own:
         raise InvalidInputError(
             f"the Python of the Spark Connect server has persistent-state {there['version']}, and this one {own}; install the "
             "same version on both."
         )
+    if there["unfit"]:
+        raise InvalidInputError(f"the Python of the Spark Connect server can't run this: {there['unfit']}")
     if not there["is_there"]:
         raise InvalidInputError(
             f"store={url} is a folder of this machine, and the Spark Connect server has another there; use one both reach."
@@ -261,8 +285,8 @@ def _marked(files: Files) -> Iterator[str | None]:
 class RemoteQuery:
     """A streaming query of a server, which is asked seldom.
 
-    Once the server is lost, no call of these `sessions` is tried again. Else the end of the run would wait for each, and the
-    end of the process for ten minutes.
+    Once the server is lost, no call of these `sessions` is tried again, until `try_again`. Else the end of the run would wait
+    for each.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ EVERY_SECONDS = 10.0
 """Time between two collections."""
 
 STOP_SECONDS = 60.0
-"""The time that a stop waits for a collection that is under way."""
+"""The time that the end of a run waits for a collection that is under way."""
 
 _logger = logging.getLogger("persistent_state")
 
@@ -36,11 +36,11 @@ class GarbageCollection:
         self._epoch = epoch
         self._thread.start()
 
-    def stop(self) -> None:
-        """Collect no more, and wait for a collection that is under way."""
+    def stop(self, patience: float = STOP_SECONDS) -> None:
+        """Collect no more, and wait so many seconds for a collection that is under way."""
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join(STOP_SECONDS)
+            self._thread.join(patience)
 
     def collect(self, epoch: int) -> None:
         """Stop, and collect once more: the run may have been too short for a collection."""

@@ -71,6 +71,9 @@ class IdleReader(DataSourceStreamReader):
         if idle_after is None or now < self._next:
             return False
         entry = self._log.newest()
+        if entry is not None and entry.epoch > self._epoch:
+            # A newer driver owns the application. The planning of a micro-batch raises that, which ends the query.
+            return True
         flow = entry.flows.get(self.flow.id) if entry is not None and entry.epoch == self._epoch else None
         if flow is None or not flow.progress.holds:
             self._next = now + AGAIN

@@ -312,9 +312,10 @@ class Queries:
     def is_one_stopped(self) -> bool:
         """Return whether somebody has stopped a query through Spark before it has read all.
 
-        It can be told of queries that do not end by themselves. From Spark 4.2 on all do: a stopped one looks the same.
+        It can be told of queries that do not end by themselves. One that reads to the end of its source does from Spark 4.2 on,
+        and a stopped one looks the same.
         """
-        running = self._endless - self._at_end
+        running = self._endless - self._at_end if self._setup.to_the_end else {*self.by_flow}
         queries = [query for flow, query in self.by_flow.items() if flow in running]
         return any(not query.isActive and query.exception() is None for query in queries)
 

@@ -30,6 +30,7 @@ POLL_SECONDS = 0.05
 """Time between two looks at whether a run has ended while a thread waits for that."""
 
 _logger = logging.getLogger("persistent_state")
+_outer: threading.Event | None = None
 
 
 class Running:
@@ -142,6 +143,19 @@ class Running:
         return self.clock
 
 
+def run(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
+    """Do as `start` does, and wait until the run has ended. A signal that comes between the two ends the run as well.
+
+    Raises:
+        InvalidInputError: The set-up can't work. Nothing was changed.
+        StateError: The run failed, or a signal came before the takeover.
+    """
+    with asked_to_stop():
+        running = start(setup, reset, rebuild)
+        running.await_termination()
+        return running
+
+
 def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
     """Check the set-up, open the sinks, take the application over and start its queries.
 
@@ -185,22 +199,27 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         running = Running(Supervisor(setup, log, entry, all_deliveries, asked, monitor))
         # From now on the run closes it.
         undo.pop_all()
-        if asked.is_set():
-            running.was_asked_to_stop = True
-            running.stop()
-        return running
+    # From here on signals do again what they did before. One that came earlier has set the event.
+    if asked.is_set():
+        running.was_asked_to_stop = True
+        running.stop()
+    return running
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[threading.Event]:
     """Let SIGINT and SIGTERM set an event in this block, instead of ending the process.
 
-    A second signal does what it does outside the block. Python handles signals in the main thread only; in another thread
-    nothing sets the event.
+    A second signal does what it does outside the block. A block within another one has the event of that. Python handles
+    signals in the main thread only; in another thread nothing sets the event.
     """
+    global _outer
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
+        return
+    if _outer is not None:
+        yield _outer
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -210,11 +229,13 @@ def asked_to_stop() -> Iterator[threading.Event]:
         asked.set()
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    _outer = asked
     for number in before:
         signal.signal(number, ask)
     try:
         yield asked
     finally:
+        _outer = None
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -60,7 +60,7 @@ def version_of(spark: SparkSession) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def check_pyarrow(pyspark: str, pyarrow: str, serializer: Callable[[], str]) -> None:
+def check_pyarrow(pyspark: str, pyarrow: str, serializer: Callable[[], str | None]) -> None:
     """Refuse a PySpark and a PyArrow that do not go together.
 
     Early patches of PySpark 4.0 and 4.1 cut the batches of `applyInPandasWithState` at floats. PyArrow 26 takes whole numbers
@@ -69,24 +69,31 @@ def check_pyarrow(pyspark: str, pyarrow: str, serializer: Callable[[], str]) -> 
     Args:
         pyspark: The version of PySpark.
         pyarrow: The version of PyArrow.
-        serializer: Returns the source text of what cuts the batches.
+        serializer: Returns the source text of what cuts the batches; None if it is unknown, which refuses nothing.
 
     Raises:
         InvalidInputError: They don't go together.
     """
     if int(pyarrow.partition(".")[0]) < 26 or not pyspark.startswith(("4.0.", "4.1.")):
         return
-    if 'int(state_info_col["numRows"])' not in serializer():
+    text = serializer()
+    if text is not None and 'int(state_info_col["numRows"])' not in text:
         raise InvalidInputError(
             f"pyspark={pyspark} does not work with pyarrow={pyarrow}; install 'pyarrow<26', or the newest patch of PySpark."
         )
 
 
-def state_serializer() -> str:
-    """Return the source text of what cuts the batches of `applyInPandasWithState`, of PySpark before 4.2."""
+def state_serializer() -> str | None:
+    """Return the source text of what cuts the batches of `applyInPandasWithState`, of PySpark before 4.2.
+
+    It is None on a platform that ships PySpark without its source text.
+    """
     from pyspark.sql.pandas.serializers import ApplyInPandasWithStateSerializer  # type: ignore[attr-defined, unused-ignore]
 
-    return getsource(ApplyInPandasWithStateSerializer)
+    try:
+        return getsource(ApplyInPandasWithStateSerializer)
+    except OSError:
+        return None
 
 
 def ends_at_the_end(spark: SparkSession) -> bool:

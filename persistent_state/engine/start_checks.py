@@ -119,7 +119,7 @@ def _continued(
     with named_by_newest():
         journals = lists.read_journals(files, group.flow)
     open_source(source, journals, group.flow.source.known_positions)
-    # Only the positions count here, so any time does.
+    # `now` decides nothing about the positions, and nothing else of the result is used.
     positions = restore.restored_source(group, first, clock, now=0).next_positions
     source.reach(positions, everything=False)
     return Continued(group, source, positions)

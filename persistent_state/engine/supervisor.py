@@ -45,8 +45,8 @@ class Supervisor:
 
     Before the thread begins, `asked_before` asks for a stop. `entry` is the entry of the newest start, or that of the drain.
     `restarts` counts the starts after failures, `reports` knows the progress, and `error` is what ended the run if it failed.
-    `failure` is what the run has yet to start again after; None if it has. `was_query_stopped` says that the run ended because
-    somebody stopped a query through Spark. The `monitor` is closed when the run ends.
+    `failure` is the newest failure while the run waits to start again; None while the queries run. `was_query_stopped` says
+    that the run ended because somebody stopped a query through Spark. The `monitor` is closed when the run ends.
     """
 
     def __init__(
@@ -191,10 +191,15 @@ class Supervisor:
         try:
             with naming_a_lost_jvm():
                 self._keep_running()
+                if self._asked.is_set():
+                    self._tell_to_stop()
                 self._stop_working()
                 if not self._asked.is_set():
                     self._deliveries.drain(self._asked)
-            self._garbage.collect(self.entry.epoch)
+            if self._asked.is_set():
+                self._tell_to_stop()
+            else:
+                self._garbage.collect(self.entry.epoch)
             self._show_summary()
             self.reports.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
@@ -206,6 +211,11 @@ class Supervisor:
             self.error.__cause__ = error
         finally:
             self._end()
+
+    def _tell_to_stop(self) -> None:
+        """Let sinks be given no further clock, and nothing more be collected. `_end` waits for what is under way."""
+        self._deliveries.stop(0.0)
+        self._garbage.stop(0.0)
 
     def _keep_running(self) -> None:
         """Return when queries and steps come to their end or a stop is asked for, and raise what ends the run."""
@@ -278,6 +288,9 @@ class Supervisor:
         return None
 
     def _end_with_query(self) -> None:
+        _logger.warning(
+            "application %s ends, as somebody stopped a query of it through Spark.", self._setup.application
+        )
         self.was_query_stopped = True
         self._asked.set()
 
@@ -365,14 +378,18 @@ class Supervisor:
         # A fenced driver does not wait for its sinks: the newer driver delivers to them now. From a lost server nothing comes.
         is_lost = self.error is not None and connect.is_lost(self.error.__cause__ or self.error)
         patience = 0.0 if is_lost or isinstance(self.error, FencedError) else STOP_SECONDS
+        until = time.monotonic() + STOP_SECONDS
         ends: list[Callable[[], object]] = [
             self._show_summary,
             self._stop_working,
             partial(self._deliveries.stop, patience),
             self._passed.stop,
-            self._garbage.stop,
+            # Both waits together end in time, as whoever asked for the stop may kill a process that takes longer.
+            lambda: self._garbage.stop(max(0.0, until - time.monotonic())),
             self._scratch.remove,
             self.reports.close,
+            # The session is the user's, and stays when the run has ended.
+            partial(connect.try_again, self._setup.spark),
         ]
         for end in ends if self.monitor is None else [*ends, self.monitor.close]:
             # If one of these fails, as without a JVM, do the others all the same.

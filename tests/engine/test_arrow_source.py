@@ -16,10 +16,11 @@ from persistent_state import Message, NonWindowState, PersistentState, Persisten
 from persistent_state.batch.messages import DRIVER, Answers, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
-from persistent_state.engine import arrow_source, idle_source
+from persistent_state.engine import arrow_source, failures, idle_source
 from persistent_state.engine.arrow_source import ArrowReader
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.engine.spark_versions import ReadMaxRows
+from persistent_state.errors import FencedError, StoreUnavailableError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol.commits import Keeping, close, plan_batch, wake
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
@@ -29,7 +30,10 @@ from tests import core
 
 
 def answered(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Answers:
-    """What the only shard makes of the rows that Spark shuffles, and the parts' reports among them."""
+    """What the only shard makes of the rows that Spark shuffles, and the parts' reports among them; an error is raised."""
+    for row in rows:
+        if error := failures.error_of(row["blob"]):
+            raise error
     blobs = [Blob.from_bytes(row["blob"]) for row in rows if row["label"] != DRIVER]
     reports = [Report.from_bytes(row["blob"]) for row in rows if row["label"] == DRIVER]
     return Answers(reports, merge_shard(core.alone(plan), 0, blobs, {}, core.new_id)[0])
@@ -193,6 +197,44 @@ def test_a_stream_is_read_to_its_end_in_bounded_batches_on_every_version_of_spar
     assert counts[-1] == {(): 7}
 
 
+@pytest.mark.parametrize("kind", [Query, OldQuery])
+@pytest.mark.parametrize("to_the_end", [False, True])
+def test_a_quiet_query_that_a_newer_driver_has_fenced_ends_with_that_error(kind: type[Query], to_the_end: bool) -> None:
+    query = kind(Stamps([5, 15], there=2), Settings(10, ahead=2**62), to_the_end=to_the_end)
+    assert query.poll()
+    assert query.poll() is None
+    core.start(query.log, [query.plan], now=query.now)
+    with pytest.raises(FencedError, match="a newer driver owns app; this one \\(epoch 1\\) has stopped"):
+        query.poll()
+
+
+def test_a_query_at_its_end_does_not_fail_for_a_store_that_does_not_answer() -> None:
+    query = Query(Stamps([5, 15], there=2), Settings(10, ahead=2**62), to_the_end=True)
+    assert query.poll()
+    assert query.poll() is None
+    with mock.patch.object(Log, "newest", side_effect=StoreUnavailableError("the store is down.")):
+        assert query.poll() is None
+
+
+def test_a_query_that_begins_after_it_was_fenced_ends_with_that_error() -> None:
+    query = Query(Stamps([5, 15], there=2), Settings(10, ahead=2**62))
+    fenced = query.reader
+    query.start()
+    assert fenced.latestOffset(fenced.initialOffset()) == {"ends": {}, "tick": 1}
+    (part,) = fenced.partitions({"ends": {}, "tick": 0}, {"ends": {}, "tick": 1})
+    assert isinstance(part.value, FencedError)
+
+
+def test_a_start_after_a_failure_fences_no_query_of_its_own() -> None:
+    query = Query(Stamps([5, 15, 25], there=2), Settings(10, ahead=2**62))
+    assert query.poll()
+    query.start()
+    query.source.there = 3
+    entry = query.poll()
+    assert entry is not None
+    assert (entry.epoch, core.state_at(entry, query.plan, None)) == (2, {(): 3})
+
+
 def test_a_batch_without_rows_has_one_part() -> None:
     source = Stamps([5], there=0)
     query = Query(source, Settings(10, ahead=2**62), parts=4)
@@ -278,3 +320,12 @@ def test_a_stream_that_spark_reads_lets_the_clock_go_once_it_is_silent(
     query.start()
     assert query.wait(9.8) == []
     assert query.wait(30) == [False]
+
+
+def test_a_silent_stream_that_a_newer_driver_has_fenced_ends_with_that_error() -> None:
+    query = Silent({"": False})
+    query.deliver()
+    assert query.wait(30) == [False]
+    core.start(query.log, [query.plan], now=query.now)
+    with pytest.raises(FencedError, match="a newer driver owns app"):
+        query.wait(30)

@@ -56,7 +56,12 @@ class RemoteSession:
     def __init__(self, answer: object = None) -> None:
         self.answer = answer
         self.sessions = 0
-        self.client = SimpleNamespace(set_retry_policies=lambda policies: None, release_session=self.forget)
+        self.policies: list[object] = ["the user's"]
+        self.client = SimpleNamespace(
+            get_retry_policies=lambda: self.policies,
+            set_retry_policies=lambda policies: setattr(self, "policies", policies),
+            release_session=self.forget,
+        )
 
     def cloneSession(self) -> Any:
         self.sessions += 1
@@ -136,7 +141,7 @@ class TestServer:
     @pytest.mark.parametrize(
         ("answer", "words"),
         [
-            ({"version": "0.0.0", "is_there": True}, "has persistent-state 0.0.0, and this one"),
+            ({"version": "0.0.0", "unfit": "", "is_there": True}, "has persistent-state 0.0.0, and this one"),
             (PySparkException("ModuleNotFoundError: No module named 'persistent_state'"), "has no persistent-state"),
             (PySparkException("ModuleNotFoundError: No module named 'shop'"), "install the same packages there"),
             (PySparkException("[PYTHON_VERSION_MISMATCH] Python in worker"), "has another minor version"),
@@ -146,6 +151,14 @@ class TestServer:
     def test_a_server_that_lacks_something_is_refused_with_what_to_install(self, answer: object, words: str) -> None:
         session: Any = RemoteSession(answer)
         with pytest.raises(InvalidInputError, match=words):
+            connect.check_server(session, core.memory())
+
+    def test_a_server_whose_packages_do_not_go_together_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connect.pyspark, "__version__", "4.1.0")
+        monkeypatch.setattr(connect.pa, "__version__", "26.0.0")
+        monkeypatch.setattr(connect.spark_versions, "state_serializer", lambda: 'state_info_col["numRows"]')
+        session: Any = RemoteSession()
+        with pytest.raises(InvalidInputError, match=r"server can't run this: pyspark=4\.1\.0 does not work with"):
             connect.check_server(session, core.memory())
 
     def test_a_folder_that_is_another_on_the_server_is_refused(
@@ -381,6 +394,22 @@ def test_once_the_server_is_lost_nothing_is_tried_again() -> None:
     with pytest.raises(Grpc):
         remote.stop()
     assert policies == [[], []]
+
+
+def test_calls_of_a_session_are_tried_again_later_and_settings_of_the_user_stay() -> None:
+    session: Any = RemoteSession()
+    connect.try_again(session)
+    assert session.policies == ["the user's"]
+
+    def stop() -> None:
+        raise Grpc("UNAVAILABLE")
+
+    remote = RemoteQuery(SimpleNamespace(stop=stop), [session])  # type: ignore[arg-type]
+    with pytest.raises(Grpc):
+        remote.stop()
+    assert session.policies == []
+    connect.try_again(session)
+    assert [policy.max_retries for policy in session.policies] == [7]
 
 
 def test_a_note_is_read_as_it_was_written() -> None:

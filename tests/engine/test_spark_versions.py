@@ -54,10 +54,24 @@ def test_the_message_of_a_query_that_has_nothing_to_read_is_the_one_that_spark_g
         ("4.0.5", "26.0.1", 'num_data_rows = int(state_info_col["numRows"])', True),
         ("4.0.0", "25.0.0", 'num_data_rows = state_info_col["numRows"]', True),
         ("4.2.1", "26.0.1", 'num_data_rows = state_info_col["numRows"]', True),
+        ("4.0.0", "26.0.1", None, True),
     ],
 )
 def test_a_pyspark_that_cuts_batches_at_floats_is_refused_with_a_pyarrow_that_takes_none(
-    pyspark_version: str, pyarrow_version: str, line: str, goes: bool
+    pyspark_version: str, pyarrow_version: str, line: str | None, goes: bool
 ) -> None:
     with nullcontext() if goes else pytest.raises(InvalidInputError, match=f"pyspark={pyspark_version} does not work"):
         spark_versions.check_pyarrow(pyspark_version, pyarrow_version, lambda: line)
+
+
+def test_a_pyspark_without_its_source_text_is_refused_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getsource(kind: type) -> str:
+        raise OSError("source code not available")
+
+    class Serializer: ...
+
+    monkeypatch.setattr(spark_versions, "getsource", getsource)
+    # PySpark 4.2 has another one.
+    monkeypatch.setattr("pyspark.sql.pandas.serializers.ApplyInPandasWithStateSerializer", Serializer, raising=False)
+    assert spark_versions.state_serializer() is None
+    spark_versions.check_pyarrow("4.0.0", "26.0.1", spark_versions.state_serializer)

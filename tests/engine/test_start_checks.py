@@ -144,3 +144,26 @@ with asked_to_stop() as asked:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("asked\n", -number)
+
+
+def test_a_signal_that_comes_between_the_start_and_the_wait_ends_a_run() -> None:
+    program = """
+import os, signal
+from types import SimpleNamespace
+from persistent_state.engine import run
+
+def start(*_):
+    with run.asked_to_stop() as asked:
+        supervisor = SimpleNamespace(is_alive=True, error=None, was_query_stopped=False, join=lambda: None)
+        supervisor.stop = lambda: setattr(supervisor, "is_alive", False)
+        running = run.Running(supervisor)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return running
+
+run.start = start
+print(run.run(None, (), ()).was_asked_to_stop, flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print("not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("True\n", -signal.SIGTERM)

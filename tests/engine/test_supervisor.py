@@ -14,10 +14,11 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import Running, StateError
-from persistent_state.engine import backoff, supervisor
+from persistent_state.engine import backoff, connect, supervisor
 from persistent_state.engine.deliveries import Deliveries
 from persistent_state.engine.feeds import Part
-from persistent_state.engine.queries import Setup
+from persistent_state.engine.garbage import GarbageCollection
+from persistent_state.engine.queries import Queries, Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StoreUnavailableError, TaskFailedError
 from persistent_state.event_time.clocks import END
@@ -341,6 +342,108 @@ def test_a_query_that_somebody_stopped_between_commits_leaves_what_is_above_the_
     running = Running(play(ends).supervise())
     assert running.await_termination(60)
     assert not running.was_asked_to_stop
+
+
+class Stream:
+    """A query of Spark's, and how it ended if it has."""
+
+    def __init__(self, is_active: bool, error: Exception | None = None) -> None:
+        self.isActive, self.error = is_active, error
+        self.status = {"message": "Waiting for data to arrive"}
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+def of_two_flows(monkeypatch: pytest.MonkeyPatch, *queries: Stream, to_the_end: bool) -> Supervisor:
+    """What a run becomes of which two flows have these queries."""
+
+    class Two(Queries):
+        def start_to_meet(self, entry: Entry, scratch: Any) -> bool:
+            return False
+
+        def start(self, entry: Entry, scratch: Any) -> None:
+            for name, query in zip(("Words", "Others"), queries, strict=True):
+                self.by_flow[name] = query  # type: ignore[assignment]
+
+    monkeypatch.setattr(supervisor, "Queries", Two)
+    run = play(to_the_end=to_the_end, max_restarts=0).supervise()
+    run._thread.join(1 if to_the_end else 60)
+    return run
+
+
+def test_a_run_that_goes_on_ends_as_a_whole_when_somebody_stops_one_query(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = Stream(is_active=True)
+    run = of_two_flows(monkeypatch, goes_on, Stream(is_active=False), to_the_end=False)
+    assert (run.is_alive, run.error, run.was_query_stopped, goes_on.isActive) == (False, None, True, False)
+    assert caplog.messages == ["application app ends, as somebody stopped a query of it through Spark."]
+
+
+def test_a_run_that_goes_on_fails_with_the_error_of_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = of_two_flows(monkeypatch, Stream(False, DOWN), Stream(is_active=True), to_the_end=False)
+    assert (run.is_alive, run.error, run.was_query_stopped) == (False, DOWN, False)
+
+
+def test_a_run_to_the_end_waits_for_the_others_when_one_query_has_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = Stream(is_active=True)
+    run = of_two_flows(monkeypatch, goes_on, Stream(is_active=False), to_the_end=True)
+    assert (run.is_alive, run.was_query_stopped) == (True, False)
+    goes_on.stop()
+    run._thread.join(60)
+    assert (run.is_alive, run.error, run.was_query_stopped) == (False, None, False)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_sinks_are_told_of_a_stop_first_and_only_an_end_by_itself_collects_once_more(
+    monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    done: list[str] = []
+
+    class Sinks(Deliveries):
+        def drain(self, asked_to_stop: threading.Event) -> None:
+            done.append("sinks get the rest")
+
+        def stop(self, patience: float) -> None:
+            done.append("sinks stop")
+
+    class Collection(GarbageCollection):
+        def _collect(self, epoch: int) -> None:
+            done.append("collects")
+
+    def stops(queries: FakeQueries) -> None:
+        done.append("queries stop")
+        queries.active_flows = set()
+
+    monkeypatch.setattr(supervisor, "GarbageCollection", Collection)
+    script = play((lambda script: None) if is_asked else ends)
+    entry = core.start(script.log, [script.plan])
+    monkeypatch.setattr(FakeQueries, "stop", stops)
+    run = Supervisor(script.setup, script.log, entry, Sinks([]), threading.Event())
+    if is_asked:
+        run.stop()
+    run._thread.join(60)
+    assert (run.is_alive, run.error) == (False, None)
+    # The queries that are to meet stop before the start, and all stops are repeated at the end.
+    first = [each for each, before in zip(done, ["", *done], strict=False) if each != before]
+    assert first[0] == "queries stop"
+    if is_asked:
+        assert first[1:3] == ["sinks stop", "queries stop"]
+        assert not {"collects", "sinks get the rest"} & {*done}
+    else:
+        assert first[1:3] == ["sinks get the rest", "collects"]
+
+
+def test_the_session_of_the_user_is_tried_again_once_the_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions: list[object] = []
+    monkeypatch.setattr(connect, "try_again", sessions.append)
+    script = play(fails(FencedError("a newer driver owns app.")))
+    script.run()
+    assert sessions == [script.setup.session]
 
 
 def test_a_first_start_that_fails_raises_and_leaves_nothing_running() -> None:
