@@ -9,12 +9,14 @@ import json
 import re
 import runpy
 import shlex
+from collections.abc import Mapping, Sequence
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from persistent_state import Application, InvalidInputError
 from persistent_state.cli import run, stop_signals
@@ -65,12 +67,17 @@ def test_the_image_is_made_of_what_there_is() -> None:
 
 
 def test_the_image_installs_extras_that_there_are_and_runs_the_command_as_an_own_user() -> None:
-    (extras,) = of_dockerfile("ARG")
-    name, _, wanted = extras.partition("=")
-    assert name == "EXTRAS"
+    arguments = dict(argument.split("=") for argument in of_dockerfile("ARG"))
+    assert {*arguments} == {"EXTRAS", "PYSPARK"}
+    wanted = arguments["EXTRAS"]
     assert {*wanted.split(",")} <= {*setup()["options.extras_require"]}
     assert {"s3", "metrics"} <= {*wanted.split(",")}
-    assert any("[$EXTRAS]" in line for line in of_dockerfile("RUN"))
+    # The version of Spark is one that this project tries, and no later build has another.
+    assert any("[$EXTRAS]" in line and '"pyspark==$PYSPARK"' in line for line in of_dockerfile("RUN"))
+    assert f"`pyspark=={arguments['PYSPARK']}`" in PAGE
+    needed = re.search(r"^pyspark(.*)$", setup()["options"]["install_requires"], re.MULTILINE)
+    assert needed is not None
+    assert arguments["PYSPARK"] in SpecifierSet(needed[1])
     installed = next(line for line in of_dockerfile("RUN") if "apt-get" in line)
     (java,) = re.findall(r"openjdk-(\d+)-jre-headless", installed)
     assert int(java) >= 17
@@ -81,9 +88,9 @@ def test_the_image_installs_extras_that_there_are_and_runs_the_command_as_an_own
     ]
     assert entry == ["tini", "--", script]
     assert "tini" in installed
-    (arguments,) = map(json.loads, of_dockerfile("CMD"))
+    (shown,) = map(json.loads, of_dockerfile("CMD"))
     with pytest.raises(SystemExit) as ended:
-        _parser().parse_args(arguments)
+        _parser().parse_args(shown)
     assert ended.value.code == 0
     (user,) = of_dockerfile("USER")
     assert any(f"useradd --uid 1000 --create-home {user} " in line for line in of_dockerfile("RUN"))
@@ -113,6 +120,34 @@ def test_a_manifest_runs_the_image_by_arguments_that_the_command_takes(
     app = runpy.run_path(str(DEPLOY / f"{module}.py"))[name]()
     assert isinstance(app, Application)
     assert app.store == variables["STORE"] == "s3://bucket/apps"
+    assert app.name == "word-count"
+    monkeypatch.setenv("NAME", "word-count-next")
+    assert runpy.run_path(str(DEPLOY / f"{module}.py"))[name]().name == "word-count-next"
+
+
+def check_resources(args: Sequence[str], resources: Mapping[str, Any]) -> None:
+    """Check that Spark takes the cores that are requested, and half of the memory for its JVM."""
+    (cores,) = [found[1] for arg in args if (found := re.fullmatch(r"--master=local\[(\d+)\]", arg))]
+    (heap,) = [found[1] for arg in args if (found := re.fullmatch(r"--conf=spark\.driver\.memory=(\d+)g", arg))]
+    assert resources["requests"] == {"cpu": cores, "memory": f"{2 * int(heap)}Gi"}
+    assert resources["limits"] == {"memory": f"{2 * int(heap)}Gi"}
+
+
+@pytest.mark.parametrize("manifest", [DRIVER, SCHEDULE], ids=lambda manifest: manifest.stem)
+def test_spark_takes_the_cores_and_the_memory_of_the_pod_whatever_the_node_has(manifest: Path) -> None:
+    container = container_of(manifest)
+    check_resources(container["args"], container["resources"])
+
+
+def test_the_rebuild_that_is_a_comment_of_what_is_done_once_takes_the_settings_of_the_driver() -> None:
+    text = ONCE.read_text("utf-8")
+    (comment,) = re.findall(r"^ +# args:\n(?: +#   .*\n)+", text, re.MULTILINE)
+    args = yaml.safe_load(re.sub(r"^( +)# ", r"\1", comment, flags=re.MULTILINE))["args"]
+    told = _parser().parse_args(args)
+    assert (told.rebuild, told.follow) == (["WordCount"], False)
+    check_resources(args, container_of(ONCE)["resources"])
+    assert {*args[4:]} <= {*container_of(DRIVER)["args"]}
+    assert f"`{' '.join(args[:3])}` and more" in PAGE
 
 
 def test_one_driver_has_time_to_end_and_probes_where_it_answers() -> None:
@@ -152,6 +187,8 @@ def test_a_schedule_never_runs_twice_at_a_time_and_obeys_the_exit_statuses() -> 
     codes = rule["onExitCodes"]
     assert (rule["action"], codes["containerName"]) == ("FailJob", container_of(SCHEDULE)["name"])
     assert (codes["operator"], codes["values"]) == ("In", [run.MEND, run.FENCED])
+    # A run that hangs ends, one that reads for hours does not.
+    assert 3600 < job["activeDeadlineSeconds"] < 24 * 3600
     # The policy asks for it.
     assert pod["restartPolicy"] == "Never"
     assert pod["terminationGracePeriodSeconds"] >= stop_signals.SECONDS + 10

@@ -92,7 +92,7 @@ def start(launch: Launch, folder: Path, args: Sequence[str], env: Mapping[str, s
 def test_a_job_that_runs_every_five_minutes_gives_each_clock_once_and_closes_nothing(
     launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
 ) -> None:
-    args, env = replaced(container_of(SCHEDULE)["args"], master="local[2]"), {**places(tmp_path), **jvms[0].env}
+    args, env = container_of(SCHEDULE)["args"], {**places(tmp_path), **jvms[0].env}
     events, runs = tmp_path / "events", iter(range(9))
 
     def job(*more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -141,7 +141,7 @@ def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
     files.put(str(tmp_path / "0.parquet"), "running/events/0.parquet")
     # Beside the machine that the driver runs on, this is what the manifest says.
     port = free_port()
-    args = replaced(container["args"], metrics=f"127.0.0.1:{port}", master="local[2]")
+    args = replaced(container["args"], metrics=f"127.0.0.1:{port}")
     # The path of a socket may have some hundred characters, which folders of tests leave too few of.
     sockets = tmp_path_factory.getbasetemp().parents[1]
     ran = start(launch, tmp_path / "run", [*args, f"--conf=spark.python.unix.domain.socket.dir={sockets}"], env, DEPLOY)
