@@ -5,10 +5,12 @@ tests/spark/test_run.py runs what the manifest runs.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import runpy
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 from configparser import ConfigParser
 from pathlib import Path
@@ -202,11 +204,70 @@ def test_what_is_done_once_changes_nothing_unless_it_is_changed() -> None:
     assert (spec["backoffLimit"], pod_of(ONCE)["restartPolicy"]) == (0, "Never")
 
 
-def test_the_unit_of_systemd_obeys_the_exit_statuses_and_gives_time_to_end() -> None:
+def unit_of(name: str) -> ConfigParser:
     unit = ConfigParser(interpolation=None, strict=True)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(DEPLOY / "systemd/word-count.service")
-    service = unit["Service"]
+    unit.read(DEPLOY / "systemd" / name)
+    return unit
+
+
+TIMED = "word-count-every-five-minutes"
+
+
+def test_the_timer_of_systemd_starts_a_run_that_ends_and_never_beside_the_driver() -> None:
+    timer, service = unit_of(f"{TIMED}.timer"), unit_of(f"{TIMED}.service")["Service"]
+    # The service that it starts has its name.
+    assert dict(timer["Timer"]) == {"OnCalendar": "*:0/5"}
+    assert timer["Unit"]["Conflicts"] == "word-count.service"
+    assert service["Type"] == "oneshot"
+    # With it the timer would never start it again.
+    assert "RemainAfterExit" not in service
+    hours, unit = service["TimeoutStartSec"][:-1], service["TimeoutStartSec"][-1]
+    deadline = yaml.safe_load(SCHEDULE.read_text("utf-8"))["spec"]["jobTemplate"]["spec"]["activeDeadlineSeconds"]
+    assert (int(hours) * 3600, unit) == (deadline, "h")
+    same = ("User", "WorkingDirectory", "EnvironmentFile", "KillMode", "TimeoutStopSec")
+    driver = unit_of("word-count.service")["Service"]
+    assert [service[name] for name in same] == [driver[name] for name in same]
+    program, *arguments = shlex.split(service["ExecStart"])
+    assert program == shlex.split(driver["ExecStart"])[0]
+    told = _parser().parse_args(arguments)
+    assert (arguments[0], told.follow, told.drain) == ("run", False, False)
+
+
+def test_the_line_for_cron_loads_the_settings_waits_for_no_other_run_and_tells_of_a_failure(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^\*/5 \* \* \* \* +(.*)$", PAGE, re.MULTILINE)
+    driver, place = unit_of("word-count.service")["Service"], tmp_path / "it is here"
+    program = Path(shlex.split(driver["ExecStart"])[0]).relative_to(driver["WorkingDirectory"])
+    stub, settings = place / program, tmp_path / "settings"
+    stub.parent.mkdir(parents=True)
+    stub.write_text('#!/bin/sh\necho "$EVENTS $@"\nif [ $STATUS = hang ]; then exec sleep 600; fi\nexit $STATUS\n')
+    stub.chmod(0o755)
+    line = line.replace(driver["EnvironmentFile"], str(settings)).replace("6h", "1s")
+    line = line.replace(f"cd {driver['WorkingDirectory']} ", f"cd {shlex.quote(str(place))} ")
+
+    def ran(status: str) -> str:
+        settings.write_text(f"EVENTS=s3://bucket/events\nSTATUS={status}\n")
+        done = subprocess.run(["env", "-i", "sh", "-c", line], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    assert ran("0") == ""
+    (told,) = (place / "run.log").read_text().splitlines()
+    events, *arguments = told.split()
+    assert events == "s3://bucket/events"
+    assert not _parser().parse_args(arguments).follow
+    # Cron mails what is printed.
+    assert "exit status 2" in ran("2")
+    assert "exit status 124" in ran("hang")
+    runs = (place / "run.log").read_text()
+    with (place / "run.lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert ran("2") == ""
+    assert (place / "run.log").read_text() == runs
+
+
+def test_the_unit_of_systemd_obeys_the_exit_statuses_and_gives_time_to_end() -> None:
+    service = unit_of("word-count.service")["Service"]
     assert [int(status) for status in service["RestartPreventExitStatus"].split()] == [run.MEND, run.FENCED]
     assert int(service["TimeoutStopSec"]) >= stop_signals.SECONDS + 10
     assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
