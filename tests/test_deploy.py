@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from configparser import ConfigParser
 from pathlib import Path
@@ -22,14 +27,18 @@ from packaging.specifiers import SpecifierSet
 
 from persistent_state import Application, InvalidInputError
 from persistent_state.cli import run, stop_signals
-from persistent_state.cli.commands import _parser
+from persistent_state.cli.commands import TOKEN, _parser
 from persistent_state.engine import archives
-from tests.deployed import DEPLOY, MANIFESTS, container_of, instructions, pod_of, seconds_of
+from tests.deployed import DEPLOY, MANIFESTS, container_of, instructions, pod_of, replaced, seconds_of
+from tests.metrics.test_server import ask
+from tests.processes import start_guarded
+from tests.store.servers import free_port
 
 ROOT = DEPLOY.parent
 PAGE = (ROOT / "docs/operating.md").read_text("utf-8")
-DRIVER, SCHEDULE, ONCE = (
-    DEPLOY / "kubernetes" / name for name in ("driver.yaml", "every-five-minutes.yaml", "once.yaml")
+METRICS = (ROOT / "docs/metrics.md").read_text("utf-8")
+DRIVER, SCHEDULE, ONCE, SERVE = (
+    DEPLOY / "kubernetes" / name for name in ("driver.yaml", "every-five-minutes.yaml", "once.yaml", "serve.yaml")
 )
 
 
@@ -73,7 +82,7 @@ def test_the_image_installs_extras_that_there_are_and_runs_the_command_as_an_own
     assert {*arguments} == {"EXTRAS", "PYSPARK"}
     wanted = arguments["EXTRAS"]
     assert {*wanted.split(",")} <= {*setup()["options.extras_require"]}
-    assert {"s3", "metrics"} <= {*wanted.split(",")}
+    assert {"s3", "metrics", "serve"} <= {*wanted.split(",")}
     # The version of Spark is one that this project tries, and no later build has another.
     assert any("[$EXTRAS]" in line and '"pyspark==$PYSPARK"' in line for line in of_dockerfile("RUN"))
     assert f"`pyspark=={arguments['PYSPARK']}`" in PAGE
@@ -99,21 +108,26 @@ def test_the_image_installs_extras_that_there_are_and_runs_the_command_as_an_own
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest.stem)
-def test_a_manifest_runs_the_image_by_arguments_that_the_command_takes(
-    manifest: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_manifest_runs_the_image_by_arguments_that_the_command_takes(manifest: Path) -> None:
     pod, container = pod_of(manifest), container_of(manifest)
     built = re.search(r"docker build -f deploy/Dockerfile -t (\S+) \.", (DEPLOY / "Dockerfile").read_text("utf-8"))
     assert built is not None
     assert container["image"] == built[1]
-    told = _parser().parse_args(container["args"])
+    _parser().parse_args(container["args"])
     assert pod["securityContext"]["runAsUser"] == 1000
     # Only the scratch space of the image may be written to.
     (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
     assert mount["name"] == volume["name"]
     (variables,) = of_dockerfile("ENV")
     assert {f"TMPDIR={mount['mountPath']}", f"SPARK_LOCAL_DIRS={mount['mountPath']}"} <= {*variables.split()}
-    # The module is in the folder of the image, and takes its settings from the manifest.
+
+
+@pytest.mark.parametrize("manifest", [DRIVER, SCHEDULE, ONCE], ids=lambda manifest: manifest.stem)
+def test_a_manifest_gives_the_application_of_the_image_its_settings(
+    manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container, told = container_of(manifest), run_of(manifest)
+    # The module is in the folder of the image.
     module, _, name = told.application.partition(":")
     assert of_dockerfile("COPY")[-1] == f"deploy/{module}.py ./"
     variables = {each["name"]: each["value"] for each in container["env"]}
@@ -176,6 +190,79 @@ def test_one_driver_has_time_to_end_and_probes_where_it_answers() -> None:
 
 def run_of(manifest: Path) -> Any:
     return _parser().parse_args(container_of(manifest)["args"])
+
+
+def test_what_serves_the_store_answers_its_probes_without_the_token_and_metrics_with_it(tmp_path: Path) -> None:
+    spec: dict[str, Any] = yaml.safe_load(SERVE.read_text("utf-8"))["spec"]
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    container, port = container_of(SERVE), free_port()
+    assert container["env"] == [each for each in container_of(DRIVER)["env"] if each["name"] == "STORE"]
+    secret = container["envFrom"][-1]["secretRef"]["name"]
+    (told,) = re.findall(rf"kubectl create secret generic {secret} --from-literal=(\w+)=", PAGE)
+    assert told == TOKEN
+    (named,) = container["ports"]
+    assert f"--port={named['containerPort']}" in container["args"]
+    args = replaced(container["args"], host="127.0.0.1", port=str(port))
+    args[args.index("$(STORE)")] = str(ROOT / "tests/fixtures/store-v1")
+    command = [sys.executable, "-m", "persistent_state", *args]
+    with (tmp_path / "log").open("wb") as log:
+        process = start_guarded(command, stdout=log, stderr=log, env={**os.environ, TOKEN: "secret"})
+    try:
+        deadline = time.monotonic() + 60
+        while b'"url"' not in (tmp_path / "log").read_bytes():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        for probe in ("livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["port"] == named["name"]
+            assert ask(f"http://127.0.0.1:{port}{container[probe]['httpGet']['path']}")[0] == 200
+        assert ask(f"http://127.0.0.1:{port}/metrics")[0] == 401
+        known = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": "Bearer secret"})
+        with urllib.request.urlopen(known, timeout=60) as answer:
+            assert b"persistent_state_readable{" in answer.read()
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def blocks() -> list[dict[str, Any]]:
+    """The YAML of the page on metrics."""
+    return [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", METRICS, re.MULTILINE | re.DOTALL)]
+
+
+def test_prometheus_asks_the_pods_and_ports_that_there_are() -> None:
+    config, monitor = blocks()
+    pod = yaml.safe_load(DRIVER.read_text("utf-8"))["spec"]["template"]["metadata"]
+    (port,) = container_of(DRIVER)["ports"]
+    assert monitor["spec"]["selector"]["matchLabels"] == pod["labels"]
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": port["name"]}]
+    machine, kubernetes, store = config["scrape_configs"]
+    assert kubernetes["relabel_configs"][0]["regex"] == f"{pod['labels']['app']};{port['name']}"
+    told = _parser().parse_args(shlex.split(unit_of("word-count.service")["Service"]["ExecStart"])[1:])
+    assert machine["static_configs"] == [{"targets": [f"localhost:{told.metrics}"]}]
+    (served,), secret = container_of(SERVE)["ports"], container_of(SERVE)["envFrom"][-1]["secretRef"]["name"]
+    assert store["static_configs"] == [{"targets": [f"localhost:{served['containerPort']}"]}]
+    (label, name, given) = re.findall(
+        r"label is `app: (.*?)`, the endpoint `port: (\w+)` with `(.*?)`", METRICS, re.DOTALL
+    )[0]
+    assert yaml.safe_load(given) == {"authorization": {"credentials": {"name": secret, "key": TOKEN}}}
+    assert (label, name) == (yaml.safe_load(SERVE.read_text("utf-8"))["metadata"]["labels"]["app"], served["name"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
+def test_prometheus_takes_the_configuration_of_the_page(tmp_path: Path) -> None:
+    shutil.copy(DEPLOY / "prometheus/alerts.yml", tmp_path)
+    (tmp_path / "store-token").write_text("secret")
+    for job in (config := blocks()[0])["scrape_configs"]:
+        if "authorization" in job:
+            job["authorization"]["credentials_file"] = "store-token"
+        # Debian's Prometheus is built without it.
+        job.pop("kubernetes_sd_configs", None)
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    checked = subprocess.run(
+        ["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_a_schedule_never_runs_twice_at_a_time_and_obeys_the_exit_statuses() -> None:
