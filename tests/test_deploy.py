@@ -372,6 +372,25 @@ def test_the_page_of_operation_has_the_settings_of_the_unit_and_no_other() -> No
     assert told == [*of_manifest, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
 
 
+def test_the_page_of_operation_sets_up_what_the_unit_expects() -> None:
+    service = unit_of("word-count.service")["Service"]
+    (block,) = re.findall(r"^```\n(useradd .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    commands = [shlex.split(line) for line in block.splitlines()]
+    by_name = {Path(words[0]).name: words for words in commands}
+    program, _, application, *_ = shlex.split(service["ExecStart"])
+    assert by_name["useradd"][-1] == service["User"]
+    assert by_name["mkdir"][-1] == by_name["chown"][-1] == service["WorkingDirectory"]
+    assert by_name["python3"][-1] == str(Path(program).parents[1])
+    assert by_name["pip"][0] == str(Path(program).parent / "pip")
+    assert by_name["pip"][-1] in {f"pyspark=={argument.partition('=')[2]}" for argument in of_dockerfile("ARG")}
+    (extras,) = re.findall(r"^\.\[(.*)\]$", by_name["pip"][-2])
+    assert {*extras.split(",")} <= {*setup()["options.extras_require"]}
+    copied = {words[1]: words[2] for words in commands if words[0] == "cp"}
+    assert copied[f"deploy/{application.partition(':')[0]}.py"].rstrip("/") == service["WorkingDirectory"]
+    assert all((ROOT / source).exists() for source in copied)
+    assert by_name["chmod"] == ["chmod", "600", service["EnvironmentFile"]]
+
+
 def test_the_command_that_the_page_of_operation_runs_once_under_systemd_is_that_of_the_manifest() -> None:
     (line,) = re.findall(r"`systemd-run ([^`]*)`", PAGE)
     words = shlex.split(line)
