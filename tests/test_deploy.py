@@ -29,7 +29,7 @@ from persistent_state import Application, InvalidInputError
 from persistent_state.cli import run, stop_signals
 from persistent_state.cli.commands import TOKEN, _parser
 from persistent_state.engine import archives
-from tests.deployed import DEPLOY, MANIFESTS, container_of, instructions, pod_of, replaced, seconds_of
+from tests.deployed import DEPLOY, MANIFESTS, commented_args, container_of, instructions, pod_of, replaced, seconds_of
 from tests.metrics.test_server import ask
 from tests.processes import start_guarded
 from tests.store.servers import free_port
@@ -156,9 +156,7 @@ def test_spark_takes_the_cores_and_the_memory_of_the_pod_whatever_the_node_has(m
 
 
 def test_the_rebuild_that_is_a_comment_of_what_is_done_once_takes_the_settings_of_the_driver() -> None:
-    text = ONCE.read_text("utf-8")
-    (comment,) = re.findall(r"^ +# args:\n(?: +#   .*\n)+", text, re.MULTILINE)
-    args = yaml.safe_load(re.sub(r"^( +)# ", r"\1", comment, flags=re.MULTILINE))["args"]
+    args = commented_args(ONCE)
     told = _parser().parse_args(args)
     assert (told.rebuild, told.follow) == (["WordCount"], False)
     check_resources(args, container_of(ONCE)["resources"])

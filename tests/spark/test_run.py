@@ -20,14 +20,16 @@ import pytest
 
 from persistent_state import ParquetSink, read_state
 from persistent_state.cli import run
-from tests.deployed import DEPLOY, container_of, pod_of, replaced, seconds_of
+from tests.deployed import DEPLOY, commented_args, container_of, pod_of, replaced, seconds_of
 from tests.metrics.test_server import ask
 from tests.spark import sessions
 from tests.spark.conftest import Launch
 from tests.spark.sessions import Jvm
 from tests.store.servers import Servers, free_port, needed
 
-DRIVER, SCHEDULE = DEPLOY / "kubernetes/driver.yaml", DEPLOY / "kubernetes/every-five-minutes.yaml"
+DRIVER, SCHEDULE, ONCE = (
+    DEPLOY / "kubernetes" / name for name in ("driver.yaml", "every-five-minutes.yaml", "once.yaml")
+)
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("word", pa.string())])
 QUIET = (
     "--conf=spark.ui.enabled=false",
@@ -122,6 +124,13 @@ def test_a_job_that_runs_every_five_minutes_gives_each_clock_once_and_closes_not
     assert found == Counter(["to", "be", "or", "be", "to"])
     rows = counts.latest()
     assert {row["word"]: row["value"] for row in rows.to_pylist()} == found
+    # A rebuild wants another place for the counts.
+    rebuild = start(launch, tmp_path / "refused", commented_args(ONCE), env, DEPLOY).ended()
+    assert (rebuild["status"], "rebuild" in rebuild["error"]) == (run.MEND, True)
+    env["COUNTS"] = str(tmp_path / "counts-2")
+    rebuild = start(launch, tmp_path / "rebuilt", [*commented_args(ONCE), "--drain"], env, DEPLOY).ended()
+    assert rebuild["result"] == "done"
+    assert {row["word"]: row["value"] for row in ParquetSink(env["COUNTS"]).latest().to_pylist()} == found
 
 
 def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
