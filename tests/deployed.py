@@ -27,6 +27,12 @@ def container_of(manifest: Path) -> Mapping[str, Any]:
     return container
 
 
+def commented_args(manifest: Path) -> list[str]:
+    """The other arguments that a manifest has, as a comment."""
+    (comment,) = re.findall(r"^ +# args:\n(?: +#   .*\n)+", manifest.read_text("utf-8"), re.MULTILINE)
+    return [str(arg) for arg in yaml.safe_load(re.sub(r"^( +)# ", r"\1", comment, flags=re.MULTILINE))["args"]]
+
+
 def seconds_of(probe: Mapping[str, Any]) -> int:
     """The time after which a probe that fails has failed."""
     return int(probe.get("periodSeconds", 10)) * int(probe.get("failureThreshold", 3))

@@ -20,14 +20,16 @@ import pytest
 
 from persistent_state import ParquetSink, read_state
 from persistent_state.cli import run
-from tests.deployed import DEPLOY, container_of, pod_of, replaced, seconds_of
+from tests.deployed import DEPLOY, commented_args, container_of, pod_of, replaced, seconds_of
 from tests.metrics.test_server import ask
 from tests.spark import sessions
 from tests.spark.conftest import Launch
 from tests.spark.sessions import Jvm
 from tests.store.servers import Servers, free_port, needed
 
-DRIVER, SCHEDULE = DEPLOY / "kubernetes/driver.yaml", DEPLOY / "kubernetes/every-five-minutes.yaml"
+DRIVER, SCHEDULE, ONCE = (
+    DEPLOY / "kubernetes" / name for name in ("driver.yaml", "every-five-minutes.yaml", "once.yaml")
+)
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("word", pa.string())])
 QUIET = (
     "--conf=spark.ui.enabled=false",
@@ -92,7 +94,7 @@ def start(launch: Launch, folder: Path, args: Sequence[str], env: Mapping[str, s
 def test_a_job_that_runs_every_five_minutes_gives_each_clock_once_and_closes_nothing(
     launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
 ) -> None:
-    args, env = replaced(container_of(SCHEDULE)["args"], master="local[2]"), {**places(tmp_path), **jvms[0].env}
+    args, env = container_of(SCHEDULE)["args"], {**places(tmp_path), **jvms[0].env}
     events, runs = tmp_path / "events", iter(range(9))
 
     def job(*more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -122,6 +124,14 @@ def test_a_job_that_runs_every_five_minutes_gives_each_clock_once_and_closes_not
     assert found == Counter(["to", "be", "or", "be", "to"])
     rows = counts.latest()
     assert {row["word"]: row["value"] for row in rows.to_pylist()} == found
+    # A rebuild wants another place for the counts.
+    rebuild = start(launch, tmp_path / "refused", commented_args(ONCE), env, DEPLOY).ended()
+    assert rebuild["status"] == run.MEND
+    assert "give it another place" in rebuild["error"]
+    env["COUNTS"] = str(tmp_path / "counts-2")
+    rebuild = start(launch, tmp_path / "rebuilt", [*commented_args(ONCE), "--drain"], env, DEPLOY).ended()
+    assert rebuild["result"] == "done"
+    assert {row["word"]: row["value"] for row in ParquetSink(env["COUNTS"]).latest().to_pylist()} == found
 
 
 def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
@@ -141,7 +151,7 @@ def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
     files.put(str(tmp_path / "0.parquet"), "running/events/0.parquet")
     # Beside the machine that the driver runs on, this is what the manifest says.
     port = free_port()
-    args = replaced(container["args"], metrics=f"127.0.0.1:{port}", master="local[2]")
+    args = replaced(container["args"], metrics=f"127.0.0.1:{port}")
     # The path of a socket may have some hundred characters, which folders of tests leave too few of.
     sockets = tmp_path_factory.getbasetemp().parents[1]
     ran = start(launch, tmp_path / "run", [*args, f"--conf=spark.python.unix.domain.socket.dir={sockets}"], env, DEPLOY)
