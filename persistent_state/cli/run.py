@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from persistent_state.application import Application
-from persistent_state.cli import json_lines, stop_signals
+from persistent_state.cli import json_lines, stop_signals, streams
 from persistent_state.cli.json_lines import FIELDS, LOGGER
 from persistent_state.cli.loader import load_application
 from persistent_state.errors import (
@@ -35,6 +35,9 @@ DONE, MEND, FENCED, TRY_AGAIN = 0, 2, 3, 75
 """The exit statuses. 2 is also that of wrong arguments, and 75 is EX_TEMPFAIL of sysexits.h."""
 
 RESULTS = {DONE: "done", MEND: "mend it", FENCED: "fenced", TRY_AGAIN: "try again"}
+
+LAST_WORDS = 1.0
+"""The seconds that a process which ends at once has to print why."""
 
 STATUSES = f"""\
 exit status:
@@ -145,10 +148,14 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if not arguments.json and sys.stdout.isatty():
-        return _supervised(arguments, is_json=False)
-    with json_lines.stdout_for_lines() as lines, json_lines.written_to(lines):
-        return _supervised(arguments, is_json=True)
+    try:
+        if not arguments.json and sys.stdout.isatty():
+            return _supervised(arguments, is_json=False)
+        with json_lines.stdout_for_lines() as lines, json_lines.written_to(lines):
+            return _supervised(arguments, is_json=True)
+    finally:
+        # A terminal that has gone, or a full disk, changes nothing about how the run has ended.
+        streams.settle()
 
 
 def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
@@ -162,17 +169,22 @@ def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
         if ended.error is not None:
             error = ended.error
             text = str(error) if isinstance(error, StateError) else f"{without_secrets(error, dict(arguments.conf))}."
-            print(f"persistent-state: {RESULTS[status]} (exit status {status}): {text}", file=sys.stderr)
+            streams.say(f"persistent-state: {RESULTS[status]} (exit status {status}): {text}")
             fields["error"] = text
         LOGGER.info("the run has ended: %s", RESULTS[status], extra={FIELDS: fields})
         return status
 
     def end_at_once(signal: int | None) -> None:
-        if signal is None:
-            why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run goes on."
-            finish(_Ended(error=StateError(why)))
-        sys.stderr.flush()
-        os._exit(TRY_AGAIN if signal is None else 128 + signal)
+        status = TRY_AGAIN if signal is None else 128 + signal
+        # What is printed waits for ever if nobody reads it, or if another thread waits for that and holds the handler's lock.
+        stop_signals.exit_within(LAST_WORDS, status)
+        try:
+            if signal is None:
+                why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run goes on."
+                finish(_Ended(error=StateError(why)))
+            streams.settle()
+        finally:
+            os._exit(status)
 
     with stop_signals.heard(end_at_once) as asked:
         return finish(_ended(arguments, is_json, asked))
@@ -208,7 +220,10 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
     except StateError as error:
         return _Ended(running, error, is_whole=not asked.is_set())
     except Exception as error:
-        traceback.print_exc()
+        # Only the places: the error's own text, and those of its causes, may have secrets.
+        streams.say(
+            "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)]).rstrip()
+        )
         return _Ended(running, error, is_whole=not asked.is_set())
     finally:
         with suppress(Exception, KeyboardInterrupt):

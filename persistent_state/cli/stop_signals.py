@@ -20,6 +20,13 @@ _CLOSED = 0
 """The number of no signal: the block has ended."""
 
 
+def exit_within(seconds: float, status: int) -> None:
+    """Let this process end with an exit status after some seconds, if it has not ended before, whatever it waits for then."""
+    timer = threading.Timer(seconds, os._exit, [status])
+    timer.daemon = True
+    timer.start()
+
+
 def _next_of(pipe: int, seconds: float | None) -> int | None:
     """Return the next signal in the pipe that asks for an end, `_CLOSED`, or None if the time has run out."""
     deadline = None if seconds is None else time.monotonic() + seconds

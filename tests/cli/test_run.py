@@ -190,6 +190,9 @@ def test_an_error_of_another_library_is_told_without_secrets(
     told = "ConnectionError: no answer of https://***@host/a?*** with key ***."
     assert json.loads(out.splitlines()[-1])["error"] == told
     assert err.endswith(f"try again (exit status 75): {told}\n")
+    # The places are there, and the text of the error nowhere.
+    assert "in do\n" in err
+    assert not [secret for secret in ("hunter2", "abc", "Zx81") if secret in out + err]
 
 
 def test_what_can_not_be_loaded_is_to_be_mended(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
@@ -375,6 +378,37 @@ def test_the_status_is_the_same_if_nobody_reads_the_lines(tmp_path: Path) -> Non
     assert process.wait(timeout=60) == command.FENCED
 
 
+@pytest.mark.parametrize("stderr", ["closed", "/dev/full", "a pipe that nobody reads"])
+@pytest.mark.parametrize(("error", "status"), [("FencedError", command.FENCED), ("TypeError", command.TRY_AGAIN)])
+def test_the_status_is_the_same_if_no_error_can_be_printed(
+    stderr: str, error: str, status: int, tmp_path: Path
+) -> None:
+    program = tmp_path / "fenced.py"
+    program.write_text(FENCED.replace("raise FencedError", f"raise {error}"))
+    (tmp_path / "nobody reads").touch()
+    run = [sys.executable, str(program)]
+    how: dict[str, Any] = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    if stderr == "closed":
+        process = start_guarded(["sh", "-c", 'exec "$@" 2>&-', "sh", *run], **how)
+    elif stderr == "/dev/full":
+        with open("/dev/full", "w") as full:
+            process = start_guarded(run, stderr=full, **how)
+    else:
+        reading, writing = os.pipe()
+        process = start_guarded(run, stderr=writing, **how)
+        os.close(writing)
+        os.close(reading)
+    assert process.wait(timeout=60) == status
+
+
+@pytest.mark.parametrize("stderr", ["/dev/full", "&-"])
+def test_a_command_has_failed_if_it_can_not_print_why(stderr: str) -> None:
+    """The interpreter would end with another status if it failed at its end to write what could not be written before."""
+    show = [sys.executable, "-m", "persistent_state", "show", "/no/such/store"]
+    done = subprocess.run(["sh", "-c", f'exec "$@" 2>{stderr}', "sh", *show], cwd=ROOT, stdout=subprocess.DEVNULL)
+    assert done.returncode == 2
+
+
 FENCED = """
 import sys, time
 from pathlib import Path
@@ -472,6 +506,60 @@ def test_a_process_that_does_not_end_in_time_ends_at_once_and_says_so(tmp_path: 
     assert (status, found[-1]["event"], found[-1]["status"]) == (command.TRY_AGAIN, "ended", command.TRY_AGAIN)
     assert found[-1]["error"] in err
     assert "did not end within 0.5 s" in err
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_process_whose_output_nobody_reads_ends_all_the_same(times: int, tmp_path: Path) -> None:
+    program = tmp_path / "unread.py"
+    program.write_text(UNREAD)
+    reading, writing = os.pipe()
+    process = start_guarded(
+        [sys.executable, str(program)], cwd=ROOT, stdout=writing, stderr=writing,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SECONDS": str(0.5 if times == 1 else 60)},
+    )  # fmt: skip
+    os.close(writing)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "it runs").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    # Until the pipe is full, and a thread waits in the handler.
+    time.sleep(1)
+    for _ in range(times):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1.5)
+    assert process.wait(timeout=15) == (command.TRY_AGAIN if times == 1 else 128 + signal.SIGTERM)
+    os.close(reading)
+
+
+UNREAD = """
+import os, sys, threading, time
+from pathlib import Path
+from persistent_state.cli import run, stop_signals
+from persistent_state.cli.commands import main
+from persistent_state.cli.json_lines import LOGGER
+from tests.cli.test_run import Played, Session
+
+stop_signals.SECONDS = float(os.environ["SECONDS"])
+run._session = Session().make
+
+def log():
+    while True:
+        LOGGER.info("x" * 1000)
+
+def wait():
+    threading.Thread(target=log, daemon=True).start()
+    Path(__file__).with_name("it runs").touch()
+    while True:
+        try:
+            time.sleep(20)
+        except KeyboardInterrupt:
+            pass
+
+app = Played("app", "memory://played").play(wait)
+if __name__ == "__main__":
+    sys.exit(main(["run", __file__ + ":app"]))
+"""
 
 
 def test_a_second_signal_ends_a_process_at_once(tmp_path: Path) -> None:
