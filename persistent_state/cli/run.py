@@ -24,6 +24,8 @@ from persistent_state.errors import (
     StoreRefusedError,
     TaskFailedError,
 )
+from persistent_state.event_time.durations import positive
+from persistent_state.metrics.server import address
 from persistent_state.redact import shown, without_secrets
 
 if TYPE_CHECKING:
@@ -180,8 +182,8 @@ def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
         stop_signals.exit_within(LAST_WORDS, status)
         try:
             if signal is None:
-                why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run goes on."
-                finish(_Ended(error=StateError(why)))
+                why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run"
+                finish(_Ended(error=StateError(f"{why} goes on.")))
             streams.settle()
         finally:
             os._exit(status)
@@ -232,11 +234,15 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not go together.
+    """Refuse options that are wrong or do not go together, before Spark starts.
 
     Raises:
         InvalidInputError: There are such.
     """
+    if arguments.metrics is not None:
+        address(arguments.metrics)
+    if arguments.trigger is not None:
+        positive("trigger", arguments.trigger)
     if arguments.trigger is not None and not arguments.follow:
         raise InvalidInputError(
             f"--trigger={arguments.trigger} is for a run that goes on; add --follow, or leave it out."

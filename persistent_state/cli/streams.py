@@ -32,7 +32,7 @@ def settle() -> None:
 
 
 def open_missing() -> None:
-    """Let what is printed go nowhere if the process was started without stdout or stderr, as by `2>&-`. Then Python has none."""
+    """Let what is printed go nowhere if the process was started without stdout or stderr, as by `2>&-`."""
     # A file that is opened later would get the free number, and what others print to it.
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lasts

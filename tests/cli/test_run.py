@@ -24,6 +24,7 @@ from persistent_state.cli import run as command
 from persistent_state.cli import stop_signals
 from persistent_state.cli.commands import main
 from persistent_state.cli.json_lines import LOGGER, PROGRESS
+from persistent_state.engine.run import asked_to_stop
 from tests.processes import start_guarded
 
 ROOT = Path(__file__).parents[2]
@@ -253,15 +254,18 @@ def test_a_session_that_does_not_start_is_tried_again(
         (["--follow", "--rebuild", "A"], "run once with --rebuild and without --follow"),
         (["--follow", "--reset", "A"], "run once with --reset and without --follow"),
         (["--trigger", "1 minute"], "add --follow"),
+        (["--follow", "--trigger", "10x"], "trigger='10x'"),
+        (["--metrics", "foo"], "metrics='foo' is not a port"),
+        (["--metrics", "0.0.0.0"], "metrics='0.0.0.0' is not a port"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    options: list[str], says: str, play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+def test_options_that_are_wrong_or_do_not_go_together_are_refused_before_spark_starts(
+    options: list[str], says: str, play: Callable[..., Played], session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = play()
     assert main(["run", "played:app", *options]) == command.MEND
     assert says in capsys.readouterr().err
-    assert app.calls == []
+    assert (app.calls, session.told) == ([], [])
 
 
 @pytest.mark.parametrize("options", [["--follow", "--drain"], ["--conf", "spark.a"], ["--conf", "=b"], []])
@@ -486,6 +490,7 @@ def signalled(folder: Path, *options: str, times: int = 1, **how: Any) -> tuple[
         while ASKED not in err.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        time.sleep(stop_signals.REPEAT_SECONDS + 0.1)
         # The first asked for an end, and the process goes on. Whether the program hears of the next one before it ends is open.
         assert (err.read_text().count(ASKED), process.poll()) == (1, None)
         process.send_signal(signal.SIGTERM)
@@ -569,10 +574,48 @@ def test_a_second_signal_ends_a_process_at_once(tmp_path: Path) -> None:
 
 
 def test_handlers_are_as_before_when_signals_are_no_longer_heard() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with stop_signals.heard(lambda number: None) as asked:
-        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-    assert (signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1), asked.is_set()) == (before, -1, False)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert asked.wait(10)
+    with stop_signals.heard(lambda number: None) as asked:
+        time.sleep(0)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert (signal.set_wakeup_fd(-1), asked.is_set()) == (-1, False)
+
+
+@pytest.mark.parametrize("is_in_a_run", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_twice_is_one_request(
+    number: signal.Signals, is_in_a_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does `timeout`, which signals the process, and then the group of processes that it belongs to."""
+    ended: list[int | None] = []
+    monkeypatch.setattr(stop_signals, "REPEAT_SECONDS", 0.5)
+    with stop_signals.heard(ended.append):
+        if is_in_a_run:
+            with asked_to_stop() as asked:
+                for _ in range(3):
+                    signal.raise_signal(number)
+                assert asked.is_set()
+                time.sleep(0.6)
+                assert ended == []
+                with pytest.raises(KeyboardInterrupt):
+                    signal.raise_signal(number)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+            for _ in range(2):
+                signal.raise_signal(number)
+            time.sleep(0.6)
+            assert ended == []
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+        deadline = time.monotonic() + 10
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert ended == [number]
 
 
 def test_no_signal_but_sigint_and_sigterm_asks_for_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
