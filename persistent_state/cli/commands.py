@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
-from persistent_state.cli import run, streams
+from persistent_state.cli import run, stop_signals, streams
 from persistent_state.cli.doctor.all_checks import all_checks
 from persistent_state.cli.doctor.check import FAIL
 from persistent_state.cli.loader import load_application
@@ -43,6 +43,9 @@ from persistent_state.timelines import branch_application, keep_clock, release_c
 
 PROGRAM = "persistent-state"
 
+EXIT_SECONDS = 10.0
+"""The time that Python has to end the process after the command has."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
@@ -59,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
+        if argv is None:
+            # Threads of the user's code may go on, and a client of Spark Connect calls a server that has gone again and again.
+            stop_signals.exit_within(EXIT_SECONDS, status)
         return status
     except BrokenPipeError:
         # The reader has gone.

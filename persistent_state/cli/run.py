@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from persistent_state.application import Application
 from persistent_state.cli import json_lines, stop_signals, streams
 from persistent_state.cli.json_lines import FIELDS, LOGGER
 from persistent_state.cli.loader import load_application
+from persistent_state.cli.spark_session import start_session, stop_session
 from persistent_state.errors import (
     DamagedError,
     FencedError,
@@ -204,7 +204,7 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
             app.name,
             extra={FIELDS: {"event": "starting", "application": app.name, "store": shown(app.store)}},
         )
-        spark = _session(app.name, arguments.master, arguments.conf)
+        spark = start_session(app.name, arguments.master, arguments.conf)
         options: dict[str, Any] = {"metrics": arguments.metrics, "show_progress": False if is_json else None}
         if arguments.follow:
             running = app.start(spark, trigger=arguments.trigger, **options)
@@ -228,9 +228,8 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
         )
         return _Ended(running, error, is_whole=not asked.is_set())
     finally:
-        with suppress(Exception, KeyboardInterrupt):
-            if spark is not None:
-                spark.stop()
+        if spark is not None:
+            stop_session(spark)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -263,29 +262,3 @@ def _load(named: str) -> Application:
     added = [place for place in sys.path if place not in before]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*added, os.environ.get("PYTHONPATH")]))
     return app
-
-
-def _session(name: str, master: str | None, settings: list[tuple[str, str]]) -> SparkSession:
-    """Start a session of Spark.
-
-    Raises:
-        StateError: It did not start.
-    """
-    from pyspark.sql import SparkSession
-
-    # With this Python the JVM looks for data sources, and with the python3 of the PATH else, which may lack PyArrow.
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
-    # Spark's bar of progress has no place in a file, and draws over the lines of a terminal.
-    builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
-    if master is not None:
-        builder = builder.master(master)
-    for key, value in settings:
-        builder = builder.config(key, value)
-    try:
-        return builder.getOrCreate()
-    except Exception as error:
-        first = Exception(str(error).strip().partition("\n")[0] or repr(error))
-        why = without_secrets(first, dict(settings)).removeprefix("Exception: ")
-        raise StateError(
-            f"Spark did not start a session: {why}. Look at what Spark says above, at --master and at --conf."
-        ) from error

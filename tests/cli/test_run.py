@@ -21,7 +21,7 @@ import pytest
 import persistent_state
 from persistent_state import Application, FencedError, InvalidInputError, StateError, StoreUnavailableError, errors
 from persistent_state.cli import run as command
-from persistent_state.cli import stop_signals
+from persistent_state.cli import spark_session, stop_signals
 from persistent_state.cli.commands import main
 from persistent_state.cli.json_lines import LOGGER, PROGRESS
 from persistent_state.engine.run import asked_to_stop
@@ -71,7 +71,7 @@ class Session:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     session = Session()
-    monkeypatch.setattr(command, "_session", session.make)
+    monkeypatch.setattr(command, "start_session", session.make)
     return session
 
 
@@ -234,7 +234,7 @@ def test_spark_looks_for_data_sources_with_this_python_if_nobody_names_another(
     for name, value in set_before.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(SparkSession, "builder", Builder())
-    seen = command._session("name", "local[1]", [])
+    seen = spark_session.start_session("name", "local[1]", [])
     assert seen["PYSPARK_DRIVER_PYTHON"] == looks_with
     assert seen.get("PYSPARK_PYTHON") == set_before.get("PYSPARK_PYTHON")
 
@@ -243,7 +243,7 @@ def test_a_session_that_does_not_start_is_tried_again(
     play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = play()
-    monkeypatch.setattr(command, "_session", lambda *_: raising(StateError("Spark did not start."))())
+    monkeypatch.setattr(command, "start_session", lambda *_: raising(StateError("Spark did not start."))())
     assert main(["run", "played:app"]) == command.TRY_AGAIN
     assert (app.calls, lines(capsys)[-1]["error"]) == ([], "Spark did not start.")
 
@@ -421,7 +421,7 @@ from persistent_state.cli import run
 from persistent_state.cli.commands import main
 from tests.cli.test_run import Played, Session
 
-run._session = Session().make
+run.start_session = Session().make
 
 def end():
     while not Path(__file__).with_name("nobody reads").exists():
@@ -441,7 +441,7 @@ from persistent_state.cli.commands import main
 from tests.cli.test_run import Played, Session
 
 stop_signals.SECONDS = {seconds}
-run._session = Session().make
+run.start_session = Session().make
 
 def wait(patience):
     # So does Spark's JVM sometimes.
@@ -546,7 +546,7 @@ from persistent_state.cli.json_lines import LOGGER
 from tests.cli.test_run import Played, Session
 
 stop_signals.SECONDS = float(os.environ["SECONDS"])
-run._session = Session().make
+run.start_session = Session().make
 
 def log():
     while True:
