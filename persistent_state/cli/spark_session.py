@@ -29,7 +29,7 @@ _NEVER = re.compile(
     r"java\.lang\.(IllegalArgument|NumberFormat)Exception|Could not parse Master URL|Invalid master URL"
     r"|CONNECT_URL_NOT_SET|INVALID_CONNECT_URL|MASTER_URL_INVALID|CANNOT_CONFIGURE_SPARK"
 )
-"""What Spark says of settings with which no session ever starts."""
+"""Words of Spark about settings with which no session ever starts."""
 
 
 def start_session(name: str, master: str | None, settings: Sequence[tuple[str, str]]) -> SparkSession:
