@@ -51,8 +51,8 @@ exit status:
   Anything else, such as 137 after kill -9: try again; nothing committed is lost.
 
 SIGTERM and SIGINT end the run: a micro-batch that is under way is given up, and a sink completes what it writes.
-After {stop_signals.SECONDS:g} s, or at a second signal that comes a second later or more, the process ends at once, as by kill -9:
-nothing committed is lost.
+After {stop_signals.SECONDS:g} s, or at a second signal a second later or more, the process ends at once, as by kill -9: nothing
+committed is lost.
 """
 
 
