@@ -382,7 +382,7 @@ def test_the_status_is_the_same_if_nobody_reads_the_lines(tmp_path: Path) -> Non
     assert process.wait(timeout=60) == command.FENCED
 
 
-@pytest.mark.parametrize("stderr", ["closed", "/dev/full", "a pipe that nobody reads"])
+@pytest.mark.parametrize("stderr", ["closed", "closed as stdout", "/dev/full", "a pipe that nobody reads"])
 @pytest.mark.parametrize(("error", "status"), [("FencedError", command.FENCED), ("TypeError", command.TRY_AGAIN)])
 def test_the_status_is_the_same_if_no_error_can_be_printed(
     stderr: str, error: str, status: int, tmp_path: Path
@@ -392,8 +392,9 @@ def test_the_status_is_the_same_if_no_error_can_be_printed(
     (tmp_path / "nobody reads").touch()
     run = [sys.executable, str(program)]
     how: dict[str, Any] = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    if stderr == "closed":
-        process = start_guarded(["sh", "-c", 'exec "$@" 2>&-', "sh", *run], **how)
+    if stderr.startswith("closed"):
+        closed = "2>&-" if stderr == "closed" else ">&- 2>&-"
+        process = start_guarded(["sh", "-c", f'exec "$@" {closed}', "sh", *run], **how)
     elif stderr == "/dev/full":
         with open("/dev/full", "w") as full:
             process = start_guarded(run, stderr=full, **how)
