@@ -123,12 +123,13 @@ def _refuse(what: str, error: BaseException) -> NoReturn:
         StateError: The code could not reach something, and may another time. An error of this package keeps its class.
         InvalidInputError: Any other error of the code; another time it would raise the same.
     """
+    kind: type[StateError] = InvalidInputError
     if isinstance(error, StateError):
-        raise type(error)(f"{what}: {str(error).rstrip('.')}{places(error)}.") from error
-    if isinstance(error, SyntaxError):
-        raise InvalidInputError(f"{what}: {error.msg} at {error.filename}:{error.lineno}.") from error
-    hidden = without_secrets(Exception(repr(error)), {}).removeprefix("Exception: ")
-    why = f"{what}: {hidden}{places(error)}."
-    if isinstance(error, OSError) and not isinstance(error, _LASTING):
-        raise StateError(f"{why} If it is a passing failure, try again.") from error
-    raise InvalidInputError(why) from error
+        kind, why = type(error), f"{str(error).rstrip('.')}{places(error)}."
+    elif isinstance(error, SyntaxError):
+        why = f"{error.msg} at {error.filename}:{error.lineno}."
+    else:
+        why = f"{without_secrets(Exception(repr(error)), {}).removeprefix('Exception: ')}{places(error)}."
+        if isinstance(error, OSError) and not isinstance(error, _LASTING):
+            kind = StateError
+    raise kind(f"{what}: {why}") from error
