@@ -178,13 +178,13 @@ def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
         return status
 
     def end_at_once(signal: int | None) -> None:
+        why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run goes on."
         status = TRY_AGAIN if signal is None else 128 + signal
         # What is printed waits for ever if nobody reads it, or if another thread waits for that and holds the handler's lock.
         stop_signals.exit_within(LAST_WORDS, status)
         try:
             if signal is None:
-                why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run"
-                finish(_Ended(error=StateError(f"{why} goes on.")))
+                finish(_Ended(error=StateError(why)))
             streams.settle()
         finally:
             os._exit(status)
