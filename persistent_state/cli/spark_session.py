@@ -105,7 +105,7 @@ def _check_server(remote: str, named: str, given: dict[str, str]) -> None:
     except ValueError as error:
         # What is wrong may be the parameter that has the token.
         why = without_secrets(error, {**given, "secret": parameters}).partition(": ")[2]
-        raise InvalidInputError(f"{named}={server} is no URL of a server: {why}.") from None
+        raise InvalidInputError(f"{named}={server} is no URL of a server: {why}; write sc://HOST:PORT.") from None
     try:
         grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
     except grpc.FutureTimeoutError:
