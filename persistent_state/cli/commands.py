@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from monoids import Aggregator, Monoid
 from persistent_state import __version__, formatting
-from persistent_state.cli import run
+from persistent_state.cli import run, stop_signals, streams
 from persistent_state.cli.doctor.all_checks import all_checks
 from persistent_state.cli.doctor.check import FAIL
 from persistent_state.cli.loader import load_application
@@ -43,6 +43,9 @@ from persistent_state.timelines import branch_application, keep_clock, release_c
 
 PROGRAM = "persistent-state"
 
+EXIT_SECONDS = 10.0
+"""The time that Python has to end the process after the command has."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
@@ -54,21 +57,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, or 1 if `verify` or `doctor` found problems or a rewind was declined, or 2 if the command failed.
         `run` has more of them.
     """
-    arguments = _parser().parse_args(argv)
+    streams.open_missing()
     try:
+        arguments = _parser().parse_args(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
+        if argv is None:
+            # Threads of the user's code may go on, and a client of Spark Connect calls a server that has gone again and again.
+            stop_signals.exit_within(EXIT_SECONDS, status)
         return status
     except BrokenPipeError:
-        # The reader has gone. Python would flush the output at its end, and fail again.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has gone.
         return 128 + 13
     except KeyboardInterrupt:
         return 128 + 2
     except (StateError, OSError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        streams.say(f"{PROGRAM}: {error}")
         return 2
+    finally:
+        streams.settle()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from persistent_state.application import Application
-from persistent_state.errors import InvalidInputError, StateError, places, raised
+from persistent_state.errors import InvalidInputError, StateError, places
+from persistent_state.redact import without_secrets
+
+_LASTING = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""The errors of the operating system that do not pass. All others may, such as those of a network and of names in it."""
 
 
 def load_application(named: str) -> Application:
@@ -22,6 +26,8 @@ def load_application(named: str) -> Application:
 
     Raises:
         InvalidInputError: There is no such module or name, it is no application, or the user's code raised.
+        StateError: The user's code could not reach something, such as a service that gives secrets. An error of this package
+            that it raised keeps its class.
     """
     place, _, name = named.rpartition(":")
     if not place or not name:
@@ -58,7 +64,7 @@ def _takes_nothing(function: Any) -> bool:
 
 
 def _application(named: str, found: Any) -> Application:
-    """Return what is an application, or what a function returns that is one."""
+    """Return the application that a name of the module stands for. If it stands for a function, call that first."""
     if callable(found) and not isinstance(found, Application):
         if not _takes_nothing(found):
             raise _no_application(named, found)
@@ -111,15 +117,19 @@ def _of_file(path: str) -> ModuleType:
 
 
 def _refuse(what: str, error: BaseException) -> NoReturn:
-    """Refuse an application whose code raised.
+    """Refuse an application whose code raised. The message says where in the user's code.
 
     Raises:
-        InvalidInputError: It says where in the user's code.
+        StateError: The code could not reach something, and may another time. An error of this package keeps its class.
+        InvalidInputError: Any other error of the code; another time it would raise the same.
     """
-    if isinstance(error, SyntaxError):
+    kind: type[StateError] = InvalidInputError
+    if isinstance(error, StateError):
+        kind, why = type(error), f"{str(error).rstrip('.')}{places(error)}."
+    elif isinstance(error, SyntaxError):
         why = f"{error.msg} at {error.filename}:{error.lineno}."
-    elif isinstance(error, StateError):
-        why = f"{str(error).rstrip('.')}{places(error)}."
     else:
-        why = f"{raised(error)}."
-    raise InvalidInputError(f"{what}: {why}") from error
+        why = f"{without_secrets(Exception(repr(error)), {}).removeprefix('Exception: ')}{places(error)}."
+        if isinstance(error, OSError) and not isinstance(error, _LASTING):
+            kind = StateError
+    raise kind(f"{what}: {why}") from error

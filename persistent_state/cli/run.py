@@ -8,14 +8,14 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from persistent_state.application import Application
-from persistent_state.cli import json_lines, stop_signals
+from persistent_state.cli import json_lines, stop_signals, streams
 from persistent_state.cli.json_lines import FIELDS, LOGGER
 from persistent_state.cli.loader import load_application
+from persistent_state.cli.spark_session import start_session, stop_session
 from persistent_state.errors import (
     DamagedError,
     FencedError,
@@ -24,6 +24,8 @@ from persistent_state.errors import (
     StoreRefusedError,
     TaskFailedError,
 )
+from persistent_state.event_time.durations import positive
+from persistent_state.metrics.server import address
 from persistent_state.redact import shown, without_secrets
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ DONE, MEND, FENCED, TRY_AGAIN = 0, 2, 3, 75
 
 RESULTS = {DONE: "done", MEND: "mend it", FENCED: "fenced", TRY_AGAIN: "try again"}
 
+LAST_WORDS = 1.0
+"""The seconds that a process which ends at once has to print why."""
+
 STATUSES = f"""\
 exit status:
   {DONE:<3} done: the run came to its end; with --follow it was asked to end, and did
@@ -46,7 +51,8 @@ exit status:
   Anything else, such as 137 after kill -9: try again; nothing committed is lost.
 
 SIGTERM and SIGINT end the run: a micro-batch that is under way is given up, and a sink completes what it writes.
-After {stop_signals.SECONDS:g} s, or at a second signal, the process ends at once, as by kill -9: nothing committed is lost.
+After {stop_signals.SECONDS:g} s, or at a second signal a second later or more, the process ends at once, as by kill -9: nothing
+committed is lost.
 """
 
 
@@ -145,10 +151,14 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if not arguments.json and sys.stdout.isatty():
-        return _supervised(arguments, is_json=False)
-    with json_lines.stdout_for_lines() as lines, json_lines.written_to(lines):
-        return _supervised(arguments, is_json=True)
+    try:
+        if not arguments.json and sys.stdout.isatty():
+            return _supervised(arguments, is_json=False)
+        with json_lines.stdout_for_lines() as lines, json_lines.written_to(lines):
+            return _supervised(arguments, is_json=True)
+    finally:
+        # A terminal that has gone, or a full disk, changes nothing about how the run has ended.
+        streams.settle()
 
 
 def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
@@ -162,17 +172,22 @@ def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
         if ended.error is not None:
             error = ended.error
             text = str(error) if isinstance(error, StateError) else f"{without_secrets(error, dict(arguments.conf))}."
-            print(f"persistent-state: {RESULTS[status]} (exit status {status}): {text}", file=sys.stderr)
+            streams.say(f"persistent-state: {RESULTS[status]} (exit status {status}): {text}")
             fields["error"] = text
         LOGGER.info("the run has ended: %s", RESULTS[status], extra={FIELDS: fields})
         return status
 
     def end_at_once(signal: int | None) -> None:
-        if signal is None:
-            why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run goes on."
-            finish(_Ended(error=StateError(why)))
-        sys.stderr.flush()
-        os._exit(TRY_AGAIN if signal is None else 128 + signal)
+        why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run goes on."
+        status = TRY_AGAIN if signal is None else 128 + signal
+        # What is printed waits for ever if nobody reads it, or if another thread waits for that and holds the handler's lock.
+        stop_signals.exit_within(LAST_WORDS, status)
+        try:
+            if signal is None:
+                finish(_Ended(error=StateError(why)))
+            streams.settle()
+        finally:
+            os._exit(status)
 
     with stop_signals.heard(end_at_once) as asked:
         return finish(_ended(arguments, is_json, asked))
@@ -190,7 +205,7 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
             app.name,
             extra={FIELDS: {"event": "starting", "application": app.name, "store": shown(app.store)}},
         )
-        spark = _session(app.name, arguments.master, arguments.conf)
+        spark = start_session(app.name, arguments.master, arguments.conf)
         options: dict[str, Any] = {"metrics": arguments.metrics, "show_progress": False if is_json else None}
         if arguments.follow:
             running = app.start(spark, trigger=arguments.trigger, **options)
@@ -208,20 +223,26 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
     except StateError as error:
         return _Ended(running, error, is_whole=not asked.is_set())
     except Exception as error:
-        traceback.print_exc()
+        # Only the places: the error's own text, and those of its causes, may have secrets.
+        streams.say(
+            "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)]).rstrip()
+        )
         return _Ended(running, error, is_whole=not asked.is_set())
     finally:
-        with suppress(Exception, KeyboardInterrupt):
-            if spark is not None:
-                spark.stop()
+        if spark is not None:
+            stop_session(spark)
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not go together.
+    """Refuse options that are wrong or do not go together, before Spark starts.
 
     Raises:
         InvalidInputError: There are such.
     """
+    if arguments.metrics is not None:
+        address(arguments.metrics)
+    if arguments.trigger is not None:
+        positive("trigger", arguments.trigger)
     if arguments.trigger is not None and not arguments.follow:
         raise InvalidInputError(
             f"--trigger={arguments.trigger} is for a run that goes on; add --follow, or leave it out."
@@ -242,29 +263,3 @@ def _load(named: str) -> Application:
     added = [place for place in sys.path if place not in before]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*added, os.environ.get("PYTHONPATH")]))
     return app
-
-
-def _session(name: str, master: str | None, settings: list[tuple[str, str]]) -> SparkSession:
-    """Start a session of Spark.
-
-    Raises:
-        StateError: It did not start.
-    """
-    from pyspark.sql import SparkSession
-
-    # With this Python the JVM looks for data sources, and with the python3 of the PATH else, which may lack PyArrow.
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
-    # Spark's bar of progress has no place in a file, and draws over the lines of a terminal.
-    builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
-    if master is not None:
-        builder = builder.master(master)
-    for key, value in settings:
-        builder = builder.config(key, value)
-    try:
-        return builder.getOrCreate()
-    except Exception as error:
-        first = Exception(str(error).strip().partition("\n")[0] or repr(error))
-        why = without_secrets(first, dict(settings)).removeprefix("Exception: ")
-        raise StateError(
-            f"Spark did not start a session: {why}. Look at what Spark says above, at --master and at --conf."
-        ) from error

@@ -9,15 +9,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 SECONDS = 60.0
 """The time that a process has to end after the first signal."""
+
+REPEAT_SECONDS = 1.0
+"""The time after the first signal in which others are the same request: `timeout` signals the process, and then its group."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 """The signals that ask for an end. The pipe has all that Python handles, such as a SIGHUP for which a module has a handler."""
 
 _CLOSED = 0
 """The number of no signal: the block has ended."""
+
+
+def exit_within(seconds: float, status: int) -> None:
+    """Let this process end with an exit status after some seconds, if it has not ended before, whatever it waits for then."""
+    timer = threading.Timer(seconds, os._exit, [status])
+    timer.daemon = True
+    timer.start()
 
 
 def _next_of(pipe: int, seconds: float | None) -> int | None:
@@ -32,6 +43,15 @@ def _next_of(pipe: int, seconds: float | None) -> int | None:
             return number
 
 
+def _is_handed_on(frame: FrameType | None) -> bool:
+    """Return whether a run, which has heard a signal before, hands this one on to the handler that was there before it."""
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("persistent_state.engine.run", "ask"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextmanager
 def heard(end: Callable[[int | None], object]) -> Iterator[threading.Event]:
     """Let SIGTERM do in this block what SIGINT does, and return an event that either of them sets.
@@ -40,29 +60,46 @@ def heard(end: Callable[[int | None], object]) -> Iterator[threading.Event]:
     main thread. The event is set in both cases: Python writes each signal to a pipe, which a thread of this block reads.
 
     Args:
-        end: Called in that thread, with None if the block lasts `SECONDS` longer, or with its number when another signal comes.
-            It is to end the process.
+        end: Called in that thread, with None if the block lasts `SECONDS` longer, or with its number when another signal comes
+            `REPEAT_SECONDS` after the first or later. It is to end the process.
     """
     asked = threading.Event()
+    first: list[float] = []
+    """The time at which the thread read the first signal, once it has."""
+    is_handled = False
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
 
     def read() -> None:
         if _next_of(reading, None) == _CLOSED:
             return
+        first.append(time.monotonic())
         asked.set()
         again = _next_of(reading, SECONDS)
+        while again in _ENDING and time.monotonic() < first[0] + REPEAT_SECONDS:
+            again = _next_of(reading, SECONDS)
         if again != _CLOSED:
             end(again)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_handled
+        is_first, is_handled = not (is_handled or _is_handed_on(frame)), True
+        # The thread may not have read the first yet.
+        if is_first or (first and time.monotonic() >= first[0] + REPEAT_SECONDS):
+            signal.default_int_handler(number, frame)
 
     thread = threading.Thread(target=read, name="persistent-state signals", daemon=True)
     thread.start()
     pipe_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    # A shell lets what it starts in the background ignore SIGINT.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         signal.set_wakeup_fd(pipe_before)
         os.close(writing)
         thread.join()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from persistent_state import InvalidInputError
+from persistent_state import InvalidInputError, StateError, StoreUnavailableError, TaskFailedError
 from persistent_state.cli.loader import load_application
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +164,41 @@ def test_what_cannot_be_loaded_is_one_sentence_that_names_it(named: str, sentenc
         load_application(named)
     assert sentence.format(folder=folder) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        ("errors.StoreUnavailableError('no answer.')", StoreUnavailableError),
+        ("errors.TaskFailedError('bad.')", TaskFailedError),
+        ("ConnectionError('no answer')", StateError),
+        ("TimeoutError('no answer')", StateError),
+        ("urllib.error.URLError(OSError(-3, 'Temporary failure in name resolution'))", StateError),
+        ("FileNotFoundError('no file')", InvalidInputError),
+        ("PermissionError('no')", InvalidInputError),
+        ("ValueError('no')", InvalidInputError),
+    ],
+)
+def test_what_may_pass_is_told_from_what_would_fail_again(
+    is_called: bool, raised: str, kind: type[StateError], folder: Path
+) -> None:
+    code = f"import urllib.error\nfrom persistent_state import errors\n\ndef make():\n    raise {raised}\n"
+    (folder / "failing_shop.py").write_text(code if is_called else f"{code}\nmake()\n")
+    with pytest.raises(StateError) as refused:
+        load_application("failing_shop:make")
+    assert type(refused.value) is kind
+    assert str(refused.value).startswith(
+        f"failing_shop{':make' * is_called} can't be {'call' if is_called else 'import'}ed: "
+    )
+    assert f" at {folder}/failing_shop.py:5 in make" in str(refused.value)
+
+
+def test_an_error_of_the_users_code_is_told_without_secrets(folder: Path) -> None:
+    (folder / "secret_shop.py").write_text("raise ValueError('not https://me:hunter2@host/a?sig=abc')\n")
+    with pytest.raises(InvalidInputError) as refused:
+        load_application("secret_shop:app")
+    assert "ValueError('not https://***@host/a?***') at " in str(refused.value)
 
 
 def test_to_load_an_application_starts_no_session(folder: Path) -> None:

@@ -21,9 +21,10 @@ import pytest
 import persistent_state
 from persistent_state import Application, FencedError, InvalidInputError, StateError, StoreUnavailableError, errors
 from persistent_state.cli import run as command
-from persistent_state.cli import stop_signals
+from persistent_state.cli import spark_session, stop_signals
 from persistent_state.cli.commands import main
 from persistent_state.cli.json_lines import LOGGER, PROGRESS
+from persistent_state.engine.run import asked_to_stop
 from tests.processes import start_guarded
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +71,7 @@ class Session:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     session = Session()
-    monkeypatch.setattr(command, "_session", session.make)
+    monkeypatch.setattr(command, "start_session", session.make)
     return session
 
 
@@ -190,6 +191,9 @@ def test_an_error_of_another_library_is_told_without_secrets(
     told = "ConnectionError: no answer of https://***@host/a?*** with key ***."
     assert json.loads(out.splitlines()[-1])["error"] == told
     assert err.endswith(f"try again (exit status 75): {told}\n")
+    # The places are there, and the text of the error nowhere.
+    assert "in do\n" in err
+    assert not [secret for secret in ("hunter2", "abc", "Zx81") if secret in out + err]
 
 
 def test_what_can_not_be_loaded_is_to_be_mended(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +234,7 @@ def test_spark_looks_for_data_sources_with_this_python_if_nobody_names_another(
     for name, value in set_before.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(SparkSession, "builder", Builder())
-    seen = command._session("name", "local[1]", [])
+    seen = spark_session.start_session("name", "local[1]", [])
     assert seen["PYSPARK_DRIVER_PYTHON"] == looks_with
     assert seen.get("PYSPARK_PYTHON") == set_before.get("PYSPARK_PYTHON")
 
@@ -239,7 +243,7 @@ def test_a_session_that_does_not_start_is_tried_again(
     play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = play()
-    monkeypatch.setattr(command, "_session", lambda *_: raising(StateError("Spark did not start."))())
+    monkeypatch.setattr(command, "start_session", lambda *_: raising(StateError("Spark did not start."))())
     assert main(["run", "played:app"]) == command.TRY_AGAIN
     assert (app.calls, lines(capsys)[-1]["error"]) == ([], "Spark did not start.")
 
@@ -250,15 +254,18 @@ def test_a_session_that_does_not_start_is_tried_again(
         (["--follow", "--rebuild", "A"], "run once with --rebuild and without --follow"),
         (["--follow", "--reset", "A"], "run once with --reset and without --follow"),
         (["--trigger", "1 minute"], "add --follow"),
+        (["--follow", "--trigger", "10x"], "trigger='10x'"),
+        (["--metrics", "foo"], "metrics='foo' is not a port"),
+        (["--metrics", "0.0.0.0"], "metrics='0.0.0.0' is not a port"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    options: list[str], says: str, play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+def test_options_that_are_wrong_or_do_not_go_together_are_refused_before_spark_starts(
+    options: list[str], says: str, play: Callable[..., Played], session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = play()
     assert main(["run", "played:app", *options]) == command.MEND
     assert says in capsys.readouterr().err
-    assert app.calls == []
+    assert (app.calls, session.told) == ([], [])
 
 
 @pytest.mark.parametrize("options", [["--follow", "--drain"], ["--conf", "spark.a"], ["--conf", "=b"], []])
@@ -375,6 +382,38 @@ def test_the_status_is_the_same_if_nobody_reads_the_lines(tmp_path: Path) -> Non
     assert process.wait(timeout=60) == command.FENCED
 
 
+@pytest.mark.parametrize("stderr", ["closed", "closed as stdout", "/dev/full", "a pipe that nobody reads"])
+@pytest.mark.parametrize(("error", "status"), [("FencedError", command.FENCED), ("TypeError", command.TRY_AGAIN)])
+def test_the_status_is_the_same_if_no_error_can_be_printed(
+    stderr: str, error: str, status: int, tmp_path: Path
+) -> None:
+    program = tmp_path / "fenced.py"
+    program.write_text(FENCED.replace("raise FencedError", f"raise {error}"))
+    (tmp_path / "nobody reads").touch()
+    run = [sys.executable, str(program)]
+    how: dict[str, Any] = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    if stderr.startswith("closed"):
+        closed = "2>&-" if stderr == "closed" else ">&- 2>&-"
+        process = start_guarded(["sh", "-c", f'exec "$@" {closed}', "sh", *run], **how)
+    elif stderr == "/dev/full":
+        with open("/dev/full", "w") as full:
+            process = start_guarded(run, stderr=full, **how)
+    else:
+        reading, writing = os.pipe()
+        process = start_guarded(run, stderr=writing, **how)
+        os.close(writing)
+        os.close(reading)
+    assert process.wait(timeout=60) == status
+
+
+@pytest.mark.parametrize("stderr", ["/dev/full", "&-"])
+def test_a_command_has_failed_if_it_can_not_print_why(stderr: str) -> None:
+    """The interpreter would end with another status if it failed at its end to write what could not be written before."""
+    show = [sys.executable, "-m", "persistent_state", "show", "/no/such/store"]
+    done = subprocess.run(["sh", "-c", f'exec "$@" 2>{stderr}', "sh", *show], cwd=ROOT, stdout=subprocess.DEVNULL)
+    assert done.returncode == 2
+
+
 FENCED = """
 import sys, time
 from pathlib import Path
@@ -383,7 +422,7 @@ from persistent_state.cli import run
 from persistent_state.cli.commands import main
 from tests.cli.test_run import Played, Session
 
-run._session = Session().make
+run.start_session = Session().make
 
 def end():
     while not Path(__file__).with_name("nobody reads").exists():
@@ -403,7 +442,7 @@ from persistent_state.cli.commands import main
 from tests.cli.test_run import Played, Session
 
 stop_signals.SECONDS = {seconds}
-run._session = Session().make
+run.start_session = Session().make
 
 def wait(patience):
     # So does Spark's JVM sometimes.
@@ -452,6 +491,7 @@ def signalled(folder: Path, *options: str, times: int = 1, **how: Any) -> tuple[
         while ASKED not in err.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        time.sleep(stop_signals.REPEAT_SECONDS + 0.1)
         # The first asked for an end, and the process goes on. Whether the program hears of the next one before it ends is open.
         assert (err.read_text().count(ASKED), process.poll()) == (1, None)
         process.send_signal(signal.SIGTERM)
@@ -474,6 +514,60 @@ def test_a_process_that_does_not_end_in_time_ends_at_once_and_says_so(tmp_path: 
     assert "did not end within 0.5 s" in err
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_process_whose_output_nobody_reads_ends_all_the_same(times: int, tmp_path: Path) -> None:
+    program = tmp_path / "unread.py"
+    program.write_text(UNREAD)
+    reading, writing = os.pipe()
+    process = start_guarded(
+        [sys.executable, str(program)], cwd=ROOT, stdout=writing, stderr=writing,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SECONDS": str(0.5 if times == 1 else 60)},
+    )  # fmt: skip
+    os.close(writing)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "it runs").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    # Until the pipe is full, and a thread waits in the handler.
+    time.sleep(1)
+    for _ in range(times):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1.5)
+    assert process.wait(timeout=15) == (command.TRY_AGAIN if times == 1 else 128 + signal.SIGTERM)
+    os.close(reading)
+
+
+UNREAD = """
+import os, sys, threading, time
+from pathlib import Path
+from persistent_state.cli import run, stop_signals
+from persistent_state.cli.commands import main
+from persistent_state.cli.json_lines import LOGGER
+from tests.cli.test_run import Played, Session
+
+stop_signals.SECONDS = float(os.environ["SECONDS"])
+run.start_session = Session().make
+
+def log():
+    while True:
+        LOGGER.info("x" * 1000)
+
+def wait():
+    threading.Thread(target=log, daemon=True).start()
+    Path(__file__).with_name("it runs").touch()
+    while True:
+        try:
+            time.sleep(20)
+        except KeyboardInterrupt:
+            pass
+
+app = Played("app", "memory://played").play(wait)
+if __name__ == "__main__":
+    sys.exit(main(["run", __file__ + ":app"]))
+"""
+
+
 def test_a_second_signal_ends_a_process_at_once(tmp_path: Path) -> None:
     status, _, err = signalled(tmp_path, times=2, is_quick=False)
     assert status == 128 + signal.SIGTERM
@@ -481,10 +575,48 @@ def test_a_second_signal_ends_a_process_at_once(tmp_path: Path) -> None:
 
 
 def test_handlers_are_as_before_when_signals_are_no_longer_heard() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with stop_signals.heard(lambda number: None) as asked:
-        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
-    assert (signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1), asked.is_set()) == (before, -1, False)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert asked.wait(10)
+    with stop_signals.heard(lambda number: None) as asked:
+        time.sleep(0)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert (signal.set_wakeup_fd(-1), asked.is_set()) == (-1, False)
+
+
+@pytest.mark.parametrize("is_in_a_run", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_twice_is_one_request(
+    number: signal.Signals, is_in_a_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does `timeout`, which signals the process, and then the group of processes that it belongs to."""
+    ended: list[int | None] = []
+    monkeypatch.setattr(stop_signals, "REPEAT_SECONDS", 0.5)
+    with stop_signals.heard(ended.append):
+        if is_in_a_run:
+            with asked_to_stop() as asked:
+                for _ in range(3):
+                    signal.raise_signal(number)
+                assert asked.is_set()
+                time.sleep(0.6)
+                assert ended == []
+                with pytest.raises(KeyboardInterrupt):
+                    signal.raise_signal(number)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+            for _ in range(2):
+                signal.raise_signal(number)
+            time.sleep(0.6)
+            assert ended == []
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+        deadline = time.monotonic() + 10
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert ended == [number]
 
 
 def test_no_signal_but_sigint_and_sigterm_asks_for_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
