@@ -72,9 +72,12 @@ def check_spark() -> Check:
 
 def try_spark() -> dict[str, Any]:
     """Start Spark in a process of its own, and return what that process printed: two versions, or an error."""
+    # In a job of spark-submit these name the JVM of the job, whose Spark is not to be stopped.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY_")}
     try:
         ran = subprocess.run(
             [sys.executable, "-m", TRIAL],
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -149,6 +149,7 @@ def test_a_spark_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.Mon
     ("program", "told"),
     [
         ("print('noise'); print('{\"spark\": \"4.3.0\"}')", {"spark": "4.3.0"}),
+        ("import os; print('{\"jvm\": %d}' % ('PYSPARK_GATEWAY_PORT' in os.environ))", {"jvm": 0}),
         ("import os; os._exit(7)", {"error": "Spark does not start, and its process ended with status 7"}),
         ("import time; time.sleep(60)", {"error": "Spark has not started and run a job within 1 seconds"}),
     ],
@@ -156,6 +157,7 @@ def test_a_spark_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.Mon
 def test_what_the_process_tells_is_its_last_line(
     monkeypatch: pytest.MonkeyPatch, program: str, told: dict[str, Any]
 ) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "25333")
     run = subprocess.run
     monkeypatch.setattr(machine, "PATIENCE", 1 if "sleep" in program else 60)
     monkeypatch.setattr(subprocess, "run", lambda command, **how: run([sys.executable, "-c", program], **how))
