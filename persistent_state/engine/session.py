@@ -29,7 +29,9 @@ def check_session(spark: SparkSession) -> None:
     # A classic context that is stopped has no Java one any more. A client of Spark Connect says it.
     has_context = getattr(getattr(spark, "_sc", None), "_jsc", "") is not None
     if not has_context or getattr(spark, "is_stopped", False) is True:
-        raise InvalidInputError("spark is a session that has been stopped; make a new one, and give that.")
+        raise InvalidInputError(
+            "spark=SparkSession has been stopped; make a new one by SparkSession.builder.getOrCreate(), and give that."
+        )
 
 
 def own_session(spark: SparkSession) -> SparkSession:

@@ -52,7 +52,7 @@ def test_a_session_that_was_stopped_is_refused() -> None:
         session.check_session(spark)
     stopped: list[Any] = STOPPED
     for spark in stopped:
-        with pytest.raises(InvalidInputError, match=r"^spark is a session that has been stopped; make a new one"):
+        with pytest.raises(InvalidInputError, match=r"^spark=SparkSession has been stopped; make a new one by "):
             session.check_session(spark)
 
 

@@ -177,7 +177,7 @@ def test_an_edited_module_counts_in_a_new_session_and_a_stopped_one_is_refused(k
     kernel.run(HELPED.format(amount=1, day=1))
     kernel.run("spark.stop()")
     found = failure(kernel, "application('helped', Helped()).run(spark, drain=True)")
-    assert found.startswith("InvalidInputError: spark is a session that has been stopped; make a new one")
+    assert found.startswith("InvalidInputError: spark=SparkSession has been stopped; make a new one by ")
     kernel.run("spark = new_session('notebook')")
     kernel.run(HELPED.format(amount=1000, day=2))
     assert shown(kernel.run("state('helped', Helped())['helped']")) == ["3003"]
