@@ -36,7 +36,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 TOGETHER = (
     ("drivers", tuple(f"/spark/test_{name}.py" for name in ("kills", "failures", "drivers", "cluster", "deliveries"))),
     ("kafka", ("/kafka/", "test_kafka")),
-    ("servers", ("test_conformance.py", "/spark/test_stores.py")),
+    ("servers", ("test_conformance.py", "test_object_stores.py", "/spark/test_stores.py")),
     ("release", ("/release/",)),
 )
 """Tests that run in one process, the longest first: a name, and what marks their files."""

@@ -35,7 +35,7 @@ from persistent_state.show import graph, live, top
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application, applications, verified, width
 from persistent_state.show.words import size
-from persistent_state.store.files import open_files
+from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_state
 from persistent_state.store.verify import verify
@@ -263,6 +263,10 @@ def _storage_options(given: str, name: str = "--storage-options") -> dict[str, A
     return options
 
 
+def _nothing_in(files: Files) -> InvalidInputError:
+    return InvalidInputError(f"there is no application in store={files.url}; look at its address.")
+
+
 def _show(arguments: argparse.Namespace) -> int:
     files = open_files(arguments.store, _storage_options(arguments.storage_options))
     if arguments.application is not None:
@@ -271,7 +275,7 @@ def _show(arguments: argparse.Namespace) -> int:
         return 0
     names = find_applications(files)
     if not names and not arguments.json:
-        raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
+        raise _nothing_in(files)
     statuses = top.StatusReader(files).look() if names else []
     every = [each.summary for each in statuses if each.summary is not None]
     if arguments.json:
@@ -315,7 +319,7 @@ def _metrics(arguments: argparse.Namespace) -> int:
     files = open_files(arguments.store, _storage_options(arguments.storage_options))
     samples, errors = of_store(files)
     if not samples and not arguments.json:
-        raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
+        raise _nothing_in(files)
     for error in errors:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
     values = [{"name": each.of.in_queries, "labels": each.by_name, "value": each.value} for each in samples]
@@ -342,7 +346,7 @@ def _graph(arguments: argparse.Namespace) -> int:
     if name is None:
         known = find_applications(files)
         if not known:
-            raise InvalidInputError(f"there is no application in store={files.url}; look at its address.")
+            raise _nothing_in(files)
         if len(known) > 1:
             raise InvalidInputError(f"store={files.url} has the applications {', '.join(known)}; name one.")
         (name,) = known
@@ -490,6 +494,7 @@ def _agrees() -> bool:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    options = _storage_options(arguments.storage_options)
     count = 0
 
     def on_file(path: str) -> None:
@@ -502,8 +507,10 @@ def _verify(arguments: argparse.Namespace) -> int:
             arguments.store,
             arguments.application,
             on_file=on_file,
-            storage_options=_storage_options(arguments.storage_options),
+            storage_options=options,
         )
+    if not result.applications:
+        raise _nothing_in(open_files(arguments.store, options))
     _print([to_json(asdict(result))] if arguments.json else verified(result))
     return 1 if result.problems else 0
 

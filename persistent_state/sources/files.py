@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ from persistent_state.sources.schemas import AnySchema, arrow_schema
 
 Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
 
+_logger = logging.getLogger("persistent_state")
+
 PARTITION = ""
 ROW_BITS = 32
 ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64())])
@@ -44,6 +47,8 @@ ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64())])
 _FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
 _CODECS: dict[str, formats.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
+_WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
+"""The protocols of stores that have no folders: one that has no file can't be told from one that nobody ever thought of."""
 _OPENING_BYTES = 1 << 16
 _NAMED = 3
 """The number of files that a message names."""
@@ -57,7 +62,7 @@ class FileSource(TimeReplayableSource):
     Every file is read once, whatever its name and age: a file that appears late or with an old time is read when it is seen. A
     file is known by its path. It must be whole when it appears and never change: write it elsewhere, or under an ignored name,
     and move it in. Names that begin with "." or "_", the name "tmp" and names that end in ".tmp" are ignored. A restart replays
-    files that must still be there.
+    files that must still be there. In a bucket a prefix without files is an empty folder; elsewhere the folder must be there.
 
     In CSV and JSON a line is a record, so that quoted fields hold no line ends. An empty field of CSV is null, a quoted empty
     field is "". Timestamps are ISO 8601, in UTC if they have no zone. A column that a file lacks is null. A record that can't
@@ -138,6 +143,7 @@ class FileSource(TimeReplayableSource):
         self._stored = None if schema is None else arrow_schema(schema)
         self._made: pa.Schema | None = None
         self._opened: _Opened | None = None
+        self._maker = os.getpid()
 
     def __repr__(self) -> str:
         return f"FileSource({shown(self.path)!r})"
@@ -167,8 +173,8 @@ class FileSource(TimeReplayableSource):
             known: By partition: the first position that no start of the application has committed.
 
         Raises:
-            InvalidInputError: There is no such folder, the journal is another source's, or a format can't hold the schema; or
-                the source is finite, and the folder has no file.
+            InvalidInputError: There is no such folder or bucket, the journal is another source's, or a format can't hold the
+                schema; or the source is finite, and the folder has no file.
         """
         files = _files_in(journal)
         if known.get(PARTITION, 0) > len(files) << ROW_BITS:
@@ -184,6 +190,7 @@ class FileSource(TimeReplayableSource):
                 f"{self!r} is finite and has no file, so that it would end before it begins; put its files there first, "
                 "correct the path, or leave finite out."
             )
+        self._warn_if_without_files()
         for format in {self._kind(file.path)[0] for file in files} - {None, formats.PARQUET}:
             formats.check_text(str(format), self._record_schema())
 
@@ -399,11 +406,16 @@ class FileSource(TimeReplayableSource):
                 kind = system.info(root)["type"]
             except (FileNotFoundError, NotADirectoryError):
                 kind = None
-            if kind != "directory":
-                instead = "create it, or correct the path"
-                if kind == "file" or any(mark in self.path for mark in "*?["):
-                    instead = "give one: all files in it and below are read, and a transform can leave out rows"
+            if kind == "file" or (kind is None and any(mark in self.path for mark in "*?[")):
+                instead = "give one: all files in it and below are read, and a transform can leave out rows"
                 raise InvalidInputError(f"{self!r} is not a folder; {instead}.")
+            if kind is None and not _has_folders(system):
+                if not _is_bucket_there(system, root):
+                    raise InvalidInputError(
+                        f"{self!r} is in a bucket that does not exist; make it first, or correct the path."
+                    )
+            elif kind != "directory":
+                raise InvalidInputError(f"{self!r} is not a folder; create it, or correct the path.")
             if type(system) is LocalFileSystem:
                 return list(_local_files(root, known))
             infos = system.find(root, detail=True)
@@ -413,6 +425,16 @@ class FileSource(TimeReplayableSource):
             sizes.update((path, _size(info)) for path, info in found.items())
         new = ((path, info) for path, info in found.items() if path not in known)
         return [_File(path, _size(info), _modified(info)) for path, info in new if not _is_ignored(path)]
+
+    def _warn_if_without_files(self) -> None:
+        # Once for a start: Spark's planner opens a copy in a process of its own.
+        if self._maker == os.getpid() and not self._state.present and not _has_folders(self._system()[0]):
+            _logger.warning(
+                "%r holds no file %s. Its store has no folders, so a mistyped path looks the same: look at the path if "
+                "there should be files. Files that come are read.",
+                self,
+                "any more" if self._state.files else "yet",
+            )
 
     def _in_order(self, files: list[_File]) -> list[_File]:
         if self._order_by == "name":
@@ -566,6 +588,25 @@ def _local_file(path: str, entry: os.DirEntry[str]) -> _File:
             # It links to nothing.
             size = 0
     return _File(path, size, _microseconds(own.st_mtime))
+
+
+def _has_folders(system: Any) -> bool:
+    """Return whether a file system has folders, and not only files whose names begin alike."""
+    protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
+    return protocols.isdisjoint(_WITHOUT_FOLDERS)
+
+
+def _is_bucket_there(system: Any, root: str) -> bool:
+    """Return whether the bucket of a place without files is there."""
+    if "abfs" in system.protocol:
+        # Azure's client lists nothing, and raises nothing, where there is no container.
+        return bool(system.exists(root.partition("/")[0]))
+    try:
+        # Not asked for the bucket itself, since credentials for what is in it may not permit that.
+        system.find(root)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _size(info: Mapping[str, Any]) -> int:

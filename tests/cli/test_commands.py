@@ -137,6 +137,9 @@ def test_problems_are_told_by_file_and_make_the_status_1(tmp_path: Path, capsys:
         (["show", "tests"], "there is no application in store="),
         (["show", "ftp://x/y"], "ftp"),
         (["verify", STORE, "shop"], "there is no application shop in store="),
+        (["verify", "tests"], "there is no application in store="),
+        (["verify", "tests", "--json"], "there is no application in store="),
+        (["verify", "no-such-folder"], "there is no application in store="),
         (["state", STORE, "app", "Sales"], "application app has no task Sales; it has Notes, Totals."),
         (
             ["state", STORE, "app", "Notes", "--clock", "-7"],

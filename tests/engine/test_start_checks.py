@@ -25,7 +25,7 @@ from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals
 
 
-def part(folder: Path) -> Part:
+def part(folder: Path | str) -> Part:
     return Part(
         core.plan_of(Totals(), SCHEMA), FileSource(folder, timestamp="ts", schema=SCHEMA, format="parquet"), None
     )
@@ -79,6 +79,15 @@ def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_
         check_start(setup_of(missing), None, (), ())
     assert Log(files, missing.plan.application).numbers() == []
     check_start(setup_of(part(tmp_path)), None, (), ())
+
+
+def test_a_prefix_without_files_is_no_reason_to_refuse_a_start_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check_start(setup_of(part("memory://nothing/yet")), None, (), ())
+    assert [record.getMessage()[:54] for record in caplog.records] == [
+        "FileSource('memory://nothing/yet') holds no file yet. "
+    ]
 
 
 def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fenced(tmp_path: Path) -> None:

@@ -1067,9 +1067,24 @@ class TestSetUp:
 
     def test_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))
-        for place in (tmp_path / "nope", "memory://nowhere"):
+        for place in (tmp_path / "nope", f"file://{tmp_path}/nope", tmp_path / "a.csv/nope"):
             with pytest.raises(InvalidInputError, match="is not a folder; create it, or correct the path"):
                 source(place).open([], {})
+
+    def test_a_folder_that_goes_is_refused_whatever_was_read_of_it(self, tmp_path: Path) -> None:
+        write(tmp_path / "events", "a.csv", table(0, 1))
+        driver = Driver(lambda: source(tmp_path / "events"))
+        assert values(driver.next()) == [0]
+        shutil.rmtree(tmp_path / "events")
+        for look in (driver.next, lambda: source(tmp_path / "events").open(driver.journal, driver.position)):
+            with pytest.raises(InvalidInputError, match="is not a folder; create it, or correct the path"):
+                look()
+
+    def test_an_empty_folder_of_this_machine_is_no_reason_to_warn(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert read_all(tmp_path) == []
+        assert caplog.text == ""
 
     def test_no_schema_without_a_parquet_file_is_refused(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", table(0, 1))
