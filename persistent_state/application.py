@@ -330,6 +330,7 @@ class Application:
     ) -> Running:
         from persistent_state.engine.queries import columns_of
         from persistent_state.engine.run import run, start
+        from persistent_state.engine.session import check_session
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
@@ -339,6 +340,7 @@ class Application:
             raise InvalidInputError(
                 "spark=None is not a session; give one, such as SparkSession.builder.getOrCreate()."
             )
+        check_session(spark)
         settings = self._settings()
         if settings.interval > positive("checkpoint_interval", self.checkpoint_interval):
             _logger.info(

@@ -113,6 +113,14 @@ def test_the_code_of_a_page_names_what_is_there(page: Path) -> None:
         assert wrong_names(block) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_installs_what_there_is(page: Path) -> None:
+    """No index has the package yet, so a page says a checkout or the wheel of this version."""
+    source = source_of(page)
+    assert re.findall(r"pip install [^`\n]*\bpersistent-state\b[^`\n]*", source) == []
+    assert {*re.findall(r"\bpersistent_state-([\d.]+)-", source)} <= {persistent_state.__version__}
+
+
 def test_the_tables_of_options_have_every_option_and_its_default() -> None:
     text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     row = r"^\| (`\w+`(?:, `\w+`)*) \| (?:(`\w+`(?:, `\w+`)*) \| )?`([^`]*)` \| "

@@ -20,7 +20,7 @@ def test_the_packages_to_install_beside_a_spark_are_those_that_the_library_needs
     needed = re.findall(r"^[a-z].*$", config()["options"]["install_requires"], re.MULTILINE)
     needed += re.findall(r"^s3fs.*$", config()["options.extras_require"]["s3"], re.MULTILINE)
     (block,) = [
-        block for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) if "--no-deps" in block
+        block for block in re.findall(r"^```\w*\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) if "--no-deps" in block
     ]
     assert set(re.findall(r"'([^']+)'", block)) == {need for need in needed if not need.startswith("pyspark")}
 

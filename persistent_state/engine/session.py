@@ -20,6 +20,20 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.store.files import Files, LocalFiles, MemoryFiles
 
 
+def check_session(spark: SparkSession) -> None:
+    """Refuse a session that has been stopped. Spark itself would raise an AttributeError.
+
+    Raises:
+        InvalidInputError: It has been stopped.
+    """
+    # A classic context that is stopped has no Java one any more. A client of Spark Connect says it.
+    has_context = getattr(getattr(spark, "_sc", None), "_jsc", "") is not None
+    if not has_context or getattr(spark, "is_stopped", False) is True:
+        raise InvalidInputError(
+            "spark=SparkSession has been stopped; make a new one by SparkSession.builder.getOrCreate(), and give that."
+        )
+
+
 def own_session(spark: SparkSession) -> SparkSession:
     """Return a new session with the user's time zone and limit of Arrow batches."""
     session = connect.new_session(spark)

@@ -8,14 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from persistent_state import Origin, ParquetSink
+from persistent_state import InvalidInputError, Origin, ParquetSink
 from persistent_state.engine import session
 from persistent_state.engine.session import SCRATCH_KEPT, Scratch, collect_scratch
+
+CLASSIC, OF_CONNECT = SimpleNamespace(_sc=SimpleNamespace(_jsc=object())), SimpleNamespace(is_stopped=False)
+STOPPED = [SimpleNamespace(_sc=SimpleNamespace(_jsc=None)), SimpleNamespace(is_stopped=True)]
+"""Sessions as PySpark leaves them; tests/spark/test_notebooks.py stops a real one."""
 
 NOW = time.time_ns() // 1000
 LATER = NOW + int(SCRATCH_KEPT * 1e6) + 3600 * 1_000_000
@@ -39,6 +44,16 @@ def driver(folder: Path) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "there\n"
     return process
+
+
+def test_a_session_that_was_stopped_is_refused() -> None:
+    open_ones: list[Any] = [CLASSIC, OF_CONNECT]
+    for spark in open_ones:
+        session.check_session(spark)
+    stopped: list[Any] = STOPPED
+    for spark in stopped:
+        with pytest.raises(InvalidInputError, match=r"^spark=SparkSession has been stopped; make a new one by "):
+            session.check_session(spark)
 
 
 def test_the_scratch_of_a_killed_driver_goes_after_a_while_and_that_of_a_live_one_never(tmp_path: Path) -> None:

@@ -154,3 +154,34 @@ def test_a_cell_that_starts_an_application_and_is_executed_again_takes_over(kern
     found = failure(kernel, "before.await_termination(60)")
     assert found.startswith("FencedError: a newer driver owns slow")
     assert shown(kernel.run("running.stop()\nbefore.is_active, running.await_termination()")) == ["(False, True)"]
+
+
+HELPED = """
+import importlib, sys
+Path("helper.py").write_text("AMOUNT = {amount}\\n")
+importlib.invalidate_caches()
+if "helper" in sys.modules:
+    importlib.reload(helper)
+else:
+    import helper
+
+class Helped(PersistentTask):
+    key = "word"
+    def persistent_state(self):
+        return NonWindowState(monoids.Sum())
+    def process_message(self, state, message):
+        state.update(message.timestamp, helper.AMOUNT)
+
+write("helped {amount}", "2026-02-0{day}", ["helped"] * 3)
+application("helped", Helped()).run(spark, drain=True)
+"""
+
+
+def test_an_edited_module_counts_in_a_new_session_and_a_stopped_one_is_refused(kernel: Kernel) -> None:
+    kernel.run(HELPED.format(amount=1, day=1))
+    kernel.run("spark.stop()")
+    found = failure(kernel, "application('helped', Helped()).run(spark, drain=True)")
+    assert found.startswith("InvalidInputError: spark=SparkSession has been stopped; make a new one by ")
+    kernel.run("spark = new_session('notebook')")
+    kernel.run(HELPED.format(amount=1000, day=2))
+    assert shown(kernel.run("state('helped', Helped())['helped']")) == ["3003"]

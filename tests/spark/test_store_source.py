@@ -308,6 +308,8 @@ class TestStreams:
             for _ in range(3):
                 world.play()
                 until(lambda: stream.state()[0] == world.expected(world.newest.clock))
+            # That of another test may still be ending.
+            until(lambda: len(planners()) == 1)
             (planner,) = planners()
             planner.kill()
             world.play()

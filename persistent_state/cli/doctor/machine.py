@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from persistent_state.cli.doctor.check import FAIL, OK, WARN, Check
+from persistent_state.cli.doctor.server import server_problem, server_url
 
 PATIENCE = 120
 """Seconds that Spark has to start and to run a job."""
@@ -33,8 +34,8 @@ def check_java() -> Check:
     # Not at the top, since what imports the engine waits for Spark.
     from persistent_state.engine.java import find_java, java_problem, java_version
 
-    if remote := os.environ.get("SPARK_REMOTE"):
-        return Check("java", OK, f"not needed here: SPARK_REMOTE={_without_token(remote)} is another process")
+    if url := server_url():
+        return Check("java", OK, f"not needed here: SPARK_REMOTE={url} is another process")
     if problem := java_problem():
         return Check("java", FAIL, problem)
     java = find_java()
@@ -43,13 +44,24 @@ def check_java() -> Check:
 
 
 def check_spark() -> Check:
-    """Check that Spark starts, that it is of PySpark's version, and that its Python workers run."""
+    """Check that Spark starts, that it is of PySpark's version, and that its Python workers run.
+
+    A server's client would ask one that is not there for minutes, so a connection is tried first.
+    """
+    url = server_url()
+    if url and (problem := server_problem(url)):
+        return Check("spark", FAIL, problem)
     result = try_spark()
+    if "error" in result and url:
+        text = (
+            f"SPARK_REMOTE={url} takes connections, and {result['error'].rstrip('.')}; `python -m {TRIAL}` shows more."
+        )
+        return Check("spark", FAIL, text)
     if "error" in result:
         text = f"{result['error'].rstrip('.')}; `python -m {TRIAL}` shows all that Spark says of it: mend that."
         return Check("spark", FAIL, text)
     spark, pyspark = result["spark"], result["pyspark"]
-    if os.environ.get("SPARK_REMOTE"):
+    if url:
         return Check("spark", OK, f"a server of version {spark}, with PySpark {pyspark} here")
     if _numbers(spark) != _numbers(pyspark):
         home = os.environ.get("SPARK_HOME")
@@ -60,9 +72,12 @@ def check_spark() -> Check:
 
 def try_spark() -> dict[str, Any]:
     """Start Spark in a process of its own, and return what that process printed: two versions, or an error."""
+    # In a job of spark-submit these name the JVM of the job, whose Spark is not to be stopped.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY_")}
     try:
         ran = subprocess.run(
             [sys.executable, "-m", TRIAL],
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -82,7 +97,3 @@ def try_spark() -> dict[str, Any]:
 def _numbers(version: str) -> list[str]:
     """Return the three numbers of a version. Platforms add words of theirs, as in "4.0.2-amzn-0"."""
     return re.findall(r"\d+", version)[:3]
-
-
-def _without_token(remote: str) -> str:
-    return remote.partition(";")[0]

@@ -6,10 +6,12 @@ import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from persistent_state.cli.doctor.check import FAIL, OK, WARN, Check
+from persistent_state.cli.doctor.server import server_url
+from persistent_state.errors import InvalidInputError
 
 OURS = "persistent-state"
 
@@ -35,12 +37,9 @@ class Need:
         except metadata.PackageNotFoundError:
             return None
 
-    def outside(self) -> str | None:
-        """Return in words that the installed version is outside the bounds; None if it is within."""
-        version = self.found()
-        if version is None or within(version, self.bounds):
-            return None
-        return f"{self.package} {version} is outside {self.bounds}"
+    def wanted(self) -> str:
+        """Return what pip has to be told to install it."""
+        return f"'{self.package}{self.bounds}'"
 
 
 def check_packages() -> Iterator[Check]:
@@ -48,7 +47,7 @@ def check_packages() -> Iterator[Check]:
     needs = [read_need(line) for line in _required()]
     if not needs:
         yield Check(
-            "packages", WARN, f"{OURS} is not installed as a package, so no versions are compared; pip install it."
+            "packages", WARN, f"{OURS} is not installed as a package, so no versions are compared; let pip install it."
         )
         return
     yield _always([need for need in needs if need.extra is None])
@@ -57,7 +56,7 @@ def check_packages() -> Iterator[Check]:
     for extra in extras:
         of_extra = list(_of(extra, needs))
         if all(need.found() for need in of_extra):
-            yield _check(f"extra {extra}", of_extra, f"{OURS}[{extra}]")
+            yield _check(f"extra {extra}", of_extra)
         else:
             absent.append(extra)
     if absent:
@@ -106,14 +105,59 @@ def _of(extra: str, needs: Sequence[Need]) -> Iterator[Need]:
 
 
 def _always(needs: Sequence[Need]) -> Check:
-    # A platform may bring a package that no installer knows of.
-    missing = [need.package for need in needs if not need.found() and not find_spec(need.package)]
+    missing = [need for need in needs if not need.found() and not find_spec(need.package)]
     if missing:
-        return Check("packages", FAIL, f"{', '.join(missing)} can't be imported; pip install {OURS}.")
-    return _check("packages", needs, OURS)
+        names = ", ".join(need.package for need in missing)
+        return Check(
+            "packages", FAIL, f"{names} can't be imported; pip install {' '.join(n.wanted() for n in missing)}."
+        )
+    if problem := _not_together():
+        return Check("packages", FAIL, problem)
+    return _check("packages", needs)
 
 
-def _check(name: str, needs: Sequence[Need], install: str) -> Check:
-    if outside := [words for need in needs if (words := need.outside())]:
-        return Check(name, WARN, f"{', '.join(outside)}; pip install '{install}' chooses versions that are tried.")
-    return Check(name, OK, ", ".join(f"{need.package} {need.found() or '(version unknown)'}" for need in needs))
+def _not_together() -> str | None:
+    """Return why a start would refuse the PySpark and the PyArrow that are here; None if it would not."""
+    if server_url():
+        # The server's workers have packages of their own.
+        return None
+    try:
+        # Not at the top, since both take a while.
+        import pyarrow
+        import pyspark
+
+        from persistent_state.engine.spark_versions import check_pyarrow, state_serializer
+
+        check_pyarrow(pyspark.__version__, pyarrow.__version__, state_serializer)
+    except InvalidInputError as error:
+        return str(error)
+    except Exception as error:
+        return f"pyspark or pyarrow can't be imported: {type(error).__name__}: {error}; install ones that go together."
+    return None
+
+
+def _told_by_itself(package: str) -> str | None:
+    """Return the version that a module tells. A platform may bring a package that no installer knows of."""
+    try:
+        version = getattr(import_module(package), "__version__", None)
+    except ImportError:
+        return None
+    return version if isinstance(version, str) and version[:1].isdigit() else None
+
+
+def _check(name: str, needs: Sequence[Need]) -> Check:
+    found = [(need, need.found() or _told_by_itself(need.package)) for need in needs]
+    if problems := [problem for need, version in found if (problem := _problem(need, version))]:
+        return Check(name, WARN, " ".join(problems))
+    return Check(name, OK, ", ".join(f"{need.package} {version}" for need, version in found))
+
+
+def _problem(need: Need, version: str | None) -> str | None:
+    """Return what is wrong with the version of a package, and what to do; None if it is within the bounds."""
+    if version is None:
+        return f"{need.package} does not tell its version; see that it is within {need.bounds}."
+    if within(version, need.bounds):
+        return None
+    if need.found():
+        return f"{need.package} {version} is outside {need.bounds}; pip install {need.wanted()}."
+    return f"{need.package} {version} is outside {need.bounds}, and pip did not install it; take a platform that has another."

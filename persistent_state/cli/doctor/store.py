@@ -21,6 +21,8 @@ WRITERS, ROUNDS = 8, 5
 MOST_APART = 5.0
 """Seconds by which the clocks of a store and of this machine may differ."""
 
+NOT_APART = "two drivers can't be told apart there:"
+
 STORE, CREATE, CLOCK = "store", "exclusive create", "clock"
 
 
@@ -44,16 +46,19 @@ def check_store(url: str, options: Mapping[str, Any], now: Callable[[], float]) 
 
 
 def check_create(files: Files, names: list[str]) -> Check:
-    """Check that of several writers at once one makes a file, and that nobody replaces it."""
+    """Check that of several writers of this machine at once one makes a file, and that nobody replaces it.
+
+    What another machine would see of a synchronised folder or a mount, this can't tell.
+    """
     for name in names:
         if problem := _problem(files, name):
-            text = f"{problem}; two drivers can't be told apart there: take a store that docs/stores.md lists."
-            return Check(CREATE, FAIL, text)
-    return Check(CREATE, OK, f"of {WRITERS} writers at once one wins, {len(names)} times out of {len(names)}")
+            return Check(CREATE, FAIL, f"{problem} take a store that docs/stores.md lists.")
+    times = f"{len(names)} times out of {len(names)}"
+    return Check(CREATE, OK, f"of {WRITERS} writers of this machine at once one wins, {times}")
 
 
 def _problem(files: Files, name: str) -> str | None:
-    """Let several writers create a file, and return what is wrong with that; None if nothing is."""
+    """Let several writers create a file, and return what is wrong and why another store is needed; None if nothing is."""
     offers = [f"{name} of writer {writer}".encode() for writer in range(WRITERS)]
     together = threading.Barrier(WRITERS)
 
@@ -65,12 +70,14 @@ def _problem(files: Files, name: str) -> str | None:
         won = [offer for offer, has_won in zip(offers, pool.map(creates, offers), strict=True) if has_won]
     there = files.read(name).to_pybytes()
     if there not in offers:
-        return f"a file of {WRITERS} writers at once holds what none of them wrote"
-    # A client that lost an answer has asked again, and met its own file.
-    if won not in ([], [there]):
-        return f"{len(won)} of {WRITERS} writers at once were told that they made one file"
+        return f"a file of {WRITERS} writers at once holds what none of them wrote; {NOT_APART}"
+    if not won:
+        # A client that lost an answer has asked again, and met its own file. Or the store never says who has won.
+        return f"none of {WRITERS} writers at once was told that it made a file that is there; check again, and if it stays so"
+    if won != [there]:
+        return f"{len(won)} of {WRITERS} writers at once were told that they made one file; {NOT_APART}"
     if _creates(files, name, b"later") or files.read(name).to_pybytes() != there:
-        return "a file was replaced by a later one of its name"
+        return f"a file was replaced by a later one of its name; {NOT_APART}"
     return None
 
 

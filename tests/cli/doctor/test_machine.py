@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,11 +56,62 @@ def test_without_a_java_spark_is_not_tried_and_the_sentence_says_what_to_install
 
 def test_a_server_of_spark_needs_no_java_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002/;token=hidden")
     spark_tells(monkeypatch, {"spark": "4.3.0", "pyspark": "4.2.1"})
-    _, java, spark = check_machine()
-    assert (java.status, java.text) == (OK, "not needed here: SPARK_REMOTE=sc://host:15002/ is another process")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"sc://127.0.0.1:{server.getsockname()[1]}/"
+        monkeypatch.setenv("SPARK_REMOTE", f"{url};token=hidden")
+        _, java, spark = check_machine()
+    assert (java.status, java.text) == (OK, f"not needed here: SPARK_REMOTE={url} is another process")
     assert (spark.status, spark.text) == (OK, "a server of version 4.3.0, with PySpark 4.2.1 here")
+
+
+def test_a_server_that_takes_no_connection_is_named_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "try_spark", lambda: pytest.fail("Spark was tried"))
+    with socket.socket() as bound:
+        # A bound port that nobody listens at refuses, and no other process takes it.
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        monkeypatch.setenv("SPARK_REMOTE", f"sc://127.0.0.1:{port}/;token=hidden")
+        found = check_spark()
+    assert found.status == FAIL
+    assert found.text == (
+        f"SPARK_REMOTE=sc://127.0.0.1:{port}/ takes no connection at 127.0.0.1, port {port}: Connection refused; start the "
+        "server, let this machine reach it, or name another."
+    )
+
+
+def test_a_server_that_runs_no_job_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_tells(monkeypatch, {"error": "Spark has not started and run a job within 120 seconds"})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"sc://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("SPARK_REMOTE", f"{url}/;token=hidden")
+        found = check_spark()
+    assert found.status == FAIL
+    assert found.text == (
+        f"SPARK_REMOTE={url}/ takes connections, and Spark has not started and run a job within 120 seconds; "
+        "`python -m persistent_state.engine.trial` shows more."
+    )
+
+
+@pytest.mark.parametrize("remote", ["sc://", "sc://:15002", "sc://host:port"])
+def test_what_is_no_address_of_a_server_is_refused(monkeypatch: pytest.MonkeyPatch, remote: str) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", remote)
+    assert check_spark().text == f"SPARK_REMOTE={remote} is not an address; give one such as sc://host:15002."
+
+
+def test_a_url_without_a_port_is_of_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(address: tuple[str, int], seconds: float) -> socket.socket:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://spark.example.com")
+    assert "at spark.example.com, port 15002: no answer within 5 seconds; " in check_spark().text
+
+
+def test_a_server_that_pyspark_starts_here_needs_a_java_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "local[2]")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert check_java().status == FAIL
 
 
 def test_another_spark_than_pysparks_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +149,7 @@ def test_a_spark_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.Mon
     ("program", "told"),
     [
         ("print('noise'); print('{\"spark\": \"4.3.0\"}')", {"spark": "4.3.0"}),
+        ("import os; print('{\"jvm\": %d}' % ('PYSPARK_GATEWAY_PORT' in os.environ))", {"jvm": 0}),
         ("import os; os._exit(7)", {"error": "Spark does not start, and its process ended with status 7"}),
         ("import time; time.sleep(60)", {"error": "Spark has not started and run a job within 1 seconds"}),
     ],
@@ -104,6 +157,7 @@ def test_a_spark_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.Mon
 def test_what_the_process_tells_is_its_last_line(
     monkeypatch: pytest.MonkeyPatch, program: str, told: dict[str, Any]
 ) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "25333")
     run = subprocess.run
     monkeypatch.setattr(machine, "PATIENCE", 1 if "sleep" in program else 60)
     monkeypatch.setattr(subprocess, "run", lambda command, **how: run([sys.executable, "-c", program], **how))

@@ -12,6 +12,7 @@ import pytest
 from persistent_state.cli.doctor import packages
 from persistent_state.cli.doctor.check import FAIL, OK, WARN, Check
 from persistent_state.cli.doctor.packages import OF_A_CHECKOUT, Need, check_packages, read_need, within
+from persistent_state.engine import spark_versions
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,20 +63,49 @@ def test_versions_outside_the_bounds_are_warned_of(monkeypatch: pytest.MonkeyPat
         "extra sql": WARN,
         "extra terminal": WARN,
     }
-    assert found["extra terminal"].text == (
-        "rich 12.6.0 is outside <16,>=13; pip install 'persistent-state[terminal]' chooses versions that are tried."
-    )
+    assert found["extra terminal"].text == ("rich 12.6.0 is outside <16,>=13; pip install 'rich<16,>=13'.")
 
 
 def test_a_package_that_is_always_needed_and_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     found = checks_of(monkeypatch, {"pyspark": "4.3.0"})["packages"]
-    assert (found.status, found.text) == (FAIL, "fsspec can't be imported; pip install persistent-state.")
+    assert (found.status, found.text) == (FAIL, "fsspec can't be imported; pip install 'fsspec>=2025.2'.")
 
 
-def test_a_package_that_a_platform_brings_without_telling_its_version_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "status", "says"),
+    [
+        ("4.2.1", OK, "pyspark 4.2.1, fsspec 2026.9.0"),
+        ("4.2.1-amzn-0", OK, "pyspark 4.2.1-amzn-0, fsspec 2026.9.0"),
+        (
+            "3.5.5",
+            WARN,
+            "pyspark 3.5.5 is outside <5,>=4.2, and pip did not install it; take a platform that has another.",
+        ),
+        ("unknown", WARN, "pyspark does not tell its version; see that it is within <5,>=4.2."),
+    ],
+)
+def test_a_package_that_a_platform_brings_tells_its_version_itself(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: str, says: str
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", version)
     found = checks_of(monkeypatch, {"fsspec": "2026.9.0"})["packages"]
-    assert (found.status, found.text) == (OK, "pyspark (version unknown), fsspec 2026.9.0")
+    assert (found.status, found.text) == (status, says)
+
+
+def test_a_pyspark_and_a_pyarrow_that_a_start_refuses_fail_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"pyspark": "4.2.0", "fsspec": "2026.9.0"}
+    monkeypatch.setattr("pyspark.__version__", "4.1.0")
+    monkeypatch.setattr("pyarrow.__version__", "26.0.1")
+    monkeypatch.setattr(spark_versions, "state_serializer", lambda: 'num_data_rows = state_info_col["numRows"]')
+    found = checks_of(monkeypatch, versions)["packages"]
+    assert (found.status, found.text) == (
+        FAIL,
+        "pyspark=4.1.0 does not work with pyarrow=26.0.1; install 'pyarrow<26', or the newest patch of PySpark.",
+    )
+    # A client sends its functions to workers of the server.
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002")
+    assert checks_of(monkeypatch, versions)["packages"].status == OK
 
 
 def test_where_this_package_was_not_installed_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
