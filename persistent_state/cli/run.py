@@ -47,7 +47,7 @@ exit status:
   {MEND:<3} mend it: the set-up is wrong, your code raised, or a file of the store is damaged; another try meets the same
   {FENCED:<3} fenced: a newer run owns the application; do not start this one again
   {TRY_AGAIN:<3} try again: the store, a source, a sink or Spark failed; the store refused, as when credentials have expired;
-      or the run was asked to end, or a query of it was stopped, before its end
+      a query of the run was stopped; or without --follow the run was asked to end before its end
   Anything else, such as 137 after kill -9: try again; nothing committed is lost.
 
 SIGTERM and SIGINT end the run: a micro-batch that is under way is given up, and a sink completes what it writes.
@@ -213,6 +213,10 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
             if asked.is_set():
                 running.stop()
             running.await_termination()
+            if running.was_asked_to_stop and not asked.is_set():
+                raise StateError(
+                    f"somebody stopped a query of application={app.name} through Spark; the next run goes on from there."
+                )
         else:
             running = app.run(spark, drain=arguments.drain, reset=arguments.reset, rebuild=arguments.rebuild, **options)
         return _Ended(running, is_whole=not running.was_asked_to_stop)

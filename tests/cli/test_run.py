@@ -239,6 +239,14 @@ def test_spark_looks_for_data_sources_with_this_python_if_nobody_names_another(
     assert seen.get("PYSPARK_PYTHON") == set_before.get("PYSPARK_PYTHON")
 
 
+def test_a_run_that_goes_on_is_tried_again_if_somebody_stopped_a_query_of_it(
+    play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+) -> None:
+    play().was_stopped = True
+    assert main(["run", "played:app", "--follow"]) == command.TRY_AGAIN
+    assert lines(capsys)[-1]["error"].startswith("somebody stopped a query of application=app")
+
+
 def test_a_session_that_does_not_start_is_tried_again(
     play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,7 +292,6 @@ def test_a_run_that_was_asked_to_end_before_its_end_is_to_be_tried_again(
     play(lambda: True)
     assert main(["run", "played:app"]) == command.TRY_AGAIN
     assert lines(capsys)[-1]["result"] == "try again"
-    assert main(["run", "played:app", "--follow"]) == command.DONE
 
 
 @pytest.mark.parametrize(
