@@ -141,11 +141,14 @@ class Tables:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the tables had at a moment: rows of routes and windows of days, and how many are not what pandas makes of them."""
+    """What the tables had at a moment: rows and windows, and how many are not what pandas makes of them.
+
+    `routes` are the rows of the newest values and of those at each clock. A transaction of SQLite changes one of the two tables.
+    """
 
     moment: str
     clock: str
-    routes: int
+    routes: tuple[int, int]
     wrong_routes: int
     days: int
     wrong_days: int
@@ -155,7 +158,7 @@ class Seen:
         return self.wrong_routes == self.wrong_days == 0
 
     def __str__(self) -> str:
-        return _LINE.format(self.moment, self.clock, self.routes, self.wrong_routes, self.days, self.wrong_days)
+        return _LINE.format(self.moment, self.clock, sum(self.routes), self.wrong_routes, self.days, self.wrong_days)
 
 
 _LINE = "{:<40}{:<12}{:>8}{:>8}{:>7}{:>8}"
@@ -168,7 +171,7 @@ def look(tables: Tables, arrived: pd.DataFrame, moment: str) -> Seen:
     windows = windows_in(tables.days)
     wanted = minutes_by_day(arrived, max((end for _, _, end in windows), default=0))
     wrong_days = sum(windows.get(key) != [wanted.get(key)] for key in windows.keys() | wanted.keys())
-    seen = Seen(moment, f"{clock:%Y-%m-%d}", len(newest) + len(history), wrong, len(windows), wrong_days)
+    seen = Seen(moment, f"{clock:%Y-%m-%d}", (len(newest), len(history)), wrong, len(windows), wrong_days)
     print(seen, flush=True)
     return seen
 
