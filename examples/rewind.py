@@ -143,7 +143,7 @@ class Tables:
 class Seen:
     """What the tables had at a moment: rows and windows, and how many are not what pandas makes of them.
 
-    `routes` are the rows of the newest values and of those at each clock. A transaction of SQLite changes one of the two tables.
+    `routes` are the rows of the newest values and those at each clock. A transaction of SQLite changes one of the two tables.
     """
 
     moment: str
