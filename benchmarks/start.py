@@ -7,7 +7,7 @@ of the wall seconds of each part, and of the processor seconds of Spark's JVM an
 The settings take turns. Each is one that a user has:
 
 - `as it comes`: none;
-- `archives`: the modules in PySpark's archives are compiled, which each Python process else does by itself;
+- `archives`: the modules in PySpark's archives are compiled. Without that, each Python process does it by itself;
 - `classes`: so, and the JVM maps the classes that an earlier run had loaded;
 - `one compiler`: so, and the JVM compiles with its first compiler only, which is for runs of seconds.
 """
@@ -196,7 +196,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         place = Path(folder)
         write(place)
-        # Else Spark runs the python3 of the PATH to look for data sources.
+        # By default Spark runs the python3 of the PATH to look for data sources.
         python = {"PYSPARK_PYTHON": sys.executable}
         archives = {**python, "SPARK_HOME": str(compiled_home(place))}
         file = place / "classes.jsa"

@@ -126,7 +126,7 @@ def _started(name: str, given: dict[str, str]) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
-    # With this Python the JVM looks for data sources, and with the python3 of the PATH else, which may lack PyArrow.
+    # The JVM looks for data sources with this Python. By default it takes the python3 of the PATH, which may lack PyArrow.
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
     try:
         # Spark's bar of progress has no place in a file, and draws over the lines of a terminal.

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 
 def packed_source(name: str, what: str, reader: DataSourceStreamReader, schema: StructType | str) -> type[DataSource]:
-    """Return a data source whose stream is read by a copy of the reader. An error names `what` can't be loaded.
+    """Return a data source whose stream is read by a copy of the reader. If that can't be loaded, an error names it as `what`.
 
     Its classes are made here, so they are pickled by value. They name nothing that a process must import from this library.
     """
