@@ -22,17 +22,27 @@ _PLAIN_VALUE = re.compile(r"(?i)true|false|none|null|auto|default|\d{1,6}")
 
 
 def without_secrets(error: Exception, options: Any) -> str:
-    """Return an error as one line of text without secrets.
+    """Return an error as one line of text without secrets, as `text_without_secrets` hides them.
+
+    Args:
+        error: The error of another library.
+        options: The options that the library was given: a mapping from names to values, which may hold mappings and lists.
+    """
+    return text_without_secrets(f"{type(error).__name__}: {error}", options)
+
+
+def text_without_secrets(text: str, options: Any) -> str:
+    """Return a message of another library as one line without secrets.
 
     Hidden are the values of options, the user-info of urls, and the queries of urls, which may be signatures. A value is shown
     if the option's name has a word of `_PLAIN` and none of `_SECRET`, or if it is a flag or a small number under a name without
     a word of `_SECRET`.
 
     Args:
-        error: The error of another library.
+        text: The message.
         options: The options that the library was given: a mapping from names to values, which may hold mappings and lists.
     """
-    text = f"{type(error).__name__}: {_one_line(str(error))}"
+    text = _one_line(text)
     for secret in sorted(set(_secrets("", options)), key=len, reverse=True):
         # Within words, a short text may stand by chance.
         text = text.replace(secret, "***") if len(secret) >= 4 else re.sub(rf"\b{re.escape(secret)}\b", "***", text)

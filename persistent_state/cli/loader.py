@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from persistent_state.application import Application
 from persistent_state.errors import InvalidInputError, StateError, places
-from persistent_state.redact import without_secrets
+from persistent_state.redact import text_without_secrets
 
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 """The errors of the operating system that do not pass. All others may, such as those of a network and of names in it."""
@@ -129,7 +129,7 @@ def _refuse(what: str, error: BaseException) -> NoReturn:
     elif isinstance(error, SyntaxError):
         why = f"{error.msg} at {error.filename}:{error.lineno}."
     else:
-        why = f"{without_secrets(Exception(repr(error)), {}).removeprefix('Exception: ')}{places(error)}."
+        why = f"{text_without_secrets(repr(error), {})}{places(error)}."
         if isinstance(error, OSError) and not isinstance(error, _LASTING):
             kind = StateError
     raise kind(f"{what}: {why}") from error

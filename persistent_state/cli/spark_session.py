@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from persistent_state.cli.doctor.check import FAIL
 from persistent_state.cli.doctor.machine import check_java
 from persistent_state.errors import InvalidInputError, StateError
-from persistent_state.redact import shown, without_secrets
+from persistent_state.redact import shown, text_without_secrets, without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,7 +136,7 @@ def _started(name: str, given: dict[str, str]) -> SparkSession:
         return builder.getOrCreate()
     except Exception as error:
         said = _first_line(error)
-        why = without_secrets(Exception(said), given).removeprefix("Exception: ")
+        why = text_without_secrets(said, given)
         kind = InvalidInputError if _NEVER.search(said) else StateError
         raise kind(
             f"Spark did not start a session: {why}. Look at what Spark says above, at --master and at --conf."

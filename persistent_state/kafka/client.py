@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, missing_package, translating
-from persistent_state.redact import without_secrets
+from persistent_state.redact import text_without_secrets
 
 
 def library() -> Any:
@@ -46,7 +46,7 @@ def asking(what: str, options: Mapping[str, Any]) -> AbstractContextManager[None
 
     def as_ours(error: Exception) -> StateError:
         code = error.args[0]
-        reason = without_secrets(Exception(code.str() or code.name()), dict(options)).removeprefix("Exception: ")
+        reason = text_without_secrets(code.str() or code.name(), dict(options))
         if is_refusal(code):
             return InvalidInputError(f"{what}: {reason}. Correct the options, or what the user may do there.")
         return StoreUnavailableError(f"{what}: {reason}. Check the brokers, then try again.")
