@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -133,7 +134,11 @@ def _started(name: str, given: dict[str, str]) -> SparkSession:
         builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
         for key, value in given.items():
             builder = builder.config(key, value)
-        return builder.getOrCreate()
+        interrupt = signal.getsignal(signal.SIGINT)
+        spark = builder.getOrCreate()
+        # PySpark takes SIGINT for itself, and interrupts a run that ends already if the signal comes twice.
+        signal.signal(signal.SIGINT, interrupt)
+        return spark
     except Exception as error:
         said = _first_line(error)
         why = text_without_secrets(said, given)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -593,6 +593,15 @@ def test_handlers_are_as_before_when_signals_are_no_longer_heard() -> None:
     assert (signal.set_wakeup_fd(-1), asked.is_set()) == (-1, False)
 
 
+@pytest.fixture
+def no_spark() -> Iterator[None]:
+    """SIGINT as a process begins with it. A session of Spark that other tests have used takes it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("no_spark")
 @pytest.mark.parametrize("is_in_a_run", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_comes_twice_is_one_request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from persistent_state import InvalidInputError, StateError
 from persistent_state.cli import spark_session
@@ -129,6 +131,19 @@ def test_a_server_that_answers_is_used_and_needs_no_java(
     assert started == [{"spark.remote": f"sc://127.0.0.1:{port}"}]
 
 
+class Builder:
+    """A builder of sessions that does something else."""
+
+    def __init__(self, getOrCreate: Callable[[], Any]) -> None:
+        self.getOrCreate = getOrCreate
+
+    def config(self, key: str, value: str) -> Builder:
+        return self
+
+    def appName(self, name: str) -> Builder:
+        return self
+
+
 OF_JVM = (
     "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n: {}\n\tat org.apache.spark.A\n"
 )
@@ -157,23 +172,29 @@ OF_JVM = (
 def test_what_spark_says_tells_whether_it_may_start_another_time(
     said: str, kind: type[StateError], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyspark.sql import SparkSession
+    def fail() -> Any:
+        raise RuntimeError(said)
 
-    class Builder:
-        def config(self, key: str, value: str) -> Builder:
-            return self
-
-        def appName(self, name: str) -> Builder:
-            return self
-
-        def getOrCreate(self) -> Any:
-            raise RuntimeError(said)
-
-    monkeypatch.setattr(SparkSession, "builder", Builder())
+    monkeypatch.setattr(SparkSession, "builder", Builder(fail))
     with pytest.raises(StateError) as failed:
         _started("name", {})
     assert type(failed.value) is kind
     assert why in str(failed.value)
+
+
+def test_pyspark_does_not_take_the_signal_that_a_run_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def take() -> str:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return "a session"
+
+    monkeypatch.setattr(SparkSession, "builder", Builder(take))
+    try:
+        assert _started("name", {}) == "a session"
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_to_stop_a_session_raises_nothing_and_waits_for_no_server() -> None:

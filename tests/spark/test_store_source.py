@@ -283,13 +283,13 @@ def until(is_met: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-def planners() -> list[psutil.Process]:
-    """The processes in which Spark plans streams."""
-    found = []
+def planners() -> set[psutil.Process]:
+    """The processes in which Spark plans streams, also those that queries of other tests have left."""
+    found = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if any("python_streaming_source_runner" in word for word in process.cmdline()):
-                found.append(process)
+                found.add(process)
     return found
 
 
@@ -302,15 +302,14 @@ class TestStreams:
         while world.newest.clock < 30:
             world.play()
         stream = Stream(spark, str(tmp_path / "store"), tmp_path / "checkpoint")
+        others = planners()
         query = stream.start()
         try:
             until(lambda: len(stream.batches) == 1)
             for _ in range(3):
                 world.play()
                 until(lambda: stream.state()[0] == world.expected(world.newest.clock))
-            # That of another test may still be ending.
-            until(lambda: len(planners()) == 1)
-            (planner,) = planners()
+            (planner,) = planners() - others
             planner.kill()
             world.play()
             world.play()
