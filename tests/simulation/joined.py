@@ -66,31 +66,33 @@ class Joining(Ordered):
         messages = [*messages]
         lefts = [message for message in messages if message.input == LEFT]
         rights = [message for message in messages if message.input == RIGHT]
-        if self.bounds is not None:
-            return Outcome(rows=self._near(lefts, rights, self.bounds, upto))
         found = Outcome()
+        if self.bounds is not None:
+            self._join_near(found, lefts, rights, self.bounds, upto)
+            return found
         for left in lefts:
             older = [right for right in rights if right.timestamp <= left.timestamp]
             right = older[-1] if older else None
             if right and self.ttl is not None and right.timestamp < left.timestamp - self.ttl:
                 right = None
                 found.calls["too old"] += 1
-            found.calls["joined" if right else "alone"] += 1
+            found.calls["as of" if right else "none before"] += 1
             found.rows.append((left.timestamp, None, self._row(left, right)))
         if rights:
             found.kept = Kept(rights[-1].row, frozenset(), rights[-1].timestamp)
         return found
 
-    def _near(self, lefts: list[Given], rights: list[Given], bounds: Bounds, upto: int) -> list[Any]:
-        rows = []
+    def _join_near(self, found: Outcome, lefts: list[Given], rights: list[Given], bounds: Bounds, upto: int) -> None:
         for left in lefts:
             low, high = left.timestamp - bounds.before, left.timestamp + bounds.after
             near = [right for right in rights if low <= right.timestamp <= high]
             # Of those that will come, none is near enough to what the clock has passed.
-            rows += [(max(left.timestamp, right.timestamp), None, self._row(left, right)) for right in near]
+            found.rows += [(max(left.timestamp, right.timestamp), None, self._row(left, right)) for right in near]
+            found.calls.update("near, older" if right.timestamp < left.timestamp else "near" for right in near)
             if bounds.has_all and not near and high < upto:
-                rows.append((high, None, self._row(left, None)))
-        return sorted(rows, key=lambda row: row[0])
+                found.calls["none near"] += 1
+                found.rows.append((high, None, self._row(left, None)))
+        found.rows.sort(key=lambda row: row[0])
 
     def _row(self, left: Given, right: Given | None) -> Mapping[str, Any]:
         assert left.row is not None
