@@ -498,7 +498,7 @@ class World:
         if number and rng.random() < 0.4:
             return job
         job = self.inputs.paired(replace(job, name=messages_of(f"x{number}")), (joined.LEFT, joined.RIGHT))
-        before, after = (rng.choice([0, 7, self.interval, 60, 150]) for _ in range(2))
+        before, after = (rng.choice([0, 7, 60, 150, 400]) for _ in range(2))
         bounds = rng.choice([None, Bounds(before, after, False), Bounds(before, after, True)])
         tolerance = rng.choice([None, before]) if bounds is None else None
         of = Joining(f"x{number}", job.keys, tolerance, sources=self.inputs.of[job.name], bounds=bounds)
