@@ -73,8 +73,8 @@ def followed(some: Sequence[Sent], clock: int) -> Any:
 
 
 def as_of(some: Sequence[Sent], clock: int) -> Any:
-    """The newest right row of a key at a clock."""
-    key, time, n, _ = [message for message in some if message[3]][-1]
+    """The newest right row of a key, of those below a clock, in order."""
+    key, time, n, _ = some[-1]
     return {"ts": time, "key": key, "n": n}
 
 
@@ -116,20 +116,13 @@ class Ordered(World):
             core.step(self.log, {self.flow.id: self.flow}, due[0], self.keeping)
 
     def expected(self, clock: int) -> dict[Any, Any]:
-        of_key: dict[int, list[Sent]] = {}
-        some: Any = self.sent
+        is_join, some, of_key = isinstance(self.in_order, AsOfJoin), list[Any](self.sent), dict[int, list[Sent]]()
         for message in sorted(some, key=lambda message: (message[1], message[3])):
-            if message[1] < clock:
+            # A left row is no part of the state of a join.
+            if message[1] < clock and (message[3] or not is_join):
                 of_key.setdefault(message[0], []).append(message)
-        if isinstance(self.in_order, AsOfJoin):
-            of_key = {key: messages for key, messages in of_key.items() if any(message[3] for message in messages)}
-        made: Callable[..., Any] = as_of if isinstance(self.in_order, AsOfJoin) else followed
-        newest = {key: messages[-1][1] for key, messages in of_key.items()}
-        if isinstance(self.in_order, AsOfJoin):
-            newest = {key: as_of(messages, clock)["ts"] for key, messages in of_key.items()}
-        return {
-            key: made(messages, clock) for key, messages in of_key.items() if newest[key] + STAYS >= clock
-        }
+        made: Callable[..., Any] = as_of if is_join else followed
+        return {key: made(sent, clock) for key, sent in of_key.items() if sent[-1][1] + STAYS >= clock}
 
 
 TASKS = {"ordered": Follow(), "as of": AsOfJoin(LEFT, RIGHT, key="key", tolerance=core.us(STAYS))}

@@ -313,9 +313,7 @@ def answers_exactly(world: World, actions: Sequence[str]) -> None:
         for state, expected in fresh:
             check_state(state, expected, world.random.choices([*range(KEYS), ABSENT], k=6))
         for _ in range(2 if fresh else 0):
-            (since, before), (until, after) = sorted(
-                world.random.choices(fresh, k=2), key=lambda each: each[0].clock
-            )
+            (since, before), (until, after) = sorted(world.random.choices(fresh, k=2), key=lambda each: each[0].clock)
             check_changes(world.opened.changes(since.clock, until), before, after)
         for _ in range(2 if held else 0):
             # Copies of what was collected may be there.

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.joins import IS_RIGHT, SHARED, AsOfJoin, Bounds, IntervalJoin, Join
 from tests.core import us
 from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Sent, batch_of, input_of
-from tests.simulation.ordered import NOTHING, Given, Kept, Ordered, Outcome
+from tests.simulation.ordered import Given, Kept, Ordered, Outcome
 from tests.simulation.source import Several
 
 LEFT, RIGHT = "a", "b"
@@ -46,7 +45,8 @@ class Joining(Ordered):
 
     def given(self, sent: Sent) -> Given:
         # A channel is called otherwise among those of all inputs.
-        assert self.sources is not None and sent.timestamp is not None
+        assert self.sources is not None
+        assert sent.timestamp is not None
         input = input_of(sent.partition)
         own = self.sources.of(input).messages[sent.partition.removeprefix(f"{input}:")][sent.position]
         return Given(sent.timestamp, input, 0, batch_of([own]).to_pylist()[0])

@@ -589,9 +589,7 @@ class Orders:
             for aside in late_rows.read(graphs.files, side).to_pylist()
         ]
         is_named = self._is_named(ordered)
-        found_aside = [
-            (row["reason"], *self._given_in(part, row["timestamp"], row["row"], is_named)) for row in aside
-        ]
+        found_aside = [(row["reason"], *self._given_in(part, row["timestamp"], row["row"], is_named)) for row in aside]
         wanted = [(UNFIT, *message) for _, message in bad]
         facts = {"task": part.name, "clock": own, "found": sorted(found_aside), "expected": sorted(wanted)}
         graphs.must(sorted(found_aside) == sorted(wanted), "bad messages are aside once", **facts)

@@ -1148,10 +1148,9 @@ BUGS = (
             "    entry = replace(\n        back,",
             "    left = {name: task for name, task in back.tasks.items() if name.endswith('.messages')}\n"
             "    for name, task in left.items():\n"
-            "        shards = [[run for run in shard.runs if run.last >= back.clock] for shard in task.stored.shards]\n"
-            "        of = tuple(replace(one, runs=tuple(some)) for one, some in zip(task.stored.shards, shards))\n"
-            "        left[name] = replace(task, stored=replace(task.stored, shards=of))\n"
-            "    entry = replace(\n        replace(back, tasks={**back.tasks, **left}),",
+            "        none = tuple(replace(shard, runs=()) for shard in task.stored.shards)\n"
+            "        left[name] = replace(task, stored=replace(task.stored, shards=none))\n"
+            "    back = replace(back, tasks={**back.tasks, **left})\n    entry = replace(\n        back,",
         ),
         theme="rewound-joins",
     ),
@@ -1163,7 +1162,7 @@ BUGS = (
             "    entry = replace(\n        back,",
             "    some = [name for name in back.tasks if f'{name}.rows' in back.tasks and name in newest.tasks]\n"
             "    kept = {name: replace(back.tasks[name], stored=newest.tasks[name].stored) for name in some}\n"
-            "    entry = replace(\n        replace(back, tasks={**back.tasks, **kept}),",
+            "    back = replace(back, tasks={**back.tasks, **kept})\n    entry = replace(\n        back,",
         ),
         theme="rewound-joins",
     ),

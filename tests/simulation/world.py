@@ -256,6 +256,7 @@ class World:
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, *ORDERS, VERSIONS) else self.interval
             self.starts = min(self.starts, 4) if self.theme in ORDERS else self.starts
+            self.collect_rate = 1.0 if self.theme == JOINS else self.collect_rate
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
         rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
         if goes_back and self.theme == BACKFILL:
@@ -1095,13 +1096,19 @@ class World:
                 for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
-            if self.rewinds and self.people.random() < (0.9 if self.inputs.is_over else 0.3):
+            if self.rewinds and self._can_go_back and self.people.random() < (0.9 if self.inputs.is_over else 0.3):
                 self.rewinds -= 1
                 self._spawn(actor, self._go_back(actor), True)
             if self.branches is not None and self.people.random() < 0.5:
                 self._spawn(actor, self.people.choice([self._branch, self._branch, self._give_name])(actor), True)
             if self.people.random() < self.look_rate:
                 self._spawn(actor, self.people.choice([self._look_back, self._look_back, self._give_name])(actor), True)
+
+    @property
+    def _can_go_back(self) -> bool:
+        """Whether an application may go back now. One of joins has something to go back to then."""
+        newest = self.oracle.newest
+        return self.theme != JOINS or (newest is not None and len(newest.kept) > 2)
 
     def _look_back(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who reads all tasks at an old clock, and knows nothing of any driver."""
