@@ -1155,12 +1155,12 @@ BUGS = (
         theme="rewound-joins",
     ),
     bug(
-        "state of a void timeline",
-        "A rewind keeps the newest right rows of the timeline that it makes void.",
+        "joined rows of a void timeline",
+        "A rewind keeps the rows that were joined above its clock, in the timeline that it makes void.",
         rewind._first_entry,
         (
             "    entry = replace(\n        back,",
-            "    some = [name for name in back.tasks if f'{name}.rows' in back.tasks and name in newest.tasks]\n"
+            "    some = [name for name in back.tasks if name.endswith('.rows') and name in newest.tasks]\n"
             "    kept = {name: replace(back.tasks[name], stored=newest.tasks[name].stored) for name in some}\n"
             "    back = replace(back, tasks={**back.tasks, **kept})\n    entry = replace(\n        back,",
         ),
