@@ -121,7 +121,7 @@ class Met(PersistentTask):
 BEFORE, AFTER = 12, 3
 """A sale is joined with the slots of its shop that ended so many seconds before, or will have so many after."""
 
-MIXED = ("Story", "Both")
+MIXED = ("Story", "Both", "Near.messages")
 """The tasks that a source and a task feed."""
 
 
