@@ -141,8 +141,9 @@ class _Turn(Context):
         self._set = set(self._heap)
         self._rows: list[Emitted] = []
         self._bad: dict[int, str] = {}
-        # What timers have set since the last message for times before the end of the interval in hand.
-        self._chained, self._end = 0, BEGINNING
+        # What timers have set since the last message for times before the end of the interval in hand, and how many timers
+        # there were then.
+        self._chained, self._end, self._before = 0, BEGINNING, 0
         # Of the call in hand. A timer that a message sets for its moment has the message's rank.
         self._rank = OF_TIMER
         self._timer: Timer | None = None
@@ -221,11 +222,12 @@ class _Turn(Context):
         return True
 
     def _call_timers(self, last: int) -> None:
-        """Call the timers up to a time, in their order."""
+        """Call the timers up to a time, in their order. There are some."""
         ttl = self._ttl
         last = last if ttl is None else min(last, self._newest + ttl)
-        self._chained = 0
-        most = len(self._set) + MOST_TIMERS
+        if self._heap[0][0] > last:
+            return
+        self._chained, self._before = 0, len(self._set)
         while self._heap and self._heap[0][0] <= last:
             due = heappop(self._heap)
             if due not in self._set:
@@ -240,11 +242,6 @@ class _Turn(Context):
                 raise TaskFailedError(
                     f"on_timer of task={self._task.task_name} returned or emitted what does not fit, at key={self.key!r} "
                     f"{timer!r}: {self._misfit}."
-                )
-            if len(self._set) > most:
-                raise TaskFailedError(
-                    f"task={self._task.task_name} key={self.key!r}: without a message, on_timer set over {MOST_TIMERS} timers "
-                    f"more than were called, up to {timer!r}; let each call set one timer at most, or none for ever."
                 )
 
     def _call(self, function: Callable[[Any, Any, Context], Any], given: Message | Timer) -> bool:
@@ -273,16 +270,23 @@ class _Turn(Context):
             elif timer not in self._set:
                 self._set.add(timer)
                 heappush(self._heap, timer)
-                if self._timer is not None and timer[0] < self._end:
-                    self._count_chained()
+                if self._timer is not None:
+                    self._count_chained(timer)
         return True
 
-    def _count_chained(self) -> None:
-        """Count a timer that a timer has set for the interval in hand.
+    def _count_chained(self, timer: tuple[int, str]) -> None:
+        """Count a timer that a timer has set.
 
         Raises:
             TaskFailedError: There are so many that they would never end.
         """
+        if len(self._set) > self._before + MOST_TIMERS:
+            raise TaskFailedError(
+                f"task={self._task.task_name} key={self.key!r}: without a message, on_timer set over {MOST_TIMERS} timers more "
+                f"than were called, up to {self._timer!r}; let each call set one timer at most, or none for ever."
+            )
+        if timer[0] >= self._end:
+            return
         self._chained += 1
         if self._chained > MOST_TIMERS:
             raise TaskFailedError(
