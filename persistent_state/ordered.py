@@ -237,7 +237,9 @@ class OrderedTask(InOrderTask):
         if inspect.isgeneratorfunction(function):
             raise InvalidInputError(f"{which} yields; return the state, and emit rows by context.emit().")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidInputError(f"{which} is async, and nothing awaits it; define it by def alone, and return the state.")
+            raise InvalidInputError(
+                f"{which} is async, and nothing awaits it; define it by def alone, and return the state."
+            )
         try:
             # What a decorator has wrapped is not what is called.
             signature = inspect.signature(function, follow_wrapped=False)

@@ -26,8 +26,8 @@ MOST_TIMERS = 100_000
 Timers that messages set do not count, however many are due. As steps end at multiples of the interval, those that set too many
 do so in however many steps the clock comes there.
 
-By so many the timers of a key may also become more in a step, without a message. So timers of which each sets several later ones
-are seen, too, before they fill the memory, while a chain goes on, and so do many timers that each set one.
+By so many the timers of a key may also become more in a step, without a message. So timers of which each sets several are seen,
+too, before they fill the memory, while a chain goes on, and so do many timers that each set one.
 """
 
 OF_TIMER = -1
@@ -116,7 +116,9 @@ class _Over:
     """The stand-in for what a context needs, once the turn of its key is over."""
 
     def __getattr__(self, name: str) -> Any:
-        raise InvalidInputError("a context of another call was kept, and has no effect any more; use the one that is given.")
+        raise InvalidInputError(
+            "a context of another call was kept, and has no effect any more; use the one that is given."
+        )
 
 
 _OVER: Any = _Over()

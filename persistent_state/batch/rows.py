@@ -193,8 +193,9 @@ def check_bad_rows(plan: Plan, table: pa.Table, misfit: str = "") -> None:
     row = first["row"] or {}
     row = row.get(plan.input or UNNAMED) or {} if plan.among else row
     key = {name: row.get(name) for name in plan.task.key_columns}
+    reason = f"{first['reason']}, {misfit}" if misfit else first["reason"]
     raise TaskFailedError(
-        f"task={plan.named} met a bad row ({', '.join(filter(None, (first['reason'], misfit)))}) at channel={first['channel']!r} "
+        f"task={plan.named} met a bad row ({reason}) at channel={first['channel']!r} "
         f"partition={first.get(PARTITION, first['strand'])!r} position={first['position']} key={key}; correct it, or set "
         "on_bad_row='keep' to put bad rows aside."
     )

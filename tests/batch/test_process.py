@@ -253,12 +253,15 @@ def test_timers_that_set_several_each_end_before_they_fill_the_memory(
 ) -> None:
     monkeypatch.setattr(processing, "MOST_TIMERS", 50)
     kept, messages, called = KeyState(), [Message(0, {"at once": 1})], 0
-    said = r"key=1: without a message, on_timer set over 50 timers more than were called, up to Timer\(.*; let each call set one"
-    with pytest.raises(TaskFailedError, match=said):
+    said = ""
+    try:
         for clock in range(step, 10_001, step):
             kept, messages = process(echo(Fan(each)), 1, kept, messages, clock).kept, []
             assert len(kept.timers) <= 2 * 50
             called = kept.state
+    except TaskFailedError as error:
+        said = str(error)
+    assert "task=Fan key=1: without a message, on_timer set over 50 timers more than were called, up to Timer(" in said
     assert called <= 2 * 50
 
 
@@ -470,7 +473,9 @@ class Keeper(Told):
 def test_a_context_of_another_key_is_refused(acts: str) -> None:
     task = Keeper()
     process(program(task), 1, KeyState(), [Message(1, {"acts": "keep"})], 9)
-    with pytest.raises(TaskFailedError, match=r"test_process.py:\d+ in process, at key=2 .*: a context of another call was ke"):
+    with pytest.raises(
+        TaskFailedError, match=r"test_process.py:\d+ in process, at key=2 .*: a context of another call was ke"
+    ):
         process(program(task), 2, KeyState(), [Message(1, {"acts": acts})], 9)
 
 

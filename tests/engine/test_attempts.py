@@ -100,7 +100,10 @@ class World:
         app.add(PerAttempt(), Emitted("Numbered"))
         self.files = core.memory()
         self.plans = app.plans(self.files, SHARDS, lambda _, source: (source, SCHEMA, None))
-        self.flows = [FlowPlan((self.plans["Numbered"], self.plans["Numbered.rows"])), FlowPlan((self.plans["PerAttempt"],))]
+        self.flows = [
+            FlowPlan((self.plans["Numbered"], self.plans["Numbered.rows"])),
+            FlowPlan((self.plans["PerAttempt"],)),
+        ]
         self.log = Log(self.files, "app")
         self.committed: dict[int, list[int]] = {}
         self.given: int = BEGINNING

@@ -2233,7 +2233,10 @@ BUGS = (
         "timers at once",
         "A timer for the moment comes before the next message of the moment, or much later.",
         process._Turn.take,
-        ("self._bad[number] = self._misfit\n        if self._heap:", "self._bad[number] = self._misfit\n        if False:"),
+        (
+            "self._bad[number] = self._misfit\n        if self._heap:",
+            "self._bad[number] = self._misfit\n        if False:",
+        ),
         theme="in-order",
     ),
     bug(
