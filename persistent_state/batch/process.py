@@ -117,7 +117,7 @@ class _Over:
 
     def __getattr__(self, name: str) -> Any:
         raise InvalidInputError(
-            "a context of another call was kept, and has no effect any more; use the one that is given."
+            "no context has an effect after the turn of its key; use the one that this call is given."
         )
 
 
