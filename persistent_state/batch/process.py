@@ -113,9 +113,14 @@ class _SpoiltError(Exception):
 
 
 class _Over:
-    """The stand-in for what a context needs, once the turn of its key is over."""
+    """The task and the wishes of a context, once the turn of its key is over: what is asked of them is an error."""
 
-    def __getattr__(self, name: str) -> Any:
+    @property
+    def emits(self) -> Any:
+        self.append(None)
+
+    def append(self, wish: Any) -> None:
+        """Raise the error that user code has kept a context."""
         raise InvalidInputError(
             "no context has an effect after the turn of its key; use the one that this call is given."
         )
