@@ -227,9 +227,14 @@ class Application:
         else:
             outputs = outputs_of(task.task_name, sink)
             added = [_Added(task, inputs, outputs, on_bad_row, delivery, tuple(without))]
-        names = {each.task.task_name for each in self._added}
-        if twice := next((each.task.task_name for each in added if each.task.task_name in names), None):
-            raise InvalidInputError(f"two tasks are named {twice}; give one a name of its own.")
+        taken = {each.task.task_name: named(each.task) for each in self._added}
+        for name in (each.task.task_name for each in added):
+            if taken.get(name) == task.task_name:
+                raise InvalidInputError(f"two tasks are named {task.task_name}; give one a name of its own.")
+            if name in taken:
+                raise InvalidInputError(
+                    f"task={task.task_name} and task={taken[name]} need the name {name} in the store; give one another name."
+                )
         check_places({each.task.task_name: each.outputs for each in (*self._added, *added)})
         self._added += added
         return self
@@ -587,7 +592,8 @@ class Application:
 
         def visit(name: str, path: tuple[str, ...]) -> None:
             if name in path:
-                circle = " -> ".join((*path[path.index(name) :], name))
+                tasks = [*dict.fromkeys(ordered.get(each, each) for each in path[path.index(name) :])]
+                circle = " -> ".join((*tasks, tasks[0]))
                 raise InvalidInputError(f"tasks feed each other in a circle: {circle}; let one of them read a source.")
             if name in order:
                 return
@@ -606,9 +612,10 @@ class Application:
                         f"Emitted({ordered[part]!r})."
                     )
                 if source.task not in by_name:
+                    upstream = source.by if isinstance(source, Emitted) else source.task
                     known = ", ".join(known for known in by_name if ordered.get(known, known) == known)
                     raise InvalidInputError(
-                        f"task={by_name[name].named} is fed by task={source.task}, which is not added; the tasks are {known}."
+                        f"task={by_name[name].named} is fed by task={upstream}, which is not added; the tasks are {known}."
                     )
                 visit(source.task, (*path, name))
             order[name] = by_name[name]
@@ -711,8 +718,8 @@ def _in_parts(
     states, rows = outputs_of_ordered(task.task_name, sink, in_order.emits_rows(task))
     if states.at_clock and not in_order.keeps_state(task):
         raise InvalidInputError(
-            f"task={task.task_name}: {states.at_clock[0].name!r} asks for the states of keys, and this task has none; give the "
-            "sink itself, which gets the emitted rows."
+            f"task={task.task_name}: ValuesAtClock of sink={states.at_clock[0].output_name!r} asks for the states of keys, and "
+            "this task has none; give the sink itself, which gets the emitted rows."
         )
     fed = {INPUT: Input(InOrder(messages_of(task.task_name)))}
     nothing = Outputs((), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import sysconfig
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import monoids
@@ -36,8 +37,23 @@ def places(error: BaseException) -> str:
     """
     outside = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__) if _is_outside(frame.f_code)]
     own = [place for place in outside if not _is_installed(place[0])] or outside
-    named = [f"{code.co_filename}:{line} in {code.co_name}" for code, line in reversed(own[-FRAMES:])]
+    named = [_place(code, line) for code, line in reversed(own[-FRAMES:])]
     return naming_cells(f" at {', called from '.join(named)}") if named else ""
+
+
+def at_line(frame: FrameType) -> str:
+    """Return " at " and the place that a call has come to."""
+    return naming_cells(f" at {_place(frame.f_code, frame.f_lineno)}")
+
+
+def at_definition(function: Callable[..., Any]) -> str:
+    """Return " at " and the place where a function is defined; "" if it is not in Python code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else naming_cells(f" at {_place(code, code.co_firstlineno)}")
+
+
+def _place(code: CodeType, line: int) -> str:
+    return f"{code.co_filename}:{line} in {code.co_name}"
 
 
 def naming_cells(text: str) -> str:

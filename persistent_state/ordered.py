@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ import pyarrow as pa
 
 from monoids import MonoidError
 from monoids.nested import codec_of, kept_type
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, at_definition
 from persistent_state.event_time.durations import Duration
 from persistent_state.task import BaseTask, Message, PersistentTask
 from persistent_state.windows import MOMENT, length
@@ -64,8 +66,9 @@ class Context(ABC):
 
         A timer for the moment in hand, or for an earlier one, is due at the moment, as soon as `process` has returned.
 
-        The timers of a key may set 100,000 timers for one checkpoint interval, without a message between. More fail the task,
-        as they would never end. Timers that `process` sets do not count, however many are due at a time.
+        The timers of a key may set 100,000 timers for one checkpoint interval, without a message between, and up to a clock
+        they may set 100,000 timers more than are called. More fail the task, as they would never end. Timers that `process`
+        sets do not count, however many are due at a time.
 
         Args:
             timestamp: When it is due: microseconds UTC. A timer that a timer sets must be later than that.
@@ -197,6 +200,8 @@ class OrderedTask(InOrderTask):
         _check_kept(f"task={name}: state", self.state)
         if type(self).process is OrderedTask.process:
             raise InvalidInputError(f"task={name} does nothing with its messages; define process().")
+        self._check_function("process", self.process, "message")
+        self._check_function("on_timer", self.on_timer, "timer")
         if self.ttl is not None:
             length("ttl", self.ttl)
         if self.emits is None:
@@ -221,6 +226,32 @@ class OrderedTask(InOrderTask):
                     "nullable=False out."
                 )
             _check_kept(f"task={name}: column {field.name!r} of emits", field.type)
+
+    def _check_function(self, name: str, function: Callable[..., Any], given: str) -> None:
+        """Refuse a function that can't be called with a state, a message or timer, and a context, or returns no state.
+
+        Raises:
+            InvalidInputError: It is one.
+        """
+        which = f"task={self.task_name}: {name}(){at_definition(function)}"
+        if inspect.isgeneratorfunction(function):
+            raise InvalidInputError(f"{which} yields; return the state, and emit rows by context.emit().")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidInputError(
+                f"{which} is async, and nothing awaits it; define it by def alone, and return the state."
+            )
+        try:
+            # What a decorator has wrapped is not what is called.
+            signature = inspect.signature(function, follow_wrapped=False)
+        except ValueError:
+            return
+        try:
+            signature.bind(None, None, None)
+        except TypeError as error:
+            raise InvalidInputError(
+                f"{which} can't be called with a state, a {given} and a context: {error}; define {name}(self, state, {given}, "
+                "context)."
+            ) from None
 
     def _check_attributes(self) -> None:
         """Refuse what would have no effect.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,6 +121,53 @@ class Visits(OrderedTask):
 
 class Idle(OrderedTask):
     state = pa.int64()
+
+
+class Yielding(Visits):
+    def process(self, state: Any, message: Any, context: Any) -> Any:
+        yield 1
+
+
+class Awaiting(Visits):
+    async def process(self, state: Any, message: Any, context: Any) -> Any:
+        return 1
+
+
+class AwaitingAndYielding(Visits):
+    async def process(self, state: Any, message: Any, context: Any) -> Any:  # type: ignore[override]
+        yield 1
+
+
+class Short(Visits):
+    def process(self, state: Any, message: Any) -> Any:  # type: ignore[override]
+        return 1
+
+
+class LongTimer(Visits):
+    def on_timer(self, state: Any, timer: Any, context: Any, clock: int) -> Any:  # type: ignore[override]
+        return 1
+
+
+def given_more(function: Any) -> Any:
+    """Return a function that is called with one argument more than it is given."""
+
+    @wraps(function)
+    def more(self: Any, *given: Any) -> Any:
+        return function(self, *given, 1)
+
+    return more
+
+
+class Decorated(Visits):
+    @given_more
+    def process(self, state: Any, message: Any, context: Any, step: int) -> Any:
+        return (state or 0) + step
+
+    on_timer = staticmethod(lambda *given: given[0])  # type: ignore[assignment]
+
+
+def line_of(function: Any) -> int:
+    return int(function.__code__.co_firstlineno)
 
 
 class ByColumn(Visits):
@@ -473,6 +520,7 @@ class TestOrderedTasks:
         self.plans(Visits())
         self.plans(Visits(emits=None, key=None, state=pa.map_(pa.string(), pa.list_(pa.decimal128(38, 2)))))
         self.plans(Visits(), delivery="exactly-once")
+        self.plans(Decorated())
         renamed = FileSource("rows/", timestamp="ts", schema=pa.schema([("ts", pa.int64()), ("state", pa.string())]))
         self.plans(Visits(key="state"), renamed)
 
@@ -481,6 +529,30 @@ class TestOrderedTasks:
         [
             (Idle(), "task=Idle does nothing with its messages; define process()."),
             (Visits(state=None), "task=Visits has state=None; say the Arrow type of a key's state."),
+            (
+                Yielding(),
+                f"task=Yielding: process() at {__file__}:{line_of(Yielding.process)} in process yields; return the state, and "
+                "emit rows by context.emit().",
+            ),
+            *(
+                (
+                    task,
+                    f"task={type(task).__name__}: process() at {__file__}:{line_of(type(task).process)} in process is async, "
+                    "and nothing awaits it; define it by def alone, and return the state.",
+                )
+                for task in (Awaiting(), AwaitingAndYielding())
+            ),
+            (
+                Short(),
+                f"task=Short: process() at {__file__}:{line_of(Short.process)} in process can't be called with a state, a "
+                "message and a context: too many positional arguments; define process(self, state, message, context).",
+            ),
+            (
+                LongTimer(),
+                f"task=LongTimer: on_timer() at {__file__}:{line_of(LongTimer.on_timer)} in on_timer can't be called with a "
+                "state, a timer and a context: missing a required argument: 'clock'; define on_timer(self, state, timer, "
+                "context).",
+            ),
             (Visits(emits=[]), "task=Visits has emits=[]; give a pyarrow.schema, or None."),
             (
                 Visits(emits=pa.schema([])),
@@ -610,6 +682,24 @@ class TestOrderedTasks:
         refused(
             lambda: plans((Visits(emits=None), ROWS), (Task(key=None, value=None), Emitted("Visits"))),
             "task=totals is fed by Emitted(by='Visits'), and task=Visits emits no rows; name their columns in its emits.",
+        )
+        refused(
+            lambda: plans((Visits(), Emitted("Visitors"))),
+            "task=Visits is fed by task=Visitors, which is not added; the tasks are Visits.",
+        )
+        for tasks, circle in (
+            ([(Visits(), Emitted("Visits"))], "Visits -> Visits"),
+            ([(Visits(name="a"), Emitted("b")), (Visits(name="b"), Emitted("a"))], "a -> b -> a"),
+        ):
+            sentence = f"tasks feed each other in a circle: {circle}; let one of them read a source."
+            refused(lambda tasks=tasks: plans(*tasks), sentence)
+
+    def test_two_of_one_name(self) -> None:
+        app = Application("app", "store").add(Visits(), ROWS)
+        refused(lambda: app.add(Visits(), ROWS), "two tasks are named Visits; give one a name of its own.")
+        refused(
+            lambda: app.add(Task(name="Visits.rows"), ROWS),
+            "task=Visits.rows and task=Visits need the name Visits.rows in the store; give one another name.",
         )
 
     def test_a_part_of_it(self) -> None:

@@ -334,20 +334,23 @@ def _processed(
         waiting = _messages(plan).messages(as_numpy(messages, "start"), one_chunk(messages["value"]))
         emitted: list[tuple[Any, int, Emitted]] = []
         bad: list[int] = []
+        misfits: dict[str, str] = {}
         first = 0
         # Those with messages come first, in the order of the rows.
         for key in dict.fromkeys([*own, *now]):
             some = [*islice(waiting, own.get(key, 0))]
             found = process(program, key[0] if len(key) == 1 else key, now.get(key, KeyState()), some, high)
             now[key] = found.kept
-            bad += [first + number for number in found.bad]
+            for number, misfit in found.bad.items():
+                bad.append(first + number)
+                misfits.setdefault(some[number].input, misfit)
             first += len(some)
             number, moment = 0, BEGINNING
             for row in found.rows:
                 number, moment = (number + 1 if row.moment == moment else 0), row.moment
                 emitted.append((key, number, row))
         if bad:
-            aside = _aside(plan, messages.take(pa.array(bad)), name)
+            aside = _aside(plan, messages.take(pa.array(bad)), misfits, name)
             yield replace(_kept_chunk(plan, fed, [], high, name), aside=aside)
         if emitted:
             yield _emitted_chunk(plan, fed, emitted, name)
@@ -365,8 +368,8 @@ def cut(came: Levels, span: Span, most: int) -> list[int]:
     return [span.since, *sorted(between_them), span.clock]
 
 
-def _aside(plan: Plan, rows: pa.Table, name: str) -> pa.Table:
-    """Return bad messages as they stand in a file of late and bad rows.
+def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str], name: str) -> pa.Table:
+    """Return bad messages as they stand in a file of late and bad rows. `misfits` has what did not fit first, by the input.
 
     Their strand is the partition that the step has read, since a start takes them back as it takes back the step. The one that
     they came from stands beside it.
@@ -397,7 +400,7 @@ def _aside(plan: Plan, rows: pa.Table, name: str) -> pa.Table:
     for of_input in plan.inputs.values() or [plan]:
         own = row.field(of_input.input or UNNAMED).is_valid() if plan.inputs else pa.repeat(True, count)
         if len(some := aside.filter(own)):
-            check_bad_rows(of_input, some)
+            check_bad_rows(of_input, some, misfits[of_input.input])
     return aside
 
 

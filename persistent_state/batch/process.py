@@ -6,6 +6,7 @@ what it had before: so it is the same in however many steps the clock has come t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -14,7 +15,7 @@ from typing import Any
 from monoids import MonoidError
 from persistent_state.batch.as_stored import AsStored
 from persistent_state.batch.row_messages import as_they_came
-from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
+from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, at_line, places, raised
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.task import Message
@@ -24,6 +25,9 @@ MOST_TIMERS = 100_000
 
 Timers that messages set do not count, however many are due. As steps end at multiples of the interval, those that set too many
 do so in however many steps the clock comes there.
+
+By so many the timers of a key may also become more in a step, without a message. So timers of which each sets several are seen,
+too, before they fill the memory, while a chain goes on, and so do many timers that each set one.
 """
 
 OF_TIMER = -1
@@ -78,11 +82,11 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for a key. `bad` has the numbers of the messages that were bad rows."""
+    """The outcome for a key. `bad` has the numbers of the messages that were bad rows, with what did not fit."""
 
     kept: KeyState
     rows: list[Emitted]
-    bad: list[int]
+    bad: dict[int, str]
 
 
 def process(program: Program, key: Any, kept: KeyState, messages: Sequence[Message], upto: int) -> Outcome:
@@ -108,6 +112,23 @@ class _SpoiltError(Exception):
     """A message was bad, and user code may have changed the state from before it in its place, and values of messages."""
 
 
+class _Over:
+    """The task and the wishes of a context, once the turn of its key is over: what is asked of them is an error."""
+
+    @property
+    def emits(self) -> Any:
+        self.append(None)
+
+    def append(self, wish: Any) -> None:
+        """Raise the error that user code has kept a context."""
+        raise InvalidInputError(
+            "no context has an effect after the turn of its key; use the one that this call is given."
+        )
+
+
+_OVER: Any = _Over()
+
+
 class _Turn(Context):
     """The turn of one key, and the context that user code is handed in it.
 
@@ -126,14 +147,15 @@ class _Turn(Context):
         self._heap = [(timer.timestamp, timer.name) for timer in kept.timers] if kept.timers else []
         self._set = set(self._heap)
         self._rows: list[Emitted] = []
-        self._bad: list[int] = []
-        # What timers have set since the last message for times before the end of the interval in hand.
-        self._chained, self._end = 0, BEGINNING
+        self._bad: dict[int, str] = {}
+        # What timers have set since the last message for times before the end of the interval in hand, and how many timers
+        # there were then.
+        self._chained, self._end, self._before = 0, BEGINNING, 0
         # Of the call in hand. A timer that a message sets for its moment has the message's rank.
         self._rank = OF_TIMER
         self._timer: Timer | None = None
         self._wishes: list[tuple[bool, tuple[int, str]]] = []
-        self._misfit: MonoidError | None = None
+        self._misfit = ""
 
     def take(self, messages: Sequence[Message], upto: int) -> Outcome:
         """Process all messages and timers below a clock."""
@@ -146,13 +168,15 @@ class _Turn(Context):
             if not self._process(message):
                 if not self._hands_copies:
                     raise _SpoiltError
-                self._bad.append(number)
+                self._bad[number] = self._misfit
             if self._heap:
                 self._call_timers(message.timestamp)
         if self._heap:
             self._rank = OF_TIMER
             self._call_timers(upto - 1)
         timers = tuple(Timer(*timer) for timer in sorted(self._set)) if self._set else ()
+        # What user code calls later, of a context that it has kept, is an error.
+        self._task = self._wishes = _OVER
         return Outcome(KeyState(self._state, timers, self._newest), self._rows, self._bad)
 
     # What user code calls
@@ -171,7 +195,7 @@ class _Turn(Context):
         try:
             row = self._program.as_row(columns)
         except MonoidError as error:
-            self._misfit = error
+            self._misfit = self._misfit or f"emitted{at_line(sys._getframe(1))}: {str(error).rstrip('.')}"
             return
         self._rows.append(Emitted(self.timestamp, self._rank, row))
 
@@ -205,10 +229,12 @@ class _Turn(Context):
         return True
 
     def _call_timers(self, last: int) -> None:
-        """Call the timers up to a time, in their order."""
+        """Call the timers up to a time, in their order. There are some."""
         ttl = self._ttl
         last = last if ttl is None else min(last, self._newest + ttl)
-        self._chained = 0
+        if self._heap[0][0] > last:
+            return
+        self._chained, self._before = 0, len(self._set)
         while self._heap and self._heap[0][0] <= last:
             due = heappop(self._heap)
             if due not in self._set:
@@ -222,14 +248,14 @@ class _Turn(Context):
             if not self._call(self._task.on_timer, timer):
                 raise TaskFailedError(
                     f"on_timer of task={self._task.task_name} returned or emitted what does not fit, at key={self.key!r} "
-                    f"{timer!r}: {self._misfit}"
-                ) from self._misfit
+                    f"{timer!r}: {self._misfit}."
+                )
 
     def _call(self, function: Callable[[Any, Any, Context], Any], given: Message | Timer) -> bool:
         """Call user code, and keep what it returns and asks for. Return False if that does not fit: then nothing is kept."""
         if self._wishes:
             self._wishes = []
-        self._misfit = None
+        self._misfit = ""
         handed = self._as_state(self._state) if self._hands_copies else self._state
         try:
             returned = function(handed, given, self)
@@ -238,8 +264,8 @@ class _Turn(Context):
         try:
             state = self._as_state(returned)
         except MonoidError as error:
-            self._misfit = error
-        if self._misfit is not None:
+            self._misfit = self._misfit or f"returned{at_definition(function)}: {str(error).rstrip('.')}"
+        if self._misfit:
             return False
         self._state = state
         if state is None:
@@ -251,16 +277,23 @@ class _Turn(Context):
             elif timer not in self._set:
                 self._set.add(timer)
                 heappush(self._heap, timer)
-                if self._timer is not None and timer[0] < self._end:
-                    self._count_chained()
+                if self._timer is not None:
+                    self._count_chained(timer)
         return True
 
-    def _count_chained(self) -> None:
-        """Count a timer that a timer has set for the interval in hand.
+    def _count_chained(self, timer: tuple[int, str]) -> None:
+        """Count a timer that a timer has set.
 
         Raises:
             TaskFailedError: There are so many that they would never end.
         """
+        if len(self._set) > self._before + MOST_TIMERS:
+            raise TaskFailedError(
+                f"task={self._task.task_name} key={self.key!r}: without a message, on_timer set over {MOST_TIMERS} timers more "
+                f"than were called, up to {self._timer!r}; let each call set one timer at most, or none for ever."
+            )
+        if timer[0] >= self._end:
+            return
         self._chained += 1
         if self._chained > MOST_TIMERS:
             raise TaskFailedError(

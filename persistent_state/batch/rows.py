@@ -174,8 +174,13 @@ def _as_they_came(originals: Originals | None, positions: NDArray[np.int64]) -> 
     return {"record": came.column("record"), "origin": came.column("origin")}
 
 
-def check_bad_rows(plan: Plan, table: pa.Table) -> None:
+def check_bad_rows(plan: Plan, table: pa.Table, misfit: str = "") -> None:
     """Stop at bad rows if the task is to fail at them. Late rows are not bad, nor are those outside the bounds of their input.
+
+    Args:
+        plan: The plan of the task.
+        table: The side table.
+        misfit: What did not fit in its first row, if more is known than the reason.
 
     Raises:
         TaskFailedError: The side table has bad rows, and bad rows are to fail.
@@ -188,8 +193,9 @@ def check_bad_rows(plan: Plan, table: pa.Table) -> None:
     row = first["row"] or {}
     row = row.get(plan.input or UNNAMED) or {} if plan.among else row
     key = {name: row.get(name) for name in plan.task.key_columns}
+    reason = f"{first['reason']}, {misfit}" if misfit else first["reason"]
     raise TaskFailedError(
-        f"task={plan.named} met a bad row ({first['reason']}) at channel={first['channel']!r} "
+        f"task={plan.named} met a bad row ({reason}) at channel={first['channel']!r} "
         f"partition={first.get(PARTITION, first['strand'])!r} position={first['position']} key={key}; correct it, or set "
         "on_bad_row='keep' to put bad rows aside."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -148,7 +149,7 @@ def through_arrow(kept: KeyState) -> KeyState:
 def test_a_bad_message_leaves_no_trace() -> None:
     good, bad = Message(1, {"acts": [("set", 5, "")]}), Message(2, {"acts": [("emit", 1), ("set", 7, ""), (UNFIT,)]})
     found = process(program(Told()), 1, KeyState(), [good, bad, Message(3, {"acts": []})], 4)
-    assert found.bad == [1]
+    assert [*found.bad] == [1]
     assert found.rows == []
     assert found.kept == KeyState({"log": ["1", "3"], "n": 2}, (Timer(6),), 3)
 
@@ -168,7 +169,7 @@ class Tags(OrderedTask):
 def test_messages_before_a_bad_one_are_as_they_came() -> None:
     rows = {"tags": pa.array([["a"], ["bad"], []])}
     found = process(program(Tags()), 1, KeyState(), list(row_messages(rows, [1, 2, 3], "")), 4)
-    assert (found.kept.state, found.bad) == (3, [1])
+    assert (found.kept.state, [*found.bad]) == (3, [1])
     assert [row.row["n"] for row in found.rows] == [2, 1]
 
 
@@ -224,6 +225,54 @@ def test_a_message_ends_a_chain_of_timers(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(processing, "MOST_TIMERS", 50)
     messages = [Message(at, {"at once": 0, "chain": True}) for at in (0, 40, 80)]
     assert process(echo(Echo()), 1, KeyState(), messages, 99).kept.newest == 80
+
+
+class Fan(OrderedTask):
+    """A message sets as many timers as it says, each of which sets so many for the next interval, and these, too."""
+
+    state = pa.int64()
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        for i in range(message["at once"]):
+            context.set_timer(message.timestamp + 1, f"{i}")
+        return 0
+
+    def on_timer(self, state: Any, timer: Timer, context: Context) -> Any:
+        for i in range(self.each):
+            context.set_timer(timer.timestamp + 100, f"{timer.name}{i}")
+        return state + 1
+
+
+# If they were not seen, there would be a thousand timers in the end.
+@pytest.mark.parametrize(("each", "end"), [(2, 1000), (10, 300)])
+@pytest.mark.parametrize("steps", [1, 2, 100])
+def test_timers_that_set_several_each_end_before_they_fill_the_memory(
+    each: int, end: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processing, "MOST_TIMERS", 50)
+    kept, messages, called = KeyState(), [Message(0, {"at once": 1})], 0
+    said = ""
+    try:
+        for clock in range(end // steps, end + 1, end // steps):
+            kept, messages = process(echo(Fan(each)), 1, kept, messages, clock).kept, []
+            assert len(kept.timers) <= 2 * 50
+            called = kept.state
+    except TaskFailedError as error:
+        said = str(error)
+    assert "task=Fan key=1: without a message, on_timer set over 50 timers more than were called, up to Timer(" in said
+    assert called <= 2 * 50
+
+
+@pytest.mark.parametrize("step", [100, 1000])
+def test_many_timers_that_each_set_one_go_on(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processing, "MOST_TIMERS", 50)
+    kept, messages = KeyState(), [Message(0, {"at once": 200})]
+    for clock in range(step, 1001, step):
+        kept, messages = process(echo(Fan(1)), 1, kept, messages, clock).kept, []
+    assert (kept.state, len(kept.timers)) == (2000, 200)
 
 
 class Later(OrderedTask):
@@ -371,13 +420,64 @@ class Broken(Told):
                    r"timestamp=9223372036854775808, which is beyond 64 bits; give microseconds UTC\."),
         ("no text", r"process of task=Broken at .*: a timer has name='\\ud800', which is not Unicode text; give a text\."),
         ("no time", r"process of task=Broken at .*: a timer has timestamp=1.5 and name=''; give whole microseconds and a te"),
-        ("unfit", r"on_timer of task=Broken returned or emitted what does not fit, at key='a' Timer\(timestamp=8"),
+        ("unfit", r"on_timer of task=Broken returned or emitted what does not fit, at key='a' Timer\(timestamp=8, "
+                  r"name='unfit'\): returned at .*test_process.py:\d+ in on_timer: .*value=5.* does not fit struct.*\.$"),
     ],
 )  # fmt: skip
 def test_what_user_code_does_wrong_is_told(acts: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processing, "MOST_TIMERS", 100)
     with pytest.raises(TaskFailedError, match=said):
         process(program(Broken()), "a", KeyState(), [Message(7, {"acts": acts})], 1000)
+
+
+class Unfit(Told):
+    """It returns or emits what does not fit."""
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        if message["acts"] != "state":
+            context.emit(said=5)
+        return {"n": "many"} if message["acts"] != "row" else state
+
+
+def test_what_did_not_fit_is_told_with_its_line() -> None:
+    row = rf"^emitted at .*test_process.py:{line_of(Unfit.process) + 2} in process: field 'said': value=5 does not fit string"
+    state = rf"^returned at .*test_process.py:{line_of(Unfit.process)} in process: field 'n': value='many' does not fit int64"
+    messages = [Message(i, {"acts": acts}) for i, acts in enumerate(["row", "state", "both"])]
+    bad = process(program(Unfit()), 1, KeyState(), messages, 9).bad
+    assert [*bad] == [0, 1, 2]
+    for said, misfit in zip((row, state, row), bad.values(), strict=True):
+        assert re.search(said, misfit)
+
+
+def line_of(function: Any) -> int:
+    return int(function.__code__.co_firstlineno)
+
+
+class Keeper(Told):
+    """It does what it does by the context of the first key."""
+
+    kept: Context
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        if message["acts"] == "keep":
+            self.kept = context
+        elif message["acts"] == "emit":
+            self.kept.emit(n=1)
+        elif message["acts"] == "set":
+            self.kept.set_timer(9)
+        else:
+            self.kept.delete_timer(9)
+        return state
+
+
+@pytest.mark.parametrize("acts", ["emit", "set", "delete"])
+def test_a_context_of_another_key_is_refused(acts: str) -> None:
+    task = Keeper()
+    process(program(task), 1, KeyState(), [Message(1, {"acts": "keep"})], 9)
+    with pytest.raises(
+        TaskFailedError, match=r"test_process.py:\d+ in process, at key=2 .*: no context has an effect after"
+    ):
+        process(program(task), 2, KeyState(), [Message(1, {"acts": acts})], 9)
 
 
 def test_rows_of_one_moment_tell_the_input() -> None:

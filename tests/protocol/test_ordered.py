@@ -368,7 +368,7 @@ class Positive(Twice):
     """Has no state for what is negative."""
 
     def process(self, state: Any, message: Message, context: Context) -> Any:
-        return message["n"] if message["n"] >= 0 else "none"
+        return message["n"] if message["n"] >= 0 else f"none for {message['n']}"
 
 
 def positive(inputs: Any, messages: Any, on_bad_row: str = "keep") -> LocalRun:
@@ -398,9 +398,14 @@ def test_a_bad_message_tells_where_it_came_from() -> None:
 def test_each_input_says_what_becomes_of_its_bad_messages() -> None:
     strict = {"": SOURCE, "more": Input(copy.copy(SOURCE), on_bad_row="fail")}
     assert len(positive(strict, {"": [BAD], "more": [GOOD]}).late) == 1
-    said = r"task=Positive met a bad row \(value does not fit\) at channel='more:' partition='more:' position=0 key={'k': 1}"
-    with pytest.raises(TaskFailedError, match=said):
-        positive(strict, {"": [GOOD], "more": [BAD]})
+    said = (
+        r"task=Positive met a bad row \(value does not fit, returned at .*test_ordered.py:\d+ in process: value='none for -2' "
+        r"does not fit .*int64.*\) at channel='more:' partition='more:' position=0 key={'k': 1}"
+    )
+    worse = Message(3, {"k": 1, "n": -2})
+    for others in ([GOOD], [BAD]):
+        with pytest.raises(TaskFailedError, match=said):
+            positive(strict, {"": others, "more": [worse]})
     mild = {"": SOURCE, "more": Input(copy.copy(SOURCE), on_bad_row="keep")}
     assert len(positive(mild, {"": [GOOD], "more": [BAD]}, on_bad_row="fail").late) == 1
     with pytest.raises(TaskFailedError, match="partition='' position=0"):

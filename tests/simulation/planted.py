@@ -2259,7 +2259,10 @@ BUGS = (
         "timers at once",
         "A timer for the moment comes before the next message of the moment, or much later.",
         process._Turn.take,
-        ("self._bad.append(number)\n        if self._heap:", "self._bad.append(number)\n        if False:"),
+        (
+            "self._bad[number] = self._misfit\n        if self._heap:",
+            "self._bad[number] = self._misfit\n        if False:",
+        ),
         theme="in-order",
     ),
     bug(
@@ -2323,8 +2326,8 @@ BUGS = (
         "The timers that a bad message set are set.",
         process._Turn._call,
         (
-            "if self._misfit is not None:\n        return False",
-            "if self._misfit is not None:\n        for _, timer in self._wishes:\n            self._set.add(timer)\n"
+            "if self._misfit:\n        return False",
+            "if self._misfit:\n        for _, timer in self._wishes:\n            self._set.add(timer)\n"
             "            heappush(self._heap, timer)\n        return False",
         ),
         theme="in-order",
@@ -2347,7 +2350,7 @@ BUGS = (
         "rows of timers that are due at once",
         "Rows of timers that are due at once come before those of the message.",
         process._Turn.take,
-        ("self._bad.append(number)\n", "self._bad.append(number)\n        self._rank = OF_TIMER\n"),
+        ("self._bad[number] = self._misfit\n", "self._bad[number] = self._misfit\n        self._rank = OF_TIMER\n"),
         theme="in-order",
     ),
     bug(
