@@ -788,7 +788,9 @@ def _check_without(task: str, inputs: Mapping[str, Input], without: Sequence[str
         raise InvalidInputError(f"task={task}: without={without!r} is a text; give a list, without=[{without!r}].")
     # Whether the task ever had them is not asked: the same code starts in a new store, too.
     if not isinstance(without, Collection) or not all(isinstance(name, str) for name in without):
-        raise InvalidInputError(f"task={task}: without={without!r} is no list of names of inputs; give one, or leave it out.")
+        raise InvalidInputError(
+            f"task={task}: without={without!r} is no list of names of inputs; give one, or leave it out."
+        )
     for name in without:
         if name in inputs:
             raise InvalidInputError(
@@ -858,7 +860,9 @@ def _check_source(task: str, source: object) -> None:
     elif type(source).__module__.startswith("pyspark.sql"):
         found, way = "a Spark DataFrame", "give DataFrameSource(stream, timestamp=...), of a streaming DataFrame"
     elif isinstance(source, (list, tuple)):
-        way = 'give several as a mapping from their names, such as {"orders": FileSource(...), "rates": FileSource(...)}'
+        way = (
+            'give several as a mapping from their names, such as {"orders": FileSource(...), "rates": FileSource(...)}'
+        )
     elif isinstance(source, type):
         way = f"give an instance of it, {source.__name__}(...)"
     else:

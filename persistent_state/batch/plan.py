@@ -406,7 +406,9 @@ def state_of(task: PersistentTask) -> KeptState[Any]:
     except StateError:
         raise
     except Exception as error:
-        raise InvalidInputError(f"persistent_state of task={named(task)} raised {raised(error)}; correct it.") from error
+        raise InvalidInputError(
+            f"persistent_state of task={named(task)} raised {raised(error)}; correct it."
+        ) from error
     if not isinstance(state, KeptState):
         raise InvalidInputError(
             f"task={named(task)}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
