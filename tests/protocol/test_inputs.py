@@ -234,7 +234,8 @@ class World:
 
     def check(self) -> None:
         entry = self.newest
-        for clock in {*entry.retained} - {BEGINNING}:
+        cuts = {cut for task in entry.tasks.values() for cut in task.stored.cuts if cut >= task.born}
+        for clock in {*cuts, *entry.retained} - {BEGINNING}:
             if "Story" in entry.tasks and entry.is_at("Story", clock):
                 assert self.state("Story", clock) == self.story(clock), clock
             if "Both" in entry.tasks and entry.is_at("Both", clock):
