@@ -215,7 +215,7 @@ class Plan:
                 f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
             )
         for column in task.key_columns:
-            if column in ("value", *kind_of(self.state.windowing).window_columns):
+            if column in self._state_columns:
                 raise InvalidInputError(
                     f"task={name}: the key column {column!r} has the name of a column of the state; {self._other_name(column)}."
                 )
@@ -270,6 +270,11 @@ class Plan:
         if self.on_bad_row not in (KEEP, FAIL):
             raise InvalidInputError(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
 
+    @property
+    def _state_columns(self) -> tuple[str, ...]:
+        """The columns that the state has beside the key."""
+        return ("value", *kind_of(self.state.windowing).window_columns)
+
     def _other_name(self, column: str) -> str:
         """Return what gives a key column another name."""
         if not self.is_fed_by_task:
@@ -315,6 +320,11 @@ class Plan:
                     )
             except InvalidInputError as error:
                 raise InvalidInputError(f"input={name!r}: {error}") from None
+        if taken := next((column for column in self.task.key_columns if column in self._state_columns), None):
+            raise InvalidInputError(
+                f"task={self.named}: the key column {taken!r} has the name of a column of the state; give the key of the task "
+                "another name, as its inputs say which of their columns it is."
+            )
 
     def check_update(self, type: pa.DataType) -> None:
         """Refuse a column of updates that can never fit.

@@ -102,6 +102,12 @@ def test_a_key_of_the_state_is_renamed_where_the_column_comes_from() -> None:
     source = FileSource("in/", timestamp="ts", schema=pa.schema([("ts", pa.int64()), ("value", pa.string())]))
     app = Application("app", "memory://plan").add(Keeps("U", "value", counted), source)
     assert problem(lambda: run_local(app, {"U": []})).endswith("; rename it in the source's transform.")
+    inputs = {name: Input(each, key="shop") for name, each in (("one", SHOPS), ("other", Changes("U")))}
+    said = problem(lambda: fed(Keeps("U", "shop", counted), inputs, Keeps("D", "value", counted)))
+    assert (
+        "task=D: the key column 'value' has the name of a column of the state; give the key of the task another name"
+        in said
+    )
 
 
 def raises() -> Any:
