@@ -326,12 +326,17 @@ def kill(process: subprocess.Popen[bytes], folder: Path, table: str) -> bool:
     return True
 
 
+def stage(number: int, kills: int) -> str:
+    """The table at whose clock the driver of this number is killed. A single kill is in the middle."""
+    return TABLES[(2 * number + 1) * len(TABLES) // (2 * kills)]
+
+
 def watch(folder: Path, orders: pd.DataFrame, kills: int) -> tuple[list[Look], list[str]]:
     """What was seen after each driver, and what was wrong, a sentence each."""
     tables, looks = Tables(folder / "pipeline.db"), list[Look]()
     print(_LINE.format("driver", "shards", "clock of all tables", "clocks", "regions", "moved", "wrong"), flush=True)
     for number in range(kills + 1):
-        shards, table = 1 + number % 3, TABLES[number % len(TABLES)]
+        shards = 1 + number % 3
         to_the_end = ["--to-the-end"] if number == kills else []
         if to_the_end:
             come_in(folder, BEGIN + HOURS * HOUR)
@@ -340,7 +345,7 @@ def watch(folder: Path, orders: pd.DataFrame, kills: int) -> tuple[list[Look], l
                 if process.wait() != 0:
                     return looks, [f"the last driver did not come to the end, and said: {last_words(folder)}"]
                 how = "came to the end"
-            elif kill(process, folder, table):
+            elif kill(process, folder, table := stage(number, kills)):
                 how = f"killed at a clock of {table}"
             else:
                 return looks, [f"the driver ended before it could be killed, and said: {last_words(folder)}"]
@@ -378,7 +383,9 @@ def main() -> int:
         "--json", action="store_true", help="print what was seen as a line of JSON before the last line"
     )
     parser.add_argument("--orders", type=int, default=20_000, metavar="N", help="default: %(default)s")
-    parser.add_argument("--kills", type=int, default=3, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--kills", type=int, default=len(TABLES), metavar="N", help="default: one at each stage, %(default)s"
+    )
     parser.add_argument("--drive", type=int, metavar="SHARDS", help=argparse.SUPPRESS)
     parser.add_argument("--to-the-end", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--country", action="store_true", help=argparse.SUPPRESS)

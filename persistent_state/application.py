@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -209,7 +209,7 @@ class Application:
                 and `ValuesAtClock` the states.
             on_bad_row: "keep" stores bad rows beside the late ones, "fail" stops the application at the first one.
             delivery: How often its messages and outputs count when something fails; by default what the application says.
-            without: Inputs that the task had at earlier starts, and that end.
+            without: Inputs that the task had at earlier starts, and that end. Those that it never had are no error.
 
         Returns:
             The application itself.
@@ -689,6 +689,9 @@ def _check_task(task: object) -> None:
         raise InvalidInputError(f"task={name} has key={key!r}; name a column, or several, or say None.")
     if isinstance(task, PersistentTask) and not isinstance(task.value, (str, type(None))):
         raise InvalidInputError(f"task={name} has value={task.value!r}; name the one column of the updates.")
+    # A log gives others back as something else: each start would take them for another version.
+    if not isinstance(task.version, (str, int, type(None))):
+        raise InvalidInputError(f"task={name} has version={task.version!r}; give a whole number or a text.")
     if isinstance(task, OrderedTask):
         task.check()
 
@@ -767,6 +770,10 @@ def _check_input(task: str, name: str, input: Input) -> None:
         isinstance(input.key, Sequence) and all(isinstance(column, str) for column in input.key)
     ):
         raise InvalidInputError(f"task={task}: input={name!r} has key={input.key!r}; name a column, or several.")
+    if not isinstance(input.value, (str, type(None))):
+        raise InvalidInputError(
+            f"task={task}: input={name!r} has value={input.value!r}; name the one column of the updates."
+        )
     if input.batch is not None and not callable(input.batch):
         raise InvalidInputError(f"task={task}: input={name!r} has batch={input.batch!r}; give a function of a batch.")
     if isinstance(input.source, TASK_SOURCES):
@@ -786,6 +793,11 @@ def _check_without(task: str, inputs: Mapping[str, Input], without: Sequence[str
     """
     if isinstance(without, str):
         raise InvalidInputError(f"task={task}: without={without!r} is a text; give a list, without=[{without!r}].")
+    # Whether the task ever had them is not asked: the same code starts in a new store, too.
+    if not isinstance(without, Collection) or not all(isinstance(name, str) for name in without):
+        raise InvalidInputError(
+            f"task={task}: without={without!r} is no list of names of inputs; give one, or leave it out."
+        )
     for name in without:
         if name in inputs:
             raise InvalidInputError(
@@ -854,6 +866,10 @@ def _check_source(task: str, source: object) -> None:
         way = f"give FileSource({os.fspath(source)!r}, timestamp=...) for the files of a folder"
     elif type(source).__module__.startswith("pyspark.sql"):
         found, way = "a Spark DataFrame", "give DataFrameSource(stream, timestamp=...), of a streaming DataFrame"
+    elif isinstance(source, (list, tuple)):
+        way = (
+            'give several as a mapping from their names, such as {"orders": FileSource(...), "rates": FileSource(...)}'
+        )
     elif isinstance(source, type):
         way = f"give an instance of it, {source.__name__}(...)"
     else:

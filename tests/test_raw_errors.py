@@ -17,6 +17,7 @@ from monoids import Sum
 from persistent_state import (
     Application,
     FileSource,
+    Input,
     InvalidInputError,
     Json,
     Message,
@@ -69,8 +70,9 @@ DataFrame.__module__ = "pyspark.sql.classic.dataframe"
         (Total(), DataFrame(), "source=a Spark DataFrame is not a source; give DataFrameSource(stream, timestamp=...)"),
         (Total(), RateSource, "give an instance of it, RateSource(...)."),
         (Total(), 5, "source=5 is not a source"),
+        (Total(), [("a", RateSource(1))], 'give several as a mapping from their names, such as {"orders": '),
     ],
-    ids=["a class", "a text", "a path as text", "a path", "a DataFrame", "a class of sources", "a number"],
+    ids=["a class", "a text", "a path as text", "a path", "a DataFrame", "a class of sources", "a number", "pairs"],
 )
 def test_what_is_no_task_or_no_source_is_refused_at_once(task: Any, source: Any, words: str) -> None:
     said = problem(lambda: Application("a", store="s").add(task, source))
@@ -84,6 +86,9 @@ def test_what_is_no_task_or_no_source_is_refused_at_once(task: Any, source: Any,
         ({"key": 5}, "task=Odd has key=5; name a column, or several"),
         ({"name": 5}, "has name=5, which is not a text"),
         ({"value": ["v"]}, "task=Odd has value=['v']; name the one column"),
+        ({"version": (1, 2)}, "task=Odd has version=(1, 2); give a whole number or a text."),
+        ({"version": float("nan")}, "task=Odd has version=nan; give a whole number or a text."),
+        ({"version": b"2"}, "task=Odd has version=b'2'; give a whole number or a text."),
     ],
     ids=str,
 )
@@ -128,6 +133,20 @@ def test_a_text_in_place_of_a_list_or_a_sink_is_refused_as_what_it_is() -> None:
     for argument in ("reset", "rebuild"):
         said = problem(lambda a=argument: app._with_parts(a, "Total"))
         assert said == f"{argument}='Total' is a text; give a list, {argument}=['Total']."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"without": None}, "task=Total: without=None is no list of names of inputs; give one, or leave it out."),
+        ({"without": [1]}, "task=Total: without=[1] is no list of names of inputs; give one, or leave it out."),
+        ({"source": Input(RateSource(1), value=5)}, "task=Total: input='' has value=5; name the one column"),  # type: ignore[arg-type]
+    ],
+    ids=["nothing", "a number", "a number as a column"],
+)
+def test_arguments_of_add_of_the_wrong_kind_are_refused(arguments: dict[str, Any], words: str) -> None:
+    given = {"source": RateSource(1), **arguments}
+    assert words in problem(lambda: Application("a", store="s").add(Total(), **given))
 
 
 def test_a_column_that_a_message_lacks_is_told_with_those_that_it_has() -> None:

@@ -291,11 +291,14 @@ def _left(plan: Plan, values: pa.Array) -> pa.Array:
 
 
 def _shown(plan: Plan, values: pa.Array) -> pa.Array:
-    """Return what outputs show of a column of values as structs; null where there is no value."""
+    """Return what outputs show of a column of values as structs; null where there is no value, and nowhere else."""
     there = values.is_valid()
     shown = plan.present(values.drop_null())
     if not pa.types.is_struct(shown.type):
         shown = pa.StructArray.from_arrays([shown], fields=_fields(plan.state.presented))
+    elif shown.null_count:
+        # A value that is presented as null is there all the same: its fields are null.
+        shown = pa.StructArray.from_arrays(shown.flatten(), fields=list(shown.type))
     place = np.cumsum(np.asarray(there)) - 1
     return shown.take(pa.array(place, mask=~np.asarray(there)))
 

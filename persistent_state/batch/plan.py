@@ -17,7 +17,7 @@ from persistent_state.ordered import named
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
-from persistent_state.sources.tasks import Changes, InOrder, TaskSource
+from persistent_state.sources.tasks import Changes, ClosedWindows, InOrder, TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import LOCAL_TIMESTAMP, PersistentTask
@@ -137,14 +137,7 @@ class Plan:
 
     @cached_property
     def state(self) -> KeptState[Any]:
-        try:
-            return self.task.persistent_state()
-        except StateError:
-            raise
-        except Exception as error:
-            raise InvalidInputError(
-                f"persistent_state of task={self.named} raised {raised(error)}; correct it."
-            ) from error
+        return state_of(self.task)
 
     def present(self, column: pa.Array) -> pa.Array:
         """Return what outputs show of a column of values.
@@ -203,10 +196,6 @@ class Plan:
         if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
             raise InvalidInputError(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
         way = self.update_way
-        if not isinstance(self.state, KeptState):
-            raise InvalidInputError(
-                f"task={name}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
-            )
         wanted = {
             "timestamp": self.timestamp,
             "channel": self.channel,
@@ -226,10 +215,9 @@ class Plan:
                 f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
             )
         for column in task.key_columns:
-            if column in ("value", *kind_of(self.state.windowing).window_columns):
+            if column in self._state_columns:
                 raise InvalidInputError(
-                    f"task={name}: the key column {column!r} has the name of a column of the state; "
-                    "rename it in the source's transform."
+                    f"task={name}: the key column {column!r} has the name of a column of the state; {self._other_name(column)}."
                 )
             if task.key_columns.count(column) > 1:
                 raise InvalidInputError(f"task={name}: the key names column {column!r} twice; name it once.")
@@ -282,6 +270,23 @@ class Plan:
         if self.on_bad_row not in (KEEP, FAIL):
             raise InvalidInputError(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
 
+    @property
+    def _state_columns(self) -> tuple[str, ...]:
+        """The columns that the state has beside the key."""
+        return ("value", *kind_of(self.state.windowing).window_columns)
+
+    def _other_name(self, column: str) -> str:
+        """Return what gives a key column another name."""
+        if not self.is_fed_by_task:
+            return "rename it in the source's transform"
+        source, feeder = self.upstream[self.input], self.feeders[self.input]
+        if isinstance(source, (Changes, ClosedWindows)):
+            if column in feeder.layout.kind.window_columns:
+                return "keep a NonWindowState, or leave it out of the key"
+            if not pa.types.is_struct(feeder.state.presented):
+                return f"let task={source.task} keep or present a Struct, whose field has another name"
+        return f"give it another name in task={feeder.named}"
+
     def _check_inputs(self) -> None:
         """Refuse inputs that don't fit, or don't fit together.
 
@@ -315,6 +320,11 @@ class Plan:
                     )
             except InvalidInputError as error:
                 raise InvalidInputError(f"input={name!r}: {error}") from None
+        if taken := next((column for column in self.task.key_columns if column in self._state_columns), None):
+            raise InvalidInputError(
+                f"task={self.named}: the key column {taken!r} has the name of a column of the state; give the key of the task "
+                "another name, as its inputs say which of their columns it is."
+            )
 
     def check_update(self, type: pa.DataType) -> None:
         """Refuse a column of updates that can never fit.
@@ -395,9 +405,30 @@ class FlowPlan:
         return replace(self, tasks=tuple(plan for plan in self.tasks if plan.name in names))
 
 
+def state_of(task: PersistentTask) -> KeptState[Any]:
+    """Return the state that a task keeps.
+
+    Raises:
+        InvalidInputError: Its code raised, or gave something else.
+    """
+    try:
+        state: object = task.persistent_state()
+    except StateError:
+        raise
+    except Exception as error:
+        raise InvalidInputError(
+            f"persistent_state of task={named(task)} raised {raised(error)}; correct it."
+        ) from error
+    if not isinstance(state, KeptState):
+        raise InvalidInputError(
+            f"task={named(task)}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
+        )
+    return state
+
+
 def takes_back(task: PersistentTask) -> bool:
     """Return whether what a task made of a row can be taken back: it is the sum of a group, without bounds in time."""
-    state = task.persistent_state()
+    state = state_of(task)
     is_plain = state.windowing is None and task.message_id is None and not task.reads_state
     return is_plain and bool(state.monoid.is_group) and bool(state.monoid.exact)
 

@@ -497,6 +497,10 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
             continue
         # A flow that does not hold the clock back follows it: what comes below it from now on is late.
         own = max(own, clock, common)
+        if flow.upstream:
+            # Its sources have visited clocks below that of its step, and at those it lacks what other tasks gave.
+            since = newest.flows[task.flow].stepped
+            stored = stored.with_cuts(cut for cut in stored.cuts if not since < cut < flow.stepped)
         cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval), *({*stored.cuts} & pinned)}
         # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
         cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())

@@ -45,12 +45,13 @@ def reset_and_rebuilt(
 
     One that a source feeds, too, must be named, and so must one that can't be built from the state of the tasks that feed it:
     what it was given is gone. To name the task that feeds it is no word for that. What is built from state lacks nothing
-    afterwards, but this one loses a history that nobody else has. A start that was refused can be made again.
+    afterwards, but this one loses a history that nobody else has. A start that was refused can be made again. Neither is
+    refused while it has nothing yet: it begins as a new task does.
 
     Raises:
         InvalidInputError: A task that a source feeds, or fed, can't go on and is not named, or one that would lose what it has.
     """
-    to_rebuild, known = {*rebuild}, newest.tasks if newest else {}
+    to_reset, to_rebuild, known = {*reset}, {*rebuild}, newest.tasks if newest else {}
     derived = ((flow.is_in_order, plan) for flow in wanted for plan in flow.tasks if plan.upstream)
     for is_in_order, plan in ((is_in_order, plan) for is_in_order, plan in derived if plan.name in known):
         assert newest is not None
@@ -59,13 +60,16 @@ def reset_and_rebuilt(
         is_fed_alike = before == upstream_of(plan, known) and all(
             identity.get(what) == plan.identity.get(what) for what in ("inputs", "version")
         )
-        starts_over = any(source.task in (*to_rebuild, *reset) for source in plan.upstream.values())
+        starts_over = any(source.task in (*to_rebuild, *to_reset) for source in plan.upstream.values())
         if plan.source_inputs or not newest.flow_of(plan.name).is_derived:
             if plan.name not in (*reset, *rebuild) and (starts_over or not is_fed_alike):
-                raise InvalidInputError(
-                    f"task={plan.named} is or was fed by a source, and by tasks that start over or are others now, so it can't "
-                    f"go on. {refusals.ways(plan, newest.clock)}"
-                )
+                # One that was away has missed what its source gave.
+                if _has_something(newest, plan.name) or not (known[plan.name].active or newest.clock == BEGINNING):
+                    why = _what_is_other(plan, newest, {*to_rebuild, *to_reset})
+                    raise InvalidInputError(
+                        f"task={plan.named} can't go on, as {why}. {refusals.ways(plan, newest.clock)}"
+                    )
+                (to_reset if plan.source_inputs else to_rebuild).add(plan.name)
         elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in {*reset} - to_rebuild:
             # Its messages, which a source feeds, start from zero at the global clock, and so does it.
             continue
@@ -74,13 +78,13 @@ def reset_and_rebuilt(
             names = {plan.name, plan.upstream[INPUT].task} if is_in_order else {plan.name}
             is_named = not names.isdisjoint((*reset, *rebuild))
             if not is_named and not refusals.is_made_of_state(plan) and _has_something(newest, plan.name):
-                why = _what_is_other(plan, newest, {*to_rebuild, *reset})
+                why = _what_is_other(plan, newest, {*to_rebuild, *to_reset})
                 raise InvalidInputError(
                     f"task={plan.named} can't go on, as {why}, and what it has taken can't be given to it again. "
                     f"{refusals.ways(plan, newest.clock)}"
                 )
             to_rebuild.add(plan.name)
-    return {*reset} - (to_rebuild - {*rebuild}), to_rebuild
+    return to_reset - (to_rebuild - {*rebuild}), to_rebuild
 
 
 def _has_something(newest: Entry, name: str) -> bool:
@@ -89,11 +93,11 @@ def _has_something(newest: Entry, name: str) -> bool:
 
 
 def _what_is_other(plan: Plan, newest: Entry, start_over: Collection[str]) -> str:
-    """Return in words why a derived task can't go on."""
+    """Return in words why a task that others feed can't go on."""
     identity = newest.tasks[plan.name].identity
-    for what in ("version", "inputs"):
+    for what, other in (("version", "another version"), ("inputs", "other inputs")):
         if identity.get(what) != plan.identity.get(what):
-            return f"the store was written with another {what}"
+            return f"the store was written with {other}"
     sources = (source.task for source in plan.upstream.values())
     if over := next((task for task in sources if task in start_over), None):
         return f"task={over}, which feeds it, starts over"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from monoids import Sum
-from persistent_state import Changes, DamagedError, FencedError, NonWindowState, PersistentTask
+from monoids import Aggregator, Count, List, Sum
+from persistent_state import (
+    Application,
+    Changes,
+    DamagedError,
+    FencedError,
+    FileSource,
+    Message,
+    NonWindowState,
+    PersistentTask,
+    run_local,
+)
 from persistent_state.batch import changes
 from persistent_state.batch.spans import Span
 from persistent_state.protocol.commits import Keeping
@@ -28,6 +38,21 @@ class PerShop(PersistentTask):
 
     def persistent_state(self) -> NonWindowState[int]:
         return NonWindowState(Sum())
+
+
+class FromTenOn(PerShop):
+    """The sum of a shop, of which outputs show nothing below 10."""
+
+    name = "PerShop"
+
+    def __init__(self, shown: pa.DataType, as_shown: Callable[[int], Any]) -> None:
+        self.shown, self.as_shown = shown, as_shown
+
+    def persistent_state(self) -> NonWindowState[int]:
+        present = Aggregator(
+            lambda amount: amount, Sum(), lambda sum: self.as_shown(sum) if sum >= 10 else None, self.shown
+        )
+        return NonWindowState(present)
 
 
 class Total(PersistentTask):
@@ -74,3 +99,44 @@ def test_a_shard_whose_runs_were_collected_is_read_from_those_that_took_their_pl
     core.start(log, [plan])
     with pytest.raises(FencedError, match=r"a newer driver owns app; this one \(epoch 1\) has stopped"):
         rows_of(changes.read(fed, "", planned))
+
+
+class Told(PersistentTask):
+    """All changes that there were, in order."""
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(List(pa.string()))
+
+    def process_message(self, state: Any, message: Message) -> None:
+        state.update(message.timestamp, [f"{message['shop']}: {message['before']} -> {message['after']}"])
+
+
+class Shops(PersistentTask):
+    """How many shops there are."""
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Count())
+
+    def process_message(self, state: Any, message: Message) -> None:
+        state.update(message.timestamp, 1)
+
+
+@pytest.mark.parametrize(
+    ("upstream", "column"),
+    [
+        (FromTenOn(pa.int64(), lambda sum: sum), "value"),
+        (FromTenOn(pa.struct({"sum": pa.int64()}), lambda sum: {"sum": sum}), "sum"),
+    ],
+    ids=["a number", "a struct"],
+)
+def test_a_key_whose_value_is_presented_as_null_is_there(upstream: PersistentTask, column: str) -> None:
+    source = FileSource("in/", timestamp="ts", schema=EVENTS)
+    app = Application("app", "memory://changes", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    app.add(upstream, source).add(Shops(), Changes("PerShop")).add(Told(), Changes("PerShop", every=core.us(10)))
+    messages = [
+        Message(time, {"ts": time, "shop": 1, "amount": amount}) for time, amount in ((5, 1), (15, 20), (25, -20))
+    ]
+    ran = run_local(app, {"PerShop": messages})
+    assert ran["Shops"].state == {(): 1}
+    nothing, sum = {column: None}, {column: 21}
+    assert ran["Told"].state == {(): [f"1: None -> {nothing}", f"1: {nothing} -> {sum}", f"1: {sum} -> {nothing}"]}

@@ -234,7 +234,8 @@ class World:
 
     def check(self) -> None:
         entry = self.newest
-        for clock in {*entry.retained} - {BEGINNING}:
+        cuts = {cut for task in entry.tasks.values() for cut in task.stored.cuts if cut >= task.born}
+        for clock in {*cuts, *entry.retained} - {BEGINNING}:
             if "Story" in entry.tasks and entry.is_at("Story", clock):
                 assert self.state("Story", clock) == self.story(clock), clock
             if "Both" in entry.tasks and entry.is_at("Both", clock):
@@ -518,15 +519,43 @@ def planned(world: World, inputs: Mapping[str, Any], without: Sequence[str] = ()
     return app.plans(world.files, world.shards, lambda _, source: (source, source.schema, None))["Story"]
 
 
-def test_a_task_that_a_source_feeds_too_is_not_built_again_unasked() -> None:
+class NewBoth(Both):
+    """The same by newer code."""
+
+    name, version = "Both", 2
+
+
+def with_new_code(world: World) -> list[Plan]:
+    """The plans of all tasks, of which the one that a source feeds beside a task has another version."""
+    return [*{**world.plans, "Both": replace(world.plans["Both"], task=NewBoth())}.values()]
+
+
+@pytest.mark.parametrize("is_new_code", [False, True])
+def test_a_task_that_a_source_feeds_too_is_not_built_again_unasked(is_new_code: bool) -> None:
+    world = without_story()
+    world.start()
+    for _ in range(3):
+        go_on(world, "PerShop", "Both")
+    assert world.newest.clock > BEGINNING
+    plans = with_new_code(world) if is_new_code else [*world.plans.values()]
+    reset = [] if is_new_code else ["PerShop"]
+    why = "the store was written with another version" if is_new_code else "task=PerShop, which feeds it, starts over"
+    with pytest.raises(InvalidInputError) as refused:
+        core.start(world.log, plans, reset=reset)
+    assert str(refused.value) == f"task=Both can't go on, as {why}. {core.ways('Both')}"
+    core.start(world.log, plans, reset=[*reset, "Both"])
+    world.plans = {plan.name: plan for plan in plans}
+    # It has nothing now, so it begins with what feeds it, whoever that is.
+    core.start(world.log, plans, reset=["PerShop"])
+
+
+def test_a_task_that_a_source_feeds_too_and_that_has_nothing_yet_begins_as_a_new_one() -> None:
     world = World()
     world.start()
-    plans = [*world.plans.values()]
-    with pytest.raises(
-        InvalidInputError, match="task=Both is or was fed by a source, and by tasks that start over or are others now"
-    ):
-        core.start(world.log, plans, reset=["PerShop"])
-    core.start(world.log, plans, reset=["PerShop", "Both"])
+    core.start(world.log, [*world.plans.values()], reset=["PerShop"])
+    world.plans = {plan.name: plan for plan in with_new_code(world)}
+    world.start()
+    assert world.newest.tasks["Both"].identity["version"] == 2
     world.others.rows = [(5, 1, 4), (25, 1, 4)]
     world.orders.rows = [(5, 1, 3), (29, 2, 3)]
     world.rates.rows = [(45, 1, "y")]
@@ -536,6 +565,13 @@ def test_a_task_that_a_source_feeds_too_is_not_built_again_unasked() -> None:
         world.step()
     assert world.newest.clock == 20
     assert world.state("Both", 20) == {(1,): 7}
+    # One that was away has missed what its source gave.
+    world = without_story()
+    world.start()
+    core.start(world.log, [world.plans["PerShop"]])
+    go_on(world, "PerShop")
+    with pytest.raises(InvalidInputError, match="task=Both can't go on, as the store was written with another version"):
+        core.start(world.log, with_new_code(world))
 
 
 def without_story() -> World:
@@ -593,13 +629,16 @@ def test_a_task_that_was_away_twice_is_judged_by_the_clock_that_it_has_visited()
 
 
 def test_a_task_that_a_source_fed_does_not_become_derived_unasked() -> None:
-    world = World()
+    world = without_story()
     core.start(world.log, [world.plans["PerShop"]])
+    for _ in range(3):
+        go_on(world, "PerShop")
     app = Application("app", "memory://inputs", checkpoint_interval=core.us(10))
     app.add(Amounts(), world.others)
     app.add(PerShop(), Input(Changes("Amounts"), value="value"))
     plans = app.plans(world.files, 2, lambda _, source: (source, source.schema, None))
-    with pytest.raises(InvalidInputError, match="task=PerShop is or was fed by a source"):
+    why = "task=PerShop can't go on, as the store was written with other inputs"
+    with pytest.raises(InvalidInputError, match=why):
         core.start(world.log, [*plans.values()])
 
 

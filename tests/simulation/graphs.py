@@ -459,18 +459,30 @@ class Graphs:
 
         `named` are those that the start names. Whoever feeds a task is named for itself only.
         """
+        return {name for name, loses in self._begin_anew(names, newest, named).items() if loses}
+
+    def unasked(self, names: Collection[str], newest: Entry | None, named: Collection[str]) -> set[str]:
+        """The tasks of several inputs that a start lets begin anew unasked, as they have nothing yet."""
+        begin = self._begin_anew(names, newest, named)
+        return {name for name, loses in begin.items() if name in self.mixed and not loses}
+
+    def _begin_anew(self, names: Collection[str], newest: Entry | None, named: Collection[str]) -> dict[str, bool]:
+        """The known tasks that a start lets begin anew though it does not name them, and whether each would lose something."""
         known_before = newest.tasks if newest else {}
-        found, anew = set[str](), {name for name in names if name not in known_before or name in named}
+        found, anew = dict[str, bool](), {name for name in names if name not in known_before or name in named}
         for name in self._in_order(names):
             known, upstream = self.made.get(name), self._upstream_of(name)
             of = [*map(self._life_of, upstream)] if known else []
             if newest is None or known is None or name in anew or (known.of == of and anew.isdisjoint(upstream)):
                 continue
             anew.add(name)
-            has_something = BEGINNING not in (newest.clock, clock_of(newest, name))
-            would_lose = has_something and not self.is_made_of_state(name)
-            # What a source gave can't be given again unasked.
-            found |= {name} if name in self.mixed or would_lose else set()
+            if name in self.mixed:
+                # What a source gave can't be given again unasked, nor what it gives while the task is away.
+                is_away = not newest.tasks[name].active
+                found[name] = newest.clock != BEGINNING and (is_away or newest.flow_of(name).visited != BEGINNING)
+            else:
+                has_something = BEGINNING not in (newest.clock, clock_of(newest, name))
+                found[name] = has_something and not self.is_made_of_state(name)
         return found
 
     def common(self, entry: Entry) -> int:

@@ -605,6 +605,7 @@ class Oracle:
         lost = self.lost(plans, before, {*reset, *rebuilt})
         must(not lost, "what nobody can give again is not lost unasked", lost=lost)
         new = {name for name in plans if before is None or name not in before.tasks or name in reset or name in rebuilt}
+        new |= self.graphs.unasked([*plans], before, {*reset, *rebuilt})
         anew = self.graphs.begun_anew(before, entry, plans, new, rebuilt)
         must(
             not self.left_behind(plans, before) - reset - rebuilt.keys() - anew,

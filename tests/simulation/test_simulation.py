@@ -76,7 +76,7 @@ EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
 JOINS_WORLDS = soak_or(ci=range(3, 12), soak=range(2000))
 """In CI few in which all happens that is to happen."""
 
-VERSIONS_WORLDS = soak_or(ci=range(2, 4), soak=range(1000))
+VERSIONS_WORLDS = soak_or(ci=range(10), soak=range(1000))
 
 GRAPH_EVENTS = {"step", "built of state that there was", "built again", "came back behind", "would lose what it has"}
 

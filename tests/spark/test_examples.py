@@ -185,13 +185,19 @@ def test_the_tables_of_a_pipeline_agree_at_every_clock(examples: Mapping[str, Fu
     figures = shown.figures
     seen = figures["drivers"]
     assert figures["right"]
-    assert [each["driver"] for each in seen] == ["killed at a clock of shops"] * KILLS + ["came to the end"]
+    assert [each["driver"] for each in seen] == ["killed at a clock of regions"] * KILLS + ["came to the end"]
     assert [each["wrong"] for each in seen] == [0] * (KILLS + 1)
     assert seen[-1]["clocks"] > seen[0]["clocks"] > 0
     assert seen[-1]["moved"] > 0
     assert figures["country"].startswith('{"revenue":')
     assert "TopTen" in (shown.kept / "pipeline.svg").read_text("utf-8")
     assert [line for line in shown.lines if line.startswith("    TopTen ")]
+
+
+def test_the_drivers_of_a_pipeline_are_killed_at_each_stage() -> None:
+    assert [pipeline.stage(number, 5) for number in range(5)] == [*pipeline.TABLES]
+    assert [pipeline.stage(number, 3) for number in range(3)] == ["shops", "regions", "top_ten"]
+    assert pipeline.stage(0, 1) == "regions"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,197 @@
+"""Derived tasks that closed windows feed beside another task: each clock has all that both gave below it, and no more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import monoids
+from persistent_state import (
+    Application,
+    Changes,
+    ClosedWindows,
+    Message,
+    NonWindowState,
+    PersistentTask,
+    TumblingWindow,
+    WindowState,
+)
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol import graph
+from persistent_state.store.log import Log
+from tests import core
+from tests.protocol.test_inputs import KEEPING, ORDERS, Rows, World, per_shop
+
+SLOT, EVERY = 30, 20
+
+
+class Sums(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(monoids.Sum())
+
+
+class Slots(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> WindowState[int]:
+        return WindowState(monoids.Sum(), TumblingWindow(core.us(SLOT)))
+
+
+class Totals(PersistentTask):
+    """What all sums, and all slots that have closed, come to, and how many there are."""
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.Struct(total=monoids.Sum(), rows=monoids.Count()))
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.StructArray.from_arrays([batch["value"], pa.array([1] * len(batch))], names=["total", "rows"])
+
+
+class Deep(Totals):
+    """What the totals, and all slots that have closed, come to: the totals stand a step further down than the slots."""
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        total = batch["total"] if "total" in batch.schema.names else batch["value"]
+        return pa.StructArray.from_arrays([total, pa.array([1] * len(batch))], names=["total", "rows"])
+
+
+class Told(PersistentTask):
+    """All that came of a shop, in order."""
+
+    key = "shop"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(monoids.List(pa.string()))
+
+    def process_message(self, state: Any, message: Message) -> None:
+        what = f"{message['before']} -> {message['after']}" if message.input == "sums" else f"{message['value']}"
+        state.update(message.timestamp, [f"{message.input}: {what}"])
+
+
+class Doubled(Told):
+    """The same windows as two inputs."""
+
+
+class Beside(World):
+    """Two sources with a task each, and tasks that closed windows feed beside something else."""
+
+    def __init__(self) -> None:
+        self.files, self.shards = core.memory(), 2
+        self.log = Log(self.files, "app")
+        self.sources = {"Sums": Rows(ORDERS), "Slots": Rows(ORDERS)}
+        slots = ClosedWindows("Slots")
+        app = Application("app", "memory://beside", checkpoint_interval=core.us(10), max_ahead="100000 days")
+        app.add(Sums(), self.sources["Sums"]).add(Slots(), self.sources["Slots"])
+        app.add(Totals(), {"sums": Changes("Sums"), "slots": slots})
+        app.add(Deep(), {"totals": Changes("Totals"), "slots": slots})
+        app.add(Told(), {"sums": Changes("Sums", every=core.us(EVERY)), "slots": slots})
+        app.add(Doubled(), {"one": slots, "other": slots})
+        self.plans = app.plans(self.files, self.shards, lambda _, source: (source, source.schema, None))
+
+    def step(self) -> None:
+        # The last that can be taken: those that feed it must have come there before, in any order.
+        while due := graph.due(self.newest):
+            if self.is_unchanged(due[-1]):
+                self.commit_unchanged(due[-1])
+            else:
+                core.step(self.log, self.plans, due[-1], KEEPING)
+            self.check()
+
+    def sums(self, clock: int) -> dict[Any, int]:
+        return per_shop(self.rows("Sums"), clock)
+
+    def rows(self, task: str) -> Rows:
+        source = self.sources[task]
+        assert isinstance(source, Rows)
+        return source
+
+    def closed(self, clock: int) -> dict[tuple[Any, int], int]:
+        """The slots that have closed by a clock, by shop and end."""
+        found: dict[tuple[Any, int], int] = defaultdict(int)
+        for ts, shop, amount in self.rows("Slots").rows:
+            if (end := ts // SLOT * SLOT + SLOT) <= clock:
+                found[(shop,), end] += amount
+        return found
+
+    def told(self, clock: int) -> dict[Any, list[str]]:
+        """What each shop has come to by a clock: what changed from multiple to multiple, and the slots."""
+        events = [(end, 1, shop, f"slots: {amount}") for (shop, end), amount in self.closed(clock).items()]
+        for at in range(EVERY, clock + 1, EVERY):
+            before, after = self.sums(at - EVERY), self.sums(at)
+            events += [
+                (at, 0, shop, f"sums: {_shown(before.get(shop))} -> {_shown(sum)}")
+                for shop, sum in after.items()
+                if before.get(shop) != sum
+            ]
+        found = defaultdict(list)
+        for *_, shop, what in sorted(events):
+            found[shop].append(what)
+        return dict(found)
+
+    def check(self) -> None:
+        entry = self.newest
+        for name in ("Totals", "Deep", "Told", "Doubled"):
+            for clock in {*entry.retained, *entry.tasks[name].stored.cuts} - {BEGINNING}:
+                if entry.is_at(name, clock):
+                    assert self.state(name, clock) == self.wanted(name, clock), (name, clock)
+            assert not entry.late_counts_of(name)
+
+    def wanted(self, name: str, clock: int) -> dict[Any, Any]:
+        if name == "Told":
+            return self.told(clock)
+        if name in ("Totals", "Deep"):
+            values = [*self.sums(clock).values(), *self.closed(clock).values()]
+            if name == "Deep" and values:
+                values = [sum(values), *self.closed(clock).values()]
+            return {(): {"total": sum(values), "rows": len(values)}} if values else {}
+        found = defaultdict(list)
+        for (shop, _), amount in sorted(self.closed(clock).items(), key=lambda slot: slot[0][1]):
+            found[shop] += [f"one: {amount}", f"other: {amount}"]
+        return dict(found)
+
+
+def _shown(sum: int | None) -> dict[str, int] | None:
+    return None if sum is None else {"value": sum}
+
+
+rows = st.lists(st.tuples(st.integers(0, 25), st.integers(0, 2), st.integers(-2, 2)), min_size=1, max_size=4)
+acts = st.one_of(
+    st.tuples(st.sampled_from(["Sums", "Slots"]), rows),
+    st.sampled_from(["Sums", "Slots", "step", "start"]),
+    st.sampled_from(["Sums", "Slots", "step"]),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(acts, max_size=20))
+def test_a_task_has_the_windows_and_what_it_has_beside_them_up_to_one_clock(history: list[Any]) -> None:
+    world, now = Beside(), {"Sums": 0, "Slots": 0}
+    world.start()
+    for act in history:
+        if act == "start":
+            world.start()
+        elif act == "step":
+            world.step()
+        elif isinstance(act, str):
+            world.play(act)
+        else:
+            name, some = act
+            for ahead, shop, amount in some:
+                now[name] += ahead
+                world.rows(name).rows.append((now[name], shop, amount))
+    world.start()
+    # The clock moves on as long as sources go on.
+    for end in range(max(now.values()) + 100, max(now.values()) + 200, 40):
+        for name in now:
+            world.rows(name).rows.append((end, 1, 1))
+            world.play(name)
+        world.step()
+    entry = world.newest
+    assert entry.clock >= max(now.values()) + 100
+    assert all(entry.is_at(name, entry.clock) for name in entry.tasks)
