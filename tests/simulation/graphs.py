@@ -335,6 +335,9 @@ def plans_of(
             outputs=outputs(each), timestamp_unit=None, upstream=each.inputs, inputs={}, input="", among=(), without=(),
             feeders={name: every[source.task] for name, source in each.inputs.items()},
         )  # fmt: skip
+        if isinstance(task, (in_order.States, in_order.EmittedRows)):
+            task = in_order.on_messages(task, next(iter(plan.feeders.values())))
+            plan = replace(plan, task=task)
         of_inputs = {
             name: replace(plan, schema=changes.schema_of(plan.feeders[name], source, task), input=name)
             for name, source in each.inputs.items()

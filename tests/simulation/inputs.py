@@ -72,6 +72,15 @@ class Coming:
             job = replace(job, kind=rng.choice(ORDERED), way="batch" if job.way == "value" else job.way)
         return replace(job, source=job.name, inputs=tuple(names), by_partition=by_partition)
 
+    def paired(self, job: Job, names: Sequence[str]) -> Job:
+        """The task with inputs of these names, which are there in each start. In which order it is given them says nothing."""
+        given = self.rng.sample(names, len(names))
+        self.of[job.name] = Several({name: self.sources[self.rng.choice([*self.sources])] for name in given})
+        self.since[job.name], self.left[job.name] = dict.fromkeys(given, 0), set()
+        self.stay |= {job.name}
+        by_partition = not any(partitions.by_column for partitions in self.of[job.name].inputs.values())
+        return replace(job, source=job.name, inputs=tuple(names), by_partition=by_partition)
+
     def backfilled(self, job: Job) -> Job:
         """The task with history and an input that goes on from a bound on."""
         rng, names = self.rng, self.rng.sample(("", HISTORY), 2)

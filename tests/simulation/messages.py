@@ -192,7 +192,7 @@ class Job:
         if isinstance(sent, Row):
             return [self.update_of(sent.columns)]
         if self.ordered is not None:
-            return [sent]
+            return self.ordered.updates_of(sent)
         if sent.value is None:
             return []
         if sent.value == UNFIT_VALUE:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from persistent_state.batch import in_order
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.inputs import INPUT, UNNAMED
-from persistent_state.ordered import Context, OrderedTask, Timer
+from persistent_state.ordered import Context, InOrderTask, OrderedTask, Timer
 from persistent_state.partials.waiting import passed
 from persistent_state.protocol.deliver import Due
 from persistent_state.sources.tasks import (
@@ -66,11 +66,12 @@ NOTHING = Kept(None, frozenset(), BEGINNING)
 
 
 class Given(NamedTuple):
-    """A message as an ordered task is given it: `number` says what it has the task do."""
+    """A message as an ordered task is given it: `number` says what it has the task do. A join is given the whole `row`."""
 
     timestamp: int
     input: str
     number: int
+    row: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,31 @@ class Ordered:
     def parts(self) -> list[str]:
         return in_order.names(self.name)
 
-    def task(self) -> Program:
+    def task(self) -> InOrderTask:
         return Program(self)
+
+    def given(self, sent: Sent) -> Given:
+        """The message that a record of a source is."""
+        assert sent.timestamp is not None
+        return Given(sent.timestamp, input_of(sent.partition), number_in({"v": sent.value}))
+
+    def waiting(self, key: tuple[Any, ...], timestamp: int, value: Mapping[str, Any]) -> Given:
+        """The message that a row is which waits in a field of its input."""
+        ((input, row),) = [(name, row) for name, row in value.items() if row is not None]
+        return Given(timestamp, "" if input == UNNAMED else input, number_in(row))
+
+    def updates_of(self, sent: Sent) -> list[Sent] | None:
+        """The rows that wait for a record of a source; None if it does not fit."""
+        return [sent]
+
+    def outcome(self, key: tuple[Any, ...], messages: Iterable[Given], upto: int) -> Outcome:
+        """What becomes of these messages of a key, which are in order and below the clock `upto`."""
+        return outcome(self, key, messages, upto)
+
+    @property
+    def back(self) -> int:
+        """How long a message stays after the clock has passed it."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -444,7 +468,7 @@ class Orders:
         if name in self.graphs.judges:
             judge = self.graphs.judges[name]
             for sent in judge.in_state(clock):
-                found.append((judge.job.order_of(sent), judge.job.key_of(sent), given(sent)))
+                found.append((judge.job.order_of(sent), judge.job.key_of(sent), ordered.given(sent)))
         for place, input, source in self._tasks_that_feed(name):
             fed: Any = self.graphs.derived.get(name) or self.graphs.judges[name].job
             for number, row in enumerate(self.graphs.fed_by(fed, source, min(clock, upto))):
@@ -477,7 +501,7 @@ class Orders:
         values = self.graphs.values
         if ("outcomes", ordered.name, clock) not in values:
             some = self.messages(ordered, clock)
-            found = {key: outcome(ordered, key, messages, clock) for key, messages in some.items()}
+            found = {key: ordered.outcome(key, messages, clock) for key, messages in some.items()}
             values["outcomes", ordered.name, clock] = found
         result: dict[tuple[Any, ...], Outcome] = values["outcomes", ordered.name, clock]
         return result
@@ -565,7 +589,7 @@ class Orders:
             for aside in late_rows.read(graphs.files, side).to_pylist()
         ]
         is_named = self._is_named(ordered)
-        found_aside = [(row["reason"], *self._given_in(row["timestamp"], row["row"], is_named)) for row in aside]
+        found_aside = [(row["reason"], *self._given_in(part, row["timestamp"], row["row"], is_named)) for row in aside]
         wanted = [(UNFIT, *message) for _, message in bad]
         facts = {"task": part.name, "clock": own, "found": sorted(found_aside), "expected": sorted(wanted)}
         graphs.must(sorted(found_aside) == sorted(wanted), "bad messages are aside once", **facts)
@@ -593,7 +617,8 @@ class Orders:
         if ordered.name not in entry.tasks or not graphs.goes_on(ordered.name):
             return
         task, layout = entry.tasks[name], graphs.layouts[name]
-        low, high = max(clock_of(entry, ordered.name), graphs.made[ordered.name].first), END
+        own = max(BEGINNING, clock_of(entry, ordered.name) - ordered.back)
+        low, high = max(own, graphs.made[ordered.name].first), END
         upto = max(low, entry.flow_of(name).visited)
         if name in graphs.derived:
             high = upto
@@ -603,7 +628,7 @@ class Orders:
         places = keys_in(table, layout.key_names), table["start"].to_pylist()
         rows = zip(*places, table["value"].to_pylist(), strict=True)
         for key, time, value in rows:
-            found.setdefault(key, []).append(self._given_in(time, value, True))
+            found.setdefault(key, []).append(ordered.waiting(key, time, value))
         some = {
             key: [m for m in of_key if m.timestamp >= low] for key, of_key in self.messages(ordered, high, upto).items()
         }
@@ -620,17 +645,9 @@ class Orders:
             return bool(job.fed) or [*job.inputs] not in ([], [INPUT])
         return [*self.part(name).inputs] != [INPUT]
 
-    def _given_in(self, timestamp: int, value: Mapping[str, Any], is_named: bool) -> Given:
-        """The message that a row of waiting messages is."""
-        if not is_named:
-            return Given(timestamp, INPUT, number_in(value))
-        ((input, row),) = [(name, row) for name, row in value.items() if row is not None]
-        return Given(timestamp, "" if input == UNNAMED else input, number_in(row))
-
-
-def given(sent: Sent) -> Given:
-    assert sent.timestamp is not None
-    return Given(sent.timestamp, input_of(sent.partition), number_in({"v": sent.value}))
+    def _given_in(self, part: Part, timestamp: int, value: Mapping[str, Any], is_named: bool) -> Given:
+        """The message that a row aside is."""
+        return part.ordered.waiting((), timestamp, value) if is_named else Given(timestamp, INPUT, number_in(value))
 
 
 def is_there(ordered: Ordered, kept: Kept, clock: int) -> bool:

@@ -1140,6 +1140,32 @@ BUGS = (
         ("entry.timeline == self.timeline or", "True or"),
         theme="rewound",
     ),
+    bug(
+        "rows within reach at a rewind",
+        "A rewind drops rows that wait and that its clock has passed, though rows that are within their reach may come.",
+        rewind._first_entry,
+        (
+            "    entry = replace(\n        back,",
+            "    left = {name: task for name, task in back.tasks.items() if name.endswith('.messages')}\n"
+            "    for name, task in left.items():\n"
+            "        none = tuple(replace(shard, runs=()) for shard in task.stored.shards)\n"
+            "        left[name] = replace(task, stored=replace(task.stored, shards=none))\n"
+            "    back = replace(back, tasks={**back.tasks, **left})\n    entry = replace(\n        back,",
+        ),
+        theme="rewound-joins",
+    ),
+    bug(
+        "joined rows of a void timeline",
+        "A rewind keeps the rows that were joined above its clock, in the timeline that it makes void.",
+        rewind._first_entry,
+        (
+            "    entry = replace(\n        back,",
+            "    some = [name for name in back.tasks if name.endswith('.rows') and name in newest.tasks]\n"
+            "    kept = {name: replace(back.tasks[name], stored=newest.tasks[name].stored) for name in some}\n"
+            "    back = replace(back, tasks={**back.tasks, **kept})\n    entry = replace(\n        back,",
+        ),
+        theme="rewound-joins",
+    ),
     # Outputs that go back
     bug(
         "debt forgotten at a restart",
@@ -2473,6 +2499,18 @@ BUGS = (
         commits._moved_on,
         ("min(clock, processed[name])", "clock"),
         theme="in-order",
+    ),
+    bug(
+        "rows within reach at a start",
+        "A start drops rows that wait and that the clock has passed, though rows that are within their reach may come.",
+        task_state.cut_runs,
+        (
+            "return tuple(ShardRuns(tuple(_cut_at(clock, some))) for some in parts)",
+            "return tuple(ShardRuns(tuple(\n"
+            "        run for run in _cut_at(clock, some) if '.messages' not in run.file.path or run.last >= clock\n"
+            "    )) for some in parts)",
+        ),
+        theme="joins",
     ),
     bug(
         "written early and forgotten",

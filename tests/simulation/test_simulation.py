@@ -25,6 +25,7 @@ from tests.simulation.world import (
     GRAPH,
     IN_ORDER,
     INPUTS,
+    JOINS,
     KEPT,
     READING_WINDOWS,
     REBUILT,
@@ -72,6 +73,7 @@ KEPT_WORLDS = soak_or(ci=20, soak=2000)
 BRANCHED_WORLDS = soak_or(ci=20, soak=2000)
 IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
+JOINS_WORLDS = soak_or(ci=range(3, 12), soak=range(2000))
 """In CI few in which all happens that is to happen."""
 
 VERSIONS_WORLDS = soak_or(ci=range(2, 4), soak=range(1000))
@@ -168,6 +170,15 @@ def test_tasks_that_process_in_order_keep_the_contract() -> None:
     fed = {type(source) for world in worlds for each in world.derived for source in each.inputs.values()}
     assert fed >= {Emitted, InOrder}
     assert any(job.ordered and job.fed for world in worlds for job in world.jobs)
+
+
+@pytest.mark.soak
+def test_tasks_that_join_two_inputs_keep_the_contract() -> None:
+    worlds = [play(seed, JOINS) for seed in JOINS_WORLDS]
+    happened = sum((world.oracle.orders.happened for world in worlds), Counter[str]())
+    assert happened.keys() >= {"as of", "none before", "too old", "near", "near, older", "none near"}
+    fed = {type(source) for world in worlds for each in world.derived for source in each.inputs.values()}
+    assert fed >= {Emitted, InOrder}
 
 
 @pytest.mark.soak

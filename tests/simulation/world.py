@@ -34,6 +34,7 @@ from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.inputs import Inputs, open_source
+from persistent_state.joins import Bounds
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
 from persistent_state.protocol import collect, commits, graph, naming, rewind, takeover
@@ -49,14 +50,16 @@ from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
+from persistent_state.task import messages_of
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests.core import us
-from tests.simulation import graphs, inputs, late, ordered
+from tests.simulation import graphs, inputs, joined, late, ordered
 from tests.simulation import sinks as places
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.branches import Branches, FarFiles
 from tests.simulation.files import Disk, StagedFiles
 from tests.simulation.graphs import Derived
+from tests.simulation.joined import Joining
 from tests.simulation.kept import names_of
 from tests.simulation.messages import ORDERED, SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Batch, Oracle, Terms, Violation, must
@@ -103,6 +106,11 @@ EVERY = "every"
 IN_ORDER = "in-order"
 """The theme of worlds in which tasks process their messages in order, as in no others."""
 
+JOINS = "joins"
+"""The theme of worlds in which tasks join two inputs, and others are fed by what they give, as in no others."""
+
+ORDERS = (IN_ORDER, JOINS)
+
 VERSIONS = "versions"
 """The theme of worlds in which the code of tasks that others feed changes, and one is made of two that are made of one."""
 
@@ -115,7 +123,7 @@ KEPT = "kept"
 REWOUND = "rewound"
 """The theme of worlds in which applications go back to kept clocks, as in no others but those of the next one."""
 
-GRAPHS = (GRAPH, EVERY, IN_ORDER, VERSIONS)
+GRAPHS = (GRAPH, EVERY, *ORDERS, VERSIONS)
 
 REWOUND_OUTPUTS = "rewound-outputs"
 """The theme of worlds in which applications with sinks of all kinds go back to kept clocks."""
@@ -139,7 +147,7 @@ WITH_SINKS = {
 }
 """The themes of worlds in which applications go back with sinks of all kinds."""
 
-REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, IN_ORDER, INPUTS, BACKFILL, VERSIONS)}
+REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, *ORDERS, INPUTS, BACKFILL, VERSIONS)}
 """The themes of worlds in which applications of such tasks go back to kept clocks."""
 
 REWOUND_BACKFILL = f"rewound-{BACKFILL}"
@@ -246,8 +254,9 @@ class World:
         elif self.theme in (*GRAPHS, *SEVERAL):
             self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0), 0
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
-            self.interval = rng.choice([10, 20]) if self.theme in (EVERY, IN_ORDER, VERSIONS) else self.interval
-            self.starts = min(self.starts, 4) if self.theme == IN_ORDER else self.starts
+            self.interval = rng.choice([10, 20]) if self.theme in (EVERY, *ORDERS, VERSIONS) else self.interval
+            self.starts = min(self.starts, 4) if self.theme in ORDERS else self.starts
+            self.collect_rate = 1.0 if self.theme == JOINS else self.collect_rate
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
         rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
         if goes_back and self.theme == BACKFILL:
@@ -277,6 +286,7 @@ class World:
             INPUTS: [1, 2],
             BACKFILL: [1, 1, 2],
             IN_ORDER: [1, 2, 2],
+            JOINS: [1, 1, 2],
         }
         self.jobs = [self._job(i) for i in range(rng.choice(counts.get(self.theme, [1, 1, 1, 2, 2, 3])))]
         self.inputs = inputs.Coming(self.own, self.sources)
@@ -291,10 +301,13 @@ class World:
             self.derived = graphs.drawn_every(self.own, self.jobs, self.interval)
         if self.theme == VERSIONS:
             self.derived = graphs.drawn_versions(self.own, self.jobs, self.interval)
+        if self.theme == JOINS:
+            self.jobs = [self._joining(job, number) for number, job in enumerate(self.jobs)]
         if self.theme == IN_ORDER:
             self.jobs = [self._in_order(job, number) for number, job in enumerate(self.jobs)]
             if self.own.random() < 0.6:
                 self.jobs = ordered.with_fed(self.own, self.jobs, self.inputs, self.few_hashes)
+        if self.theme in ORDERS:
             some = [job.ordered for job in self.jobs if job.ordered is not None]
             self.derived = ordered.drawn(self.own, self.jobs, some, self.interval, self.few_hashes)
             for part in self.derived:
@@ -339,10 +352,10 @@ class World:
 
     def _partitions(self) -> Partitions:
         rng = self.rng
-        by_spark = self.theme not in ("ordered", *SEVERAL, IN_ORDER) and rng.random() < 0.3
+        by_spark = self.theme not in ("ordered", *SEVERAL, *ORDERS) and rng.random() < 0.3
         by_column = rng.random() < 0.3
         # What Spark plans is one partition, unless a column tells its channels apart.
-        most = 2 if self.theme in (*SEVERAL, IN_ORDER) else 3
+        most = 2 if self.theme in (*SEVERAL, *ORDERS) else 3
         names = [""] if by_spark and not by_column else [f"p{i}" for i in range(rng.randint(1, most))]
         messages = {name: self._messages(name) for name in names}
         positions = not by_spark or rng.random() < 0.4
@@ -453,9 +466,9 @@ class World:
         )
         if self.theme == READING:
             kind, way, columns, windowing, horizon = "sum", "reads", ("k1",), None, None
-        if self.theme == IN_ORDER:
+        if self.theme in ORDERS:
             columns = rng.choice([(), ("k0",), ("k1",), ("k1",), ("k0", "k1")])
-        if self.theme in (*SEVERAL, IN_ORDER) and way == "reads":
+        if self.theme in (*SEVERAL, *ORDERS) and way == "reads":
             # It may have one input only.
             way = "message"
         if self.theme == READING_WINDOWS:
@@ -480,6 +493,18 @@ class World:
             job = self.inputs.given(job, comes=False)
         return replace(job, kind=ordered.ROWS, way="value", windowing=None, ordered=of)
 
+    def _joining(self, job: Job, number: int) -> Job:
+        """The task as one in which the rows of a join wait, or as it is."""
+        rng = self.own
+        if number and rng.random() < 0.4:
+            return job
+        job = self.inputs.paired(replace(job, name=messages_of(f"x{number}")), (joined.LEFT, joined.RIGHT))
+        before, after = (rng.choice([0, 7, 60, 150, 400]) for _ in range(2))
+        bounds = rng.choice([None, Bounds(before, after, False), Bounds(before, after, True)])
+        tolerance = rng.choice([None, before]) if bounds is None else None
+        of = Joining(f"x{number}", job.keys, tolerance, sources=self.inputs.of[job.name], bounds=bounds)
+        return replace(job, kind=ordered.ROWS, way="value", windowing=None, horizon=None, ordered=of)
+
     def _windowing(self) -> Windowing:
         rng = self.rng
         length = rng.choice([7, 20, 60, 150, 400])
@@ -499,7 +524,7 @@ class World:
             believe=3,
             keeping=self.keeping,
             alignment=self.alignment,
-            inputs=self.inputs.terms() if self.theme in (*SEVERAL, IN_ORDER) else {},
+            inputs=self.inputs.terms() if self.theme in (*SEVERAL, *ORDERS) else {},
         )
 
     # What happens
@@ -660,7 +685,7 @@ class World:
         actor.derived = graphs.with_upstream(stays, [job.name for job in jobs])
         fed = [job.fed for job in self.jobs if job.fed]
         fed += [source for derived in self.derived for source in derived.inputs.values()]
-        if self.theme in (EVERY, IN_ORDER, VERSIONS) or any(map(graphs.every_in, fed)):
+        if self.theme in (EVERY, *ORDERS, VERSIONS) or any(map(graphs.every_in, fed)):
             # All that tasks are fed every so often is a multiple of it.
             actor.interval = self.interval // self.own.choice([1, 1, 2])
             interval, actor.apart = graphs.every_of(actor.interval, jobs, actor.derived)
@@ -877,7 +902,7 @@ class World:
 
     def _rebuilt(self, actor: Actor) -> dict[str, dict[str, WorldSink]]:
         """The tasks that a start builds again, and where the values of each go from then on."""
-        themes = (FLOWS, GRAPH, EVERY, *SEVERAL, IN_ORDER)
+        themes = (FLOWS, GRAPH, EVERY, *SEVERAL, *ORDERS)
         rate = {REBUILT: 0.6, VERSIONS: 0.1, **dict.fromkeys(themes, 0.2)}.get(self.theme, 0.2 if self.places else None)
         names = [job.name for job in actor.jobs]
         if rate is None or not names or not actor.number or self.rng.random() >= rate:
@@ -892,7 +917,7 @@ class World:
         for sink in self.oracle.sinks.of[job.name].values():
             if sink.is_retired:
                 continue
-            stays = 0.5 if self.theme in ("restless", IN_ORDER) or self.places else 0.8
+            stays = 0.5 if self.theme in ("restless", *ORDERS) or self.places else 0.8
             if actor.is_last or self.rng.random() < stays:
                 outputs.append(sink.output)
             alone = all(thread.actor is actor for thread in self.threads) and not self.delayed
@@ -1071,13 +1096,19 @@ class World:
                 for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
                     self.note(f"{actor.number} collected {path}")
                 getcurrent().thread.lists = 9
-            if self.rewinds and self.people.random() < (0.9 if self.inputs.is_over else 0.3):
+            if self.rewinds and self._can_go_back and self.people.random() < (0.9 if self.inputs.is_over else 0.3):
                 self.rewinds -= 1
                 self._spawn(actor, self._go_back(actor), True)
             if self.branches is not None and self.people.random() < 0.5:
                 self._spawn(actor, self.people.choice([self._branch, self._branch, self._give_name])(actor), True)
             if self.people.random() < self.look_rate:
                 self._spawn(actor, self.people.choice([self._look_back, self._look_back, self._give_name])(actor), True)
+
+    @property
+    def _can_go_back(self) -> bool:
+        """Whether an application may go back now. One of joins has something to go back to then."""
+        newest = self.oracle.newest
+        return self.theme != JOINS or (newest is not None and len(newest.kept) > 2)
 
     def _look_back(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who reads all tasks at an old clock, and knows nothing of any driver."""

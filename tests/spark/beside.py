@@ -17,7 +17,10 @@ from monoids import Count, List, Map, Struct, Sum
 from persistent_state import (
     Application,
     Changes,
+    ClosedWindows,
+    Emitted,
     FileSource,
+    IntervalJoin,
     Message,
     NonWindowState,
     PersistentState,
@@ -102,7 +105,23 @@ class Both(PersistentTask):
             state.update(message.timestamp, {"sold": 0, "taken": message["revenue"], "shops": 1})
 
 
-MIXED = ("Story", "Both")
+class Met(PersistentTask):
+    """How many rows `Near` has of a shop, how many of them are of a sale alone, and the sum of their products."""
+
+    key = "shop"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Struct(rows=Count(), alone=Sum(), products=Sum()))
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        is_alone, product = message["value"] is None, message["amount"] * (message["value"] or 0)
+        state.update(message.timestamp, {"rows": 1, "alone": int(is_alone), "products": product})
+
+
+BEFORE, AFTER = 12, 3
+"""A sale is joined with the slots of its shop that ended so many seconds before, or will have so many after."""
+
+MIXED = ("Story", "Both", "Near.messages")
 """The tasks that a source and a task feed."""
 
 
@@ -117,6 +136,10 @@ def application(folder: Path, shards: int = 2, interval: str = "10 seconds") -> 
     app.add(Seen(), Changes("PerSlot", every=f"{HALF} seconds"))
     app.add(Story(), {"sales": source, "rare": Changes("Rare", every=f"{HALF} seconds")})
     app.add(Both(), {"shops": Changes("PerShop"), "sales": source})
+    bounds = f"{BEFORE} seconds", f"{AFTER} seconds"
+    near = IntervalJoin("sales", "slots", *bounds, key="shop", how="left", name="Near")
+    app.add(near, {"sales": source, "slots": ClosedWindows("PerSlot")})
+    app.add(Met(), Emitted("Near"))
     return app
 
 
@@ -138,6 +161,7 @@ def check(folder: Path, sent: int) -> int:
             "Seen": _seen(sales, seconds),
             "Story": _story(sales, seconds),
             "Both": _both(sales),
+            "Met": _met(sales, seconds),
         }
         for name, wanted in made.items():
             assert entry.tasks[name].born <= clock
@@ -215,4 +239,19 @@ def _both(sales: Sequence[Sale]) -> dict[Any, Any]:
     for shop in per_shop(sales).values():
         found[shop["region"],]["taken"] += shop["revenue"]
         found[shop["region"],]["shops"] += 1
+    return found
+
+
+def _met(sales: Sequence[Sale], seconds: int) -> dict[Any, Any]:
+    ended = [(shop, slot + SLOT, amount) for (shop, slot), amount in _slots(sales).items() if slot + SLOT <= seconds]
+    found: dict[Any, Any] = {}
+    for each in sales:
+        # A slot ends a moment before the next begins.
+        low, high = each.second - BEFORE, each.second + AFTER
+        near = [amount for shop, end, amount in ended if shop == each.shop and low < end <= high]
+        if near or high < seconds:
+            told = found.setdefault((each.shop,), {"rows": 0, "alone": 0, "products": 0})
+            told["rows"] += max(1, len(near))
+            told["alone"] += not near
+            told["products"] += sum(each.amount * amount for amount in near)
     return found

@@ -43,8 +43,11 @@ OF_BESIDE = (
     "unchanged create log 1",
     "start create log 1",
     f"{RUN} Gained",
+    f"{RUN} Near.messages",
+    f"{RUN} Near.rows",
 )
-"""Where drivers of the graph of `beside` are killed: in tasks that a source and a task feed, and in those that see changes."""
+"""Where drivers of the graph of `beside` are killed: in tasks that a source and a task feed, of which one is a join,
+and in those that see changes."""
 
 CHECKS = {"pipeline": pipeline.check, "beside": beside.check}
 """By graph: what is looked at after each kill."""

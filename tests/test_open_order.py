@@ -1,0 +1,141 @@
+"""An open store answers exactly about tasks that process in order, and about joins: at clocks, by key, and as changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from persistent_state import Application, AsOfJoin, Context, Message, OpenStore, OpenTask, OrderedTask, Timer
+from persistent_state.batch.in_order import names
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.inputs import Inputs, open_source
+from persistent_state.ordered import InOrderTask
+from persistent_state.protocol import graph
+from persistent_state.protocol.collect import Collector
+from persistent_state.store import lists
+from persistent_state.store.files import Files
+from tests import core
+from tests.protocol.test_inputs import Rows
+from tests.soak import soak_or
+from tests.test_open_state import ACTIONS, KEYS, SCHEMA, World, answers_exactly, copies, far_files, small
+
+__all__ = ["copies"]
+
+LEFT, RIGHT = "left", "right"
+STAYS, RINGS = 25, 12
+"""How long a key is kept after its last message, and when a timer rings after each, in microseconds."""
+
+
+class Follow(OrderedTask):
+    """The sum and the last number of a key, and how often it was rung for."""
+
+    key = "key"
+    state = pa.struct([("sum", pa.int64()), ("last", pa.int64()), ("rings", pa.int64())])
+    ttl = core.us(STAYS)
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        state = state or {"sum": 0, "last": 0, "rings": 0}
+        context.set_timer(message.timestamp + RINGS, "ring")
+        return {**state, "sum": state["sum"] + message["n"], "last": message["n"]}
+
+    def on_timer(self, state: Any, timer: Timer, context: Context) -> Any:
+        return {**state, "rings": state["rings"] + 1}
+
+
+Sent = tuple[int, int, int, bool]
+"""A message: its key, its time, its number, and whether it is of the right input."""
+
+
+def followed(some: Sequence[Sent], clock: int) -> Any:
+    """The state of a key at a clock, of messages in order."""
+    state: Any = None
+    timers: set[int] = set()
+    newest = 0
+
+    def ring(upto: int) -> None:
+        for time in sorted(time for time in timers if time <= upto):
+            timers.remove(time)
+            state["rings"] += 1
+
+    for _, time, n, _ in some:
+        ring(time)
+        if state is None or time > newest + STAYS:
+            state = {"sum": 0, "last": 0, "rings": 0}
+        state["sum"], state["last"], newest = state["sum"] + n, n, time
+        timers.add(time + RINGS)
+    ring(clock - 1)
+    return state
+
+
+def as_of(some: Sequence[Sent], clock: int) -> Any:
+    """The newest right row of a key, of those below a clock, in order."""
+    key, time, n, _ = some[-1]
+    return {"ts": time, "key": key, "n": n}
+
+
+class Ordered(World):
+    """An application of one task of two inputs, of which each has some messages in each micro-batch."""
+
+    def __init__(self, task: InOrderTask, seed: int, files: Files | None) -> None:
+        self.in_order = task
+        super().__init__(task, seed, files)  # type: ignore[arg-type]
+
+    @property
+    def opened(self) -> OpenTask:
+        return OpenStore(self.files).application("app").task(self.in_order, presented=True)
+
+    def restart(self, *reset: str) -> None:
+        self.shards = 5 - self.shards
+        self.sources = {name: Rows(SCHEMA) for name in (LEFT, RIGHT)}
+        app = Application("app", "memory://none", checkpoint_interval=core.us(10), max_ahead="100000 days")
+        app.add(self.in_order, self.sources)
+        plans = app.plans(self.files, self.shards, lambda _, source: (source, source.schema, None))
+        self.plan, *fed = (plans[name] for name in names(self.in_order.task_name))
+        self.flow = FlowPlan(tuple(fed))
+        core.start(self.log, [self.plan, self.flow], reset=reset)
+        self.source = Inputs(self.sources)
+        flow = self.newest.flow_of(self.plan.name)
+        open_source(self.source, lists.read_journals(self.files, flow), flow.source.known_positions)
+        self.collector = Collector(self.log)
+
+    def play(self) -> None:
+        for is_right in (False, True):
+            for time in self.random.choices(range(10), k=self.random.randint(1, 5)):
+                key, n = self.random.randrange(KEYS), self.random.randint(-3, 3)
+                self.sent.append((key, 10 * self.batch + time, n, is_right))  # type: ignore[arg-type]
+        self.batch += 1
+        for name, source in self.sources.items():
+            source.rows = [(ts, key, n) for key, ts, n, is_right in self.sent if is_right == (name == RIGHT)]  # type: ignore[misc]
+        core.play_source(self.log, self.plan, self.source, parts=2, keeping=self.keeping)
+        while due := graph.due(self.newest):
+            core.step(self.log, {self.flow.id: self.flow}, due[0], self.keeping)
+
+    def expected(self, clock: int) -> dict[Any, Any]:
+        is_join, some, of_key = isinstance(self.in_order, AsOfJoin), list[Any](self.sent), dict[int, list[Sent]]()
+        for message in sorted(some, key=lambda message: (message[1], message[3])):
+            # A left row is no part of the state of a join.
+            if message[1] < clock and (message[3] or not is_join):
+                of_key.setdefault(message[0], []).append(message)
+        made: Callable[..., Any] = as_of if is_join else followed
+        return {key: made(sent, clock) for key, sent in of_key.items() if sent[-1][1] + STAYS >= clock}
+
+
+TASKS = {"ordered": Follow(), "as of": AsOfJoin(LEFT, RIGHT, key="key", tolerance=core.us(STAYS))}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", TASKS)
+@settings(
+    max_examples=soak_or(ci=7, soak=300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.sampled_from(ACTIONS), min_size=3, max_size=14), st.integers(0, 10**6), st.booleans(), st.booleans())
+def test_handles_of_tasks_in_order_answer_exactly_or_refuse(
+    kind: str, actions: Sequence[str], seed: int, far: bool, colliding: bool
+) -> None:
+    with small(colliding=colliding):
+        answers_exactly(Ordered(TASKS[kind], seed, far_files(far)), actions)
