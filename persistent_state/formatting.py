@@ -99,6 +99,8 @@ def show_identity(value: Any) -> str:
         return "none" if value is None else str(value)
     if "passed" in value:
         return f"rows that stay for {value.get('back', 0)} microseconds after the clock has passed them"
+    if "replaced" in value:
+        return f"ttl={value['replaced']} microseconds" if value["replaced"] is not None else "ttl=none"
     if "parameters" not in value:
         # What bounds a state in time, in microseconds.
         lengths = {"slide" if name == "step" else name: part for name, part in value.items()}

@@ -13,7 +13,8 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.ordered import named
+from persistent_state.joins import Join
+from persistent_state.ordered import OrderedPart, named
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
@@ -181,7 +182,31 @@ class Plan:
         fed: dict[str, Any] = {"inputs": {name: source.identity for name, source in self.upstream.items()}}
         if self.task.version is not None:
             fed["version"] = self.task.version
-        return {**self.state.identity(), "key": columns, **once, **(fed if self.upstream else {})}
+        declared = {"declared": self.declared} if self.declared else {}
+        return {**self.state.identity(), "key": columns, **once, **(fed if self.upstream else {}), **declared}
+
+    @property
+    def declared(self) -> dict[str, dict[str, Any]]:
+        """Return by input what the task declares of it that must stay as long as the state is kept, as JSON.
+
+        `key` has the key columns of each of several inputs. `value` is the column of the updates of an input whose rows are
+        taken back, or None where code says the updates. `side` is that of an input of a join.
+        """
+        found = {}
+        for name, plan in (self.inputs or {self.input: self}).items():
+            key = {"key": [*plan.task.key_columns]} if self.inputs else {}
+            value = {"value": plan.task.value} if name in self.taken_back else {}
+            task = plan.task.ordered if isinstance(plan.task, OrderedPart) and self.inputs else None
+            side = {"side": "left" if name == task.left else "right"} if isinstance(task, Join) else {}
+            if of_input := {**key, **value, **side}:
+                found[name] = of_input
+        return found
+
+    @property
+    def taken_back(self) -> list[str]:
+        """The names of the inputs whose rows are taken back when they change."""
+        changes = [name for name, source in self.upstream.items() if isinstance(source, Changes)]
+        return changes if changes and self.takes_back else []
 
     def check(self) -> None:
         """Refuse what can never work.

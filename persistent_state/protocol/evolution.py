@@ -26,10 +26,10 @@ from persistent_state.store.task_state import TaskState
 
 
 def evolved(plan: Plan, task: TaskState, newest: Entry) -> TaskState:
-    """Return the record of a task whose values have the type of its plan from now on. They can: see `misfit`."""
-    if not isinstance(plan.layout.monoid, Evolving):
-        return task
-    fields = [] if _has_same_type(plan, newest) else [each.path for each in _differences(plan, newest)]
+    """Return the record of a task that has the identity of its plan from now on. Its values can have its type: see `misfit`."""
+    is_same = not isinstance(plan.layout.monoid, Evolving) or _has_same_type(plan, newest)
+    fields = [] if is_same else [each.path for each in _differences(plan, newest)]
+    # An older version has not recorded all that the task declares.
     return replace(task, identity=plan.identity, stored=task.stored.without(fields))
 
 

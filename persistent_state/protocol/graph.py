@@ -26,7 +26,7 @@ from persistent_state.batch.spans import Span
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.protocol import refusals
+from persistent_state.protocol import identity, refusals
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import InOrder
 from persistent_state.store.entry import Entry, common_clock
@@ -41,7 +41,8 @@ def reset_and_rebuilt(
     """Return the tasks that a start resets, and those that it rebuilds.
 
     Beside those of `rebuild` it rebuilds derived tasks that are named in `reset`, or can't go on from their state: if their
-    inputs or their version are others than before, or if a task that feeds them starts over, or did so while they were away.
+    inputs, what they declare of those, or their version are others than before, or if a task that feeds them starts over, or
+    did so while they were away.
 
     One that a source feeds, too, must be named, and so must one that can't be built from the state of the tasks that feed it:
     what it was given is gone. To name the task that feeds it is no word for that. What is built from state lacks nothing
@@ -56,10 +57,12 @@ def reset_and_rebuilt(
     for is_in_order, plan in ((is_in_order, plan) for is_in_order, plan in derived if plan.name in known):
         assert newest is not None
         before = newest.flow_of(plan.name).upstream
-        identity = known[plan.name].identity
+        own = known[plan.name].identity
         is_fed_alike = before == upstream_of(plan, known) and all(
-            identity.get(what) == plan.identity.get(what) for what in ("inputs", "version")
+            own.get(what) == plan.identity.get(what) for what in ("inputs", "version")
         )
+        # What was added by one column or key can't be taken away by another.
+        is_fed_alike &= identity.declared_otherwise(plan, newest, plan.taken_back) is None
         starts_over = any(source.task in (*to_rebuild, *to_reset) for source in plan.upstream.values())
         if plan.source_inputs or not newest.flow_of(plan.name).is_derived:
             if plan.name not in (*reset, *rebuild) and (starts_over or not is_fed_alike):
@@ -94,10 +97,13 @@ def _has_something(newest: Entry, name: str) -> bool:
 
 def _what_is_other(plan: Plan, newest: Entry, start_over: Collection[str]) -> str:
     """Return in words why a task that others feed can't go on."""
-    identity = newest.tasks[plan.name].identity
-    for what, other in (("version", "another version"), ("inputs", "other inputs")):
-        if identity.get(what) != plan.identity.get(what):
-            return f"the store was written with {other}"
+    before, now = newest.tasks[plan.name].identity, plan.identity
+    if before.get("version") != now.get("version"):
+        return "the store was written with another version"
+    if before.get("inputs") != now.get("inputs"):
+        return identity.other_inputs(before.get("inputs"), now.get("inputs"))
+    if why := identity.declared_otherwise(plan, newest, plan.taken_back):
+        return why
     sources = (source.task for source in plan.upstream.values())
     if over := next((task for task in sources if task in start_over), None):
         return f"task={over}, which feeds it, starts over"

@@ -10,9 +10,9 @@ from persistent_state.batch.plan import Plan, folded
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END, checkpoint_clock
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.formatting import full_clock, show_identity
+from persistent_state.formatting import full_clock
 from persistent_state.partials.evolve import Evolving
-from persistent_state.protocol import evolution
+from persistent_state.protocol import evolution, identity
 from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
@@ -182,14 +182,14 @@ def _check_inputs(plan: Plan, known: FlowState, ended: Collection[str], clock: i
 
 def _check_identity(plan: Plan, newest: Entry) -> None:
     evolves, known = isinstance(plan.layout.monoid, Evolving), newest.tasks[plan.name]
-    for what in sorted({*plan.identity, *known.identity}):
+    if why := identity.declared_otherwise(plan, newest):
+        raise InvalidInputError(f"task={plan.named}: {why}. {ways(plan, newest.clock)}")
+    for what in sorted({*plan.identity, *known.identity} - {"declared"}):
         written, wanted = known.identity.get(what), plan.identity.get(what)
         is_same = _without_type(written) == _without_type(wanted) if evolves and what == "monoid" else written == wanted
         if not is_same:
-            raise InvalidInputError(
-                f"task={plan.named}: the store was written with {what}={show_identity(written)}, the task has "
-                f"{show_identity(wanted)}. {ways(plan, newest.clock)}"
-            )
+            why = identity.other_part(plan, what, written, wanted)
+            raise InvalidInputError(f"task={plan.named}: {why}. {ways(plan, newest.clock)}")
     if evolves and (why := evolution.misfit(plan, newest)):
         raise InvalidInputError(" ".join((why, ways(plan, newest.clock))))
 

@@ -354,7 +354,7 @@ def _named(identity: Mapping[str, Any], given: Sequence[Monoid[Any] | Aggregator
 def _checked(task: PersistentTask, identity: Mapping[str, Any]) -> KeptState[Any]:
     kept = task.persistent_state()
     own = kept.identity()
-    for what in sorted({*own, *identity} - {"key", "message_id", "inputs", "version"}):
+    for what in sorted({*own, *identity} - {"key", "message_id", "inputs", "version", "declared"}):
         if identity.get(what) != own.get(what) and not (
             what == "monoid" and _goes_on_from(kept.monoid, identity[what])
         ):

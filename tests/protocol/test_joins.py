@@ -361,12 +361,36 @@ def test_other_bounds_of_a_join_that_has_rows_are_refused() -> None:
     world.play()
     world.join = interval(5, 50)
     with pytest.raises(
-        StateError, match=r"window=rows that stay for 5 microseconds after .* rebuild=\[\"trades_quotes\"\]"
+        StateError, match=r"rows waited for 5 microseconds after .* wait for 50 .* rebuild=\[\"trades_quotes\"\]"
     ):
         world.start()
     # The same rows wait as long for these, so that nothing is missing.
     world.join = interval(2, 5)
     world.start()
+
+
+@pytest.mark.parametrize("kind", ["as of", "interval"])
+def test_other_sides_of_a_join_that_has_rows_are_refused(kind: str) -> None:
+    def join(left: str, right: str) -> Join:
+        if kind == "as of":
+            return AsOfJoin(left, right, key="k", name="Joined")
+        return IntervalJoin(left, right, core.us(5), core.us(5), key="k", name="Joined")
+
+    world = World(join("trades", "quotes"))
+    world.start()
+    world.send(("a", 1, True), ("a", 2, False))
+    world.go_to(20)
+    number, world.join = world.newest.number, join("quotes", "trades")
+    with pytest.raises(InvalidInputError) as refused:
+        world.start()
+    assert str(refused.value) == (
+        "task=Joined: input='quotes' was the right side of the join when the store was written, and is the left side of the "
+        f"join now. {core.ways('Joined')}"
+    )
+    assert world.newest.number == number
+    world.join = join("trades", "quotes")
+    world.start()
+    world.go_to(40)
 
 
 def test_columns_of_rows_that_wait_come_and_go() -> None:
