@@ -18,7 +18,7 @@ from persistent_state.ordered import OrderedPart, named
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
-from persistent_state.sources.tasks import Changes, ClosedWindows, InOrder, TaskSource
+from persistent_state.sources.tasks import Changes, InOrder, TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import LOCAL_TIMESTAMP, PersistentTask
@@ -240,7 +240,8 @@ class Plan:
                 f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
             )
         for column in task.key_columns:
-            if column in self._state_columns:
+            # Of several inputs each says its own columns, and the key has another name in the state.
+            if column in self._state_columns and not self.among:
                 raise InvalidInputError(
                     f"task={name}: the key column {column!r} has the name of a column of the state; {self._other_name(column)}."
                 )
@@ -304,13 +305,8 @@ class Plan:
         """Return what gives a key column another name."""
         if not self.is_fed_by_task:
             return "rename it in the source's transform"
-        source, feeder = self.upstream[self.input], self.feeders[self.input]
-        if isinstance(source, (Changes, ClosedWindows)):
-            if column in feeder.layout.kind.window_columns:
-                return "keep a NonWindowState, or leave it out of the key"
-            if not pa.types.is_struct(feeder.state.presented):
-                return f"let task={source.task} keep or present a Struct, whose field has another name"
-        return f"give it another name in task={feeder.named}"
+        of_input = f"Input({self.upstream[self.input]!r}, key={column!r})"
+        return f"name its input, as in {{'of': {of_input}}}, and give the key of the task another name"
 
     def _check_inputs(self) -> None:
         """Refuse inputs that don't fit, or don't fit together.

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from monoids import Aggregator, Count, Last, Struct, Sum
+from monoids import Count, Last, Sum
 from persistent_state import (
     Application,
     Changes,
@@ -55,50 +55,39 @@ def by_minute() -> Any:
     return WindowState(Count(), TumblingWindow(MINUTE))
 
 
+def by_hour() -> Any:
+    return WindowState(Count(), TumblingWindow("1 hour"))
+
+
 def region() -> Any:
     return NonWindowState(Last(pa.string()))
 
 
-def as_struct() -> Any:
-    return NonWindowState(Struct(region=Last(pa.string())))
-
-
-def as_presented() -> Any:
-    shown = Aggregator(lambda v: v, Last(pa.string()), lambda v: {"region": v}, pa.struct({"region": pa.string()}))
-    return NonWindowState(shown)
-
-
-def test_a_task_is_keyed_by_the_value_of_another_once_that_is_a_field() -> None:
-    said = problem(lambda: fed(Keeps("U", "shop", region, "north"), Changes("U"), Keeps("D", "value", counted)))
+@pytest.mark.parametrize(
+    ("upstream", "source", "key"),
+    [
+        (("U", "shop", region, "north"), Changes("U"), "value"),
+        (("U", "shop", by_minute), ClosedWindows("U"), "value"),
+        (("U", "shop", by_minute), ClosedWindows("U"), "window_start"),
+    ],
+)
+def test_a_key_of_the_name_of_a_column_of_the_state_has_another_name_of_an_input(
+    upstream: Any, source: Any, key: str
+) -> None:
+    kept = by_hour if key == "window_start" else counted
+    said = problem(lambda: fed(Keeps(*upstream), source, Keeps("D", key, kept)))
+    named = f"{{'of': Input({source!r}, key={key!r})}}"
     assert said == (
-        "task=D: the key column 'value' has the name of a column of the state; let task=U keep or present a Struct, whose "
-        "field has another name."
+        f"task=D: the key column {key!r} has the name of a column of the state; name its input, as in {named}, and give the "
+        "key of the task another name."
     )
-    for kept, update in ((as_struct, {"region": "north"}), (as_presented, "north")):
-        assert fed(Keeps("U", "shop", kept, update), Changes("U"), Keeps("D", "region", counted)) == {"north": 1}
+    state = fed(Keeps(*upstream), {"of": Input(source, key=key)}, Keeps("D", "other", kept))
+    assert [*state.values()] == [1]
+    if key == "window_start":
+        assert [*fed(Keeps(*upstream), source, Keeps("D", key, counted)).values()] == [1]
 
 
-def test_a_task_with_windows_is_not_keyed_by_those_of_another() -> None:
-    windows = Keeps("U", "shop", by_minute)
-    said = problem(lambda: fed(windows, ClosedWindows("U"), Keeps("D", "window_start", by_minute)))
-    assert said == (
-        "task=D: the key column 'window_start' has the name of a column of the state; keep a NonWindowState, or leave it out "
-        "of the key."
-    )
-    assert [*fed(windows, ClosedWindows("U"), Keeps("D", "window_start", counted)).values()] == [1]
-    by_hour = Keeps("D", None, lambda: WindowState(Count(), TumblingWindow("1 hour")))
-    assert [*fed(windows, ClosedWindows("U"), by_hour).values()] == [1]
-
-
-def test_a_key_of_the_state_is_renamed_where_the_column_comes_from() -> None:
-    said = problem(
-        lambda: fed(
-            Keeps("U", "shop", lambda: NonWindowState(Struct(value=Count()))),
-            Changes("U"),
-            Keeps("D", "value", counted),
-        )
-    )
-    assert said.endswith("; give it another name in task=U.")
+def test_a_key_of_a_source_is_renamed_in_it_or_by_an_input() -> None:
     source = FileSource("in/", timestamp="ts", schema=pa.schema([("ts", pa.int64()), ("value", pa.string())]))
     app = Application("app", "memory://plan").add(Keeps("U", "value", counted), source)
     assert problem(lambda: run_local(app, {"U": []})).endswith("; rename it in the source's transform.")
