@@ -19,6 +19,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,15 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from benchmarks.contenders import ROCKSDB, drained, spark_query
-from benchmarks.measure import Pass, write_json
+from benchmarks.contenders import ROCKSDB, spark_query
+from benchmarks.measure import Pass, measured, write_json
 from benchmarks.streams import ROWS_PER_FILE, STEP, Workload
 from benchmarks.throughput import session
 from persistent_state import Application, AsOfJoin, FileSource, IntervalJoin, OrderedTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 FILES = 2
 """The files of a micro-batch, of each stream."""
@@ -96,13 +96,11 @@ def ours(setting: Setting, task: Callable[[Setting], Any], inputs: Callable[[Set
     app = Application("benchmark", str(setting.scratch / "store"), checkpoint_interval=setting.interval)
     app.add(task(setting), inputs(setting))
 
-    def start() -> tuple[StreamingQuery, Callable[[], object]]:
-        # As `run(drain=True)`, which does not tell its query: the pass ends when all has been processed.
-        run = app._start(setting.spark, (), (), None, trigger=None, to_the_end=True, drains=True)
-        (query,) = run._supervisor.queries.by_flow.values()
-        return query, run.await_termination
-
-    return drained(start)
+    with measured() as taken:
+        begin, ends = time.monotonic(), list[float]()
+        app.run(setting.spark, drain=True, on_progress=lambda progress: ends.append(time.monotonic() - begin))
+    taken.ends = ends
+    return taken
 
 
 def files(folder: Path) -> FileSource:
