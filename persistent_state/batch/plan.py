@@ -195,7 +195,7 @@ class Plan:
         found = {}
         for name, plan in (self.inputs or {self.input: self}).items():
             key = {"key": [*plan.task.key_columns]} if self.inputs else {}
-            value = {"value": plan.task.value} if name in self.taken_back else {}
+            value = {"value": plan.task.value} if name in self.inputs_taken_back else {}
             task = plan.task.ordered if isinstance(plan.task, OrderedPart) and self.inputs else None
             side = {"side": "left" if name == task.left else "right"} if isinstance(task, Join) else {}
             if of_input := {**key, **value, **side}:
@@ -203,7 +203,7 @@ class Plan:
         return found
 
     @property
-    def taken_back(self) -> list[str]:
+    def inputs_taken_back(self) -> list[str]:
         """The names of the inputs whose rows are taken back when they change."""
         changes = [name for name, source in self.upstream.items() if isinstance(source, Changes)]
         return changes if changes and self.takes_back else []

@@ -26,8 +26,8 @@ MOST_TIMERS = 100_000
 Timers that messages set do not count, however many are due. As steps end at multiples of the interval, those that set too many
 do so in however many steps the clock comes there.
 
-By so many the timers of a key may also become more in a step, without a message. So timers of which each sets several are seen,
-too, before they fill the memory, while a chain goes on, and so do many timers that each set one.
+In a step, without a message, the timers that a key has may also grow by so many at most. This stops timers that set several
+each before they fill the memory. A chain goes on, and so do many timers that each set one.
 """
 
 OF_TIMER = -1

@@ -62,7 +62,7 @@ def reset_and_rebuilt(
             own.get(what) == plan.identity.get(what) for what in ("inputs", "version")
         )
         # What was added by one column or key can't be taken away by another.
-        is_fed_alike &= identity.declared_otherwise(plan, newest, plan.taken_back) is None
+        is_fed_alike &= identity.declared_otherwise(plan, newest, plan.inputs_taken_back) is None
         starts_over = any(source.task in (*to_rebuild, *to_reset) for source in plan.upstream.values())
         if plan.source_inputs or not newest.flow_of(plan.name).is_derived:
             if plan.name not in (*reset, *rebuild) and (starts_over or not is_fed_alike):
@@ -102,7 +102,7 @@ def _what_is_other(plan: Plan, newest: Entry, start_over: Collection[str]) -> st
         return "the store was written with another version"
     if before.get("inputs") != now.get("inputs"):
         return identity.other_inputs(before.get("inputs"), now.get("inputs"))
-    if why := identity.declared_otherwise(plan, newest, plan.taken_back):
+    if why := identity.declared_otherwise(plan, newest, plan.inputs_taken_back):
         return why
     sources = (source.task for source in plan.upstream.values())
     if over := next((task for task in sources if task in start_over), None):

@@ -24,16 +24,13 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import graph
 from persistent_state.store.log import Log
 from tests import core
-from tests.protocol.test_inputs import KEEPING, ORDERS, Rows, World, per_shop
+from tests.protocol.test_inputs import KEEPING, ORDERS, PerShop, Rows, World, per_shop
 
 SLOT, EVERY = 30, 20
 
 
-class Sums(PersistentTask):
-    key, value = "shop", "amount"
-
-    def persistent_state(self) -> NonWindowState[int]:
-        return NonWindowState(monoids.Sum())
+class Sums(PerShop):
+    """The same under another name."""
 
 
 class Slots(PersistentTask):
