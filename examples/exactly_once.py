@@ -3,7 +3,8 @@
     python -m examples.exactly_once [--folder DIR] [--json] [--flights N] [--store URL [--storage-options JSON]]
 
 It streams the flights, kills its own driver after some checkpoints, starts it again with another number of shards and a
-fresh Spark checkpoint, and compares both tasks with pandas. It exits 0 only if nothing was lost or counted twice.
+fresh Spark checkpoint, and compares both tasks with pandas. A table shows what was killed, replayed and compared. It exits 0
+only if nothing was lost or counted twice.
 
 The state is kept in the folder, or below any store of docs/stores.md: in a folder of its own, which stays.
 """
@@ -19,19 +20,31 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from examples import flights
 from monoids import Count, Struct, Sum
-from persistent_state import Application, FileSource, NonWindowState, PersistentState, PersistentTask, read_state
+from persistent_state import (
+    Application,
+    FileSource,
+    NonWindowState,
+    PersistentState,
+    PersistentTask,
+    formatting,
+    read_state,
+)
 from persistent_state.engine.java import require_java
 from persistent_state.errors import StateError
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.show.text import width
 from persistent_state.task import Message
 
 NAME = "flights"
@@ -92,7 +105,7 @@ def application(place: Place, shards: int) -> Application:
 
 
 def drive(place: Place, shards: int) -> None:
-    """Run the application to the end of the stream, telling its progress as lines of JSON. This process gets killed."""
+    """Run the application to the end of the stream, and print its progress as lines of JSON. This process gets killed."""
     from pyspark.sql import SparkSession
 
     spark = (
@@ -109,15 +122,61 @@ def drive(place: Place, shards: int) -> None:
     application(place, shards).run(spark, drain=True, on_progress=tell)
 
 
+TASKS = ("FlightsPerRoute", "DelayPerOrigin")
+
+
+def nothing_yet() -> dict[str, int]:
+    return dict.fromkeys(TASKS, 0)
+
+
 @dataclass
 class Drive:
-    """What a driver told while it ran."""
+    """What a driver did: its messages and the replayed ones by task, its newest clocks, and how it ended."""
 
-    messages: dict[str, int] = field(default_factory=dict)
-    replayed: dict[str, int] = field(default_factory=dict)
+    messages: dict[str, int] = field(default_factory=nothing_yet)
+    replayed: dict[str, int] = field(default_factory=nothing_yet)
+    checkpoint: int | None = None
     clock: int | None = None
     killed: bool = False
     status: int | None = None
+
+    def add(self, progress: Mapping[str, Any]) -> None:
+        """Count a committed micro-batch of a task."""
+        self.messages[progress["task"]] += progress["messages"]
+        self.replayed[progress["task"]] += progress["replayed"]
+        self.checkpoint, self.clock = progress["clock"], progress["global_clock"]
+
+    @property
+    def done(self) -> int:
+        """The messages that both tasks have."""
+        return min(self.messages.values())
+
+    def line(self, total: int) -> str:
+        """How far the driver is. It fits into 80 characters."""
+        # Rounded down: 100% means all.
+        done = f"{self.done:,} of {total:,} messages ({100 * self.done // total}%)"
+        return f"  {done}, checkpoint {show(self.checkpoint)}, global {show(self.clock)}"
+
+
+class LiveLine:
+    """The progress of a driver: one line that is rewritten in a terminal, elsewhere a line for each quarter of the messages."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._quarters = file, 0
+        self._is_live = file.isatty() and os.environ.get("TERM") != "dumb"
+
+    def show(self, line: str, share: float = 0.0) -> None:
+        quarters = int(4 * share)
+        if self._is_live:
+            print(f"\r\x1b[K{formatting.cut(line, width())}", end="", file=self._file, flush=True)
+        elif quarters > self._quarters:
+            print(line, file=self._file, flush=True)
+        self._quarters = quarters
+
+    def close(self) -> None:
+        """Leave the line as it is, and go on below it."""
+        if self._is_live:
+            print(file=self._file, flush=True)
 
 
 def watch(place: Place, shards: int, total: int, kill_at: float | None) -> Drive:
@@ -127,26 +186,20 @@ def watch(place: Place, shards: int, total: int, kill_at: float | None) -> Drive
     # Not in its arguments, which everyone on the machine can read.
     environment = {**os.environ, OPTIONS: json.dumps(place.options)}
     with (
+        closing(LiveLine(sys.stdout)) as live,
         (place.folder / "driver.log").open("ab") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment) as process,
     ):
         seen = Drive()
+        live.show("  Spark starts")
         assert process.stdout is not None
         for line in process.stdout:
             if not line.startswith(b"{"):
                 continue
-            told = json.loads(line)
-            task = told["task"]
-            seen.messages[task] = seen.messages.get(task, 0) + told["messages"]
-            seen.replayed[task] = seen.replayed.get(task, 0) + told["replayed"]
-            seen.clock = told["global_clock"]
-            print(
-                f"  {task:<16} {seen.messages[task]:>7,} messages  upstream min {show(told['upstream_min'])}  "
-                f"checkpoint {show(told['clock'])}  global {show(told['global_clock'])}",
-                flush=True,
-            )
-            reached = min(seen.messages.values()) >= total * (kill_at or 2) and len(seen.messages) == 2
-            if reached and told["global_clock"] > -(2**63) and not seen.killed:
+            seen.add(json.loads(line))
+            live.show(seen.line(total), seen.done / total)
+            is_due = kill_at is not None and seen.done >= total * kill_at
+            if is_due and seen.clock != BEGINNING and not seen.killed:
                 os.kill(process.pid, signal.SIGKILL)
                 seen.killed = True
         seen.status = process.wait()
@@ -154,15 +207,57 @@ def watch(place: Place, shards: int, total: int, kill_at: float | None) -> Drive
 
 
 def show(clock: int | None) -> str:
-    """A clock for people; before the first there is none."""
-    if clock is None or clock == -(2**63):
-        return f"{'none yet':<16}"
-    return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=clock)).strftime("%Y-%m-%d %H:%M")
+    """The day of a clock, which is a whole one as the checkpoint interval is."""
+    if clock is None or clock == BEGINNING:
+        return "none yet"
+    return f"{datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=clock):%Y-%m-%d}"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How the state of a task differs from pandas: in messages, and in keys that are wrong in any way."""
+
+    keys: int
+    messages: int
+    by_pandas: int
+    lost: int
+    twice: int
+    wrong_keys: int
+
+
+def compare(state: Mapping[Any, tuple[int, ...]], wanted: Mapping[Any, tuple[int, ...]]) -> Compared:
+    """Compare the values of all keys, of which the first part is a number of messages."""
+    keys, none = state.keys() | wanted.keys(), (0,)
+    differences = [state.get(key, none)[0] - wanted.get(key, none)[0] for key in keys]
+    return Compared(
+        keys=len(keys),
+        messages=sum(count for count, *_ in state.values()),
+        by_pandas=sum(count for count, *_ in wanted.values()),
+        lost=-sum(difference for difference in differences if difference < 0),
+        twice=sum(difference for difference in differences if difference > 0),
+        wrong_keys=sum(state.get(key) != wanted.get(key) for key in keys),
+    )
+
+
+def check(place: Place, table: pa.Table) -> dict[str, Compared]:
+    """Compare every key of both tasks with a plain computation over the same flights."""
+    wanted = flights.expected(table)
+    routes = read_state(place.store, NAME, FlightsPerRoute(), storage_options=place.options).to_pylist()
+    delays = read_state(place.store, NAME, DelayPerOrigin(), storage_options=place.options).to_pylist()
+    return {
+        "FlightsPerRoute": compare(
+            {(row["carrier"], row["dest"]): (row["value"],) for row in routes},
+            {route: (count,) for route, count in wanted.flights.items()},
+        ),
+        "DelayPerOrigin": compare(
+            {row["origin"]: (row["value"]["delays"], row["value"]["minutes"]) for row in delays}, wanted.delays
+        ),
+    }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the states differ from pandas: messages lost and counted twice, and keys that are wrong in any way."""
+    """How the states differ from pandas: flights lost and counted twice, and keys of both tasks that are wrong in any way."""
 
     messages: int
     lost: int
@@ -170,22 +265,38 @@ class Verdict:
     wrong_keys: int
 
 
-def check(place: Place, table: pa.Table) -> Verdict:
-    """Compare every key of both tasks with a plain computation over the same flights."""
-    wanted = flights.expected(table)
-    routes = read_state(place.store, NAME, FlightsPerRoute(), storage_options=place.options).to_pylist()
-    delays = read_state(place.store, NAME, DelayPerOrigin(), storage_options=place.options).to_pylist()
-    found = {(row["carrier"], row["dest"]): row["value"] for row in routes}
-    found_delays = {row["origin"]: (row["value"]["delays"], row["value"]["minutes"]) for row in delays}
-    differences = [found.get(key, 0) - wanted.flights.get(key, 0) for key in found.keys() | wanted.flights.keys()]
-    wrong = sum(difference != 0 for difference in differences)
-    wrong += sum(found_delays.get(key) != wanted.delays.get(key) for key in found_delays.keys() | wanted.delays.keys())
-    return Verdict(
-        messages=sum(found.values()),
-        lost=-sum(difference for difference in differences if difference < 0),
-        twice=sum(difference for difference in differences if difference > 0),
-        wrong_keys=wrong,
-    )
+def verdict_of(compared: Mapping[str, Compared]) -> Verdict:
+    """Sum up what was compared."""
+    # Only this task counts each message: a flight that never arrived has no delay.
+    routes = compared["FlightsPerRoute"]
+    wrong = sum(each.wrong_keys for each in compared.values())
+    return Verdict(routes.messages, routes.lost, routes.twice, wrong)
+
+
+STORY = (
+    ("killed", "driver 1 after messages"),
+    ("", "at global clock"),
+    ("replayed", "by driver 2 from clock"),
+    ("", "messages"),
+    ("compared", "keys"),
+    ("", "messages counted"),
+    ("", "messages by pandas"),
+    ("", "lost"),
+    ("", "counted twice"),
+    ("", "wrong keys"),
+)
+
+
+def story(first: Drive, restarted_at: int | None, second: Drive, compared: Mapping[str, Compared]) -> Iterator[str]:
+    """A table of what was killed, what was replayed and what was compared, with a column for each task."""
+
+    def cells(task: str) -> list[str]:
+        counts = [f"{count:,}" for count in asdict(compared[task]).values()]
+        killed, replayed = f"{first.messages[task]:,}", f"{second.replayed[task]:,}"
+        return [killed, show(first.clock), show(restarted_at), replayed, *counts]
+
+    rows = [(*what, *row) for what, *row in zip(STORY, *map(cells, TASKS), strict=True)]
+    return formatting.table(("", "", *TASKS), rows, right={2, 3})
 
 
 def last_words(place: Place) -> str:
@@ -196,7 +307,7 @@ def last_words(place: Place) -> str:
 
 def failures(second: Drive, verdict: Verdict, total: int) -> Iterator[str]:
     """Why the demo did not show what it is to show, a sentence each."""
-    if not all(second.replayed.values()) or not second.replayed:
+    if not all(second.replayed.values()):
         yield "no message was replayed"
     if verdict.wrong_keys or verdict.lost or verdict.twice or verdict.messages != total:
         yield f"{verdict.wrong_keys} keys differ from pandas"
@@ -207,29 +318,43 @@ def demo(place: Place, as_json: bool, most: int) -> int:
     print(f"Writing the stream: {most:,} flights in files, shuffled within the allowed delay of 6 hours.", flush=True)
     table = flights.write_stream(place.folder / "stream", most=most)
     total = table.num_rows
-    print(f"Starting a driver with 2 shards; it will be killed after {KILL_AT:.0%} of the messages.", flush=True)
+    print(f"Driver 1 starts with 2 shards; it will be killed after {KILL_AT:.0%} of the messages.", flush=True)
     first = watch(place, 2, total, KILL_AT)
     if not first.killed:
         print(f"FAILED: the driver ended before it could be killed, and said: {last_words(place)}.", file=sys.stderr)
         return 1
-    print("Killed with SIGKILL. Starting another with 3 shards and a fresh Spark checkpoint.", flush=True)
     restarted_at = global_clock(place)
-    second = watch(place, 3, total, None)
-    replayed = " and ".join(f"{count:,} messages to {task}" for task, count in sorted(second.replayed.items()))
-    print(f"Restarted at clock {show(restarted_at)} and replayed {replayed or 'nothing'}.", flush=True)
+    print("Driver 1 was killed with SIGKILL. Driver 2 starts with 3 shards and a fresh Spark checkpoint,")
+    print(f"and reads the messages from clock {show(restarted_at)} on.", flush=True)
+    second = watch(place, 3, from_clock(table, restarted_at), None)
     if second.status != 0:
         print(f"FAILED: the second driver did not come to the end, and said: {last_words(place)}.", file=sys.stderr)
         return 1
-    verdict = check(place, table)
+    compared = check(place, table)
+    verdict = verdict_of(compared)
+    print("", *story(first, restarted_at, second, compared), "", sep="\n", flush=True)
     wrong = list(failures(second, verdict, total))
     if restarted_at is None:
         wrong.append("there was no checkpoint to restart at")
     for sentence in wrong:
         print(f"FAILED: {sentence}.", file=sys.stderr)
     if as_json:
-        print(json.dumps({**asdict(verdict), "restarted_at": restarted_at, "replayed": second.replayed}))
+        figures = {
+            **asdict(verdict),
+            "restarted_at": restarted_at,
+            "replayed": second.replayed,
+            "killed": {"messages": first.messages, "clock": first.clock},
+            "tasks": {task: asdict(each) for task, each in compared.items()},
+        }
+        print(json.dumps(figures))
     print(f"exactly once: {verdict.messages} messages, {verdict.lost} lost, {verdict.twice} counted twice", flush=True)
     return 1 if wrong else 0
+
+
+def from_clock(table: pa.Table, clock: int | None) -> int:
+    """How many flights there are from a clock on."""
+    times = table["time_hour"].cast(pa.int64())
+    return table.num_rows if clock is None else pc.sum(pc.greater_equal(times, clock)).as_py()
 
 
 def global_clock(place: Place) -> int | None:

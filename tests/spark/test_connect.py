@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples import flights
-from examples.exactly_once import Place, Verdict, check
+from examples.exactly_once import Place, Verdict, check, verdict_of
 from tests.soak import soak_or
 from tests.spark import pipeline, sessions
 from tests.spark.conftest import Rehearsal
@@ -185,7 +185,7 @@ class Flights:
             file.rename(self.folder / "stream" / file.name)
 
     def verdict(self) -> Verdict:
-        return check(Place(self.folder, str(self.folder / "store"), {}), self.table)
+        return verdict_of(check(Place(self.folder, str(self.folder / "store"), {}), self.table))
 
 
 def exact(stream: Flights) -> Verdict:

@@ -76,6 +76,25 @@ def test_the_demo_counts_every_flight_once(demos: Mapping[str, Future[Shown]]) -
     assert demo.last_line == f"exactly once: {FLIGHTS} messages, 0 lost, 0 counted twice"
 
 
+def test_the_demo_shows_few_lines_in_a_pipe_and_what_was_killed_replayed_and_compared(
+    demos: Mapping[str, Future[Shown]],
+) -> None:
+    lines = demos[""].result().lines
+    progress = [line for line in lines if "%), checkpoint " in line]
+    # At most one for each quarter, of each driver.
+    assert 2 <= len(progress) <= 8
+    assert "(100%)" in progress[-1]
+    assert not any("\x1b" in line or "\r" in line for line in lines)
+    facts = {line[:33].rstrip(): line[33:].split() for line in lines if line[10:33].strip()}
+    assert facts["compared  keys"] == ["258", "3"]
+    assert facts["          messages counted"] == facts["          messages by pandas"] == [f"{FLIGHTS:,}", "57,498"]
+    assert all(int(count.replace(",", "")) > 0 for count in facts["          messages"])
+    # What driver 1 committed last, it may not have printed.
+    assert facts["          at global clock"] <= facts["replayed  by driver 2 from clock"]
+    for what in ("lost", "counted twice", "wrong keys"):
+        assert facts[f"          {what}"] == ["0", "0"]
+
+
 @pytest.mark.parametrize("part", BROKEN)
 def test_the_demo_fails_when_a_part_is_broken(demos: Mapping[str, Future[Shown]], part: str) -> None:
     demo = demos[part].result()
