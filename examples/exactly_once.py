@@ -315,7 +315,7 @@ def failures(second: Drive, verdict: Verdict, total: int) -> Iterator[str]:
 
 def demo(place: Place, as_json: bool, most: int) -> int:
     require_java()
-    print(f"Writing the stream: {most:,} flights in files, shuffled within the allowed delay of 6 hours.", flush=True)
+    print(f"Writing {most:,} flights in files, shuffled within the allowed delay of 6 hours.", flush=True)
     table = flights.write_stream(place.folder / "stream", most=most)
     total = table.num_rows
     print(f"Driver 1 starts with 2 shards; it will be killed after {KILL_AT:.0%} of the messages.", flush=True)
@@ -324,8 +324,8 @@ def demo(place: Place, as_json: bool, most: int) -> int:
         print(f"FAILED: the driver ended before it could be killed, and said: {last_words(place)}.", file=sys.stderr)
         return 1
     restarted_at = global_clock(place)
-    print("Driver 1 was killed with SIGKILL. Driver 2 starts with 3 shards and a fresh Spark checkpoint,")
-    print(f"and reads the messages from clock {show(restarted_at)} on.", flush=True)
+    print("Driver 1 was killed with SIGKILL. Driver 2 starts with 3 shards and a fresh")
+    print(f"Spark checkpoint, and reads the messages from clock {show(restarted_at)} on.", flush=True)
     second = watch(place, 3, from_clock(table, restarted_at), None)
     if second.status != 0:
         print(f"FAILED: the second driver did not come to the end, and said: {last_words(place)}.", file=sys.stderr)
