@@ -3,52 +3,84 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Each target installs what it needs, once: an extra of setup.cfg, with the file .venv/with-EXTRA to show for it.
+UV := $(shell command -v uv)
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,\
+  $(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517)
+# Spark's workers start faster from compiled archives.
+COMPILE = [ $(VENV)/compiled -nt setup.cfg ] || { $(BIN)/python -m persistent_state.engine.archives >/dev/null && touch $(VENV)/compiled; }
+with = $(foreach extra,$(1),$(VENV)/with-$(extra))
+
 EXAMPLES := message-count topic-to-topic window-average unique-aircraft sessions ledger alerts pipeline quotes currencies fraud rewind
 
-.PHONY: demo test soak bench-quick lint docs clean check-python check-java $(EXAMPLES)
+# tests/lanes.py says what each lane is.
+LANES := spark kills kafka stores browser worlds release
+NEEDS_kills := servers
+NEEDS_stores := servers
+NEEDS_release := release
+REPORT = --junitxml=build/tests/$(1).xml
 
-demo: $(VENV)/ready
+.PHONY: demo test test-all test-others soak bench-quick lint docs setup clean check-python check-java $(EXAMPLES) $(LANES:%=test-%)
+
+demo: $(call with,demo)
 	@$(BIN)/python -m examples.exactly_once
 
-$(EXAMPLES): $(VENV)/ready
+$(EXAMPLES): $(call with,examples)
 	@$(BIN)/python -m examples.$(subst -,_,$@)
 
-test: $(VENV)/ready
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+# The lane that people run: nothing but Python and Java.
+test: $(call with,test)
+	@$(BIN)/python -m pytest -n 2 --lane fast $(call REPORT,fast) $(ARGS)
+
+# One more lane: make test-spark, ...
+$(LANES:%=test-%): test-%: $(call with,test)
+	@$(MAKE) --no-print-directory $(call with,$(NEEDS_$*))
+	@$(BIN)/python -m pytest -n 2 --lane $* $(call REPORT,$*) $(ARGS)
+
+test-all: test test-others
+
+# All lanes but the fast one, in one run: no processor waits at the end of each.
+test-others: $(call with,test servers release)
+	@$(BIN)/python -m pytest -n 2 $(LANES:%=--lane %) $(call REPORT,others) $(ARGS)
 
 # What CI leaves out for its time: more worlds, longer chains of kills, larger clusters, each version of Spark. For hours.
 # SIMULATION_WORLDS= says how many worlds.
-soak: $(VENV)/ready
+soak: $(call with,test servers release)
 	@SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS); failed=$$?; $(BIN)/python -m tests.versions && exit $$failed
 
-bench-quick: $(VENV)/ready
+bench-quick: $(call with,benchmarks)
 	@$(BIN)/python -m benchmarks.throughput --quick
 
-lint: $(VENV)/ready
+lint: $(call with,lint)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy persistent_state pyspark_persistent_state monoids
 	@$(BIN)/codespell
 
 # The site, in build/site: a dead link, a page that is in no menu or anything loaded from elsewhere fails.
-docs: $(VENV)/docs
+docs: $(call with,docs)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "The site is in build/site: open build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/docs: $(VENV)/ready
-	@echo "Setting up what builds the site: once, for some seconds..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[docs]'
+# Everything that any target needs, in one installation.
+setup: | $(VENV)/made
+	@echo "Installing what all targets need: once, for some minutes..."
+	@$(INSTALL) -e '.[examples,test,servers,release,lint,docs,benchmarks]'
+	@$(COMPILE)
+	@touch $(call with,demo examples test servers release lint docs benchmarks)
+
+$(VENV)/with-%: setup.cfg pyproject.toml | $(VENV)/made
+	@echo "Installing what '$*' needs into $(VENV), once: PySpark is 450 MB, so the first time takes a minute or two..."
+	@$(INSTALL) -e '.[$*]'
+	@$(COMPILE)
 	@touch $@
 
-# Checked every time, but no reason to install again.
-$(VENV)/ready: setup.cfg pyproject.toml | check-java
-	@echo "Setting up $(VENV): once, for a minute or two..."
+# Java is checked every time, but is no reason to install again.
+$(VENV)/made: | check-java
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test]'
-	@$(BIN)/python -m persistent_state.engine.archives >/dev/null
 	@touch $@
 
 check-java: check-python

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from examples.broker import Broker
+from tests.lanes import LANES, lane_of, left_out
 from tests.processes import start_guarded
 from tests.store.servers import Servers, needed
 
@@ -50,7 +51,35 @@ def scope_of(nodeid: str) -> str:
     return nodeid.partition("::")[0] if "/spark/" in nodeid else nodeid
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--lane",
+        action="append",
+        choices=[*LANES],
+        default=[],
+        help="run the tests of this lane only (may be repeated)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for lane, needs in LANES.items():
+        config.addinivalue_line("markers", f"{lane}: the lane of a test (tests/lanes.py). It needs {needs}.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--lane") or [*LANES]
+    chosen, others = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        lane = lane_of([mark.name for mark in item.iter_markers()], getattr(item, "fixturenames", ()))
+        item.user_properties.append(("lane", lane))
+        (chosen if lane in wanted else others).append(item)
+    if others:
+        config.hook.pytest_deselected(items=others)
+    items[:] = in_order(chosen)
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests in the order in which they are given to processes: those that share most come first."""
     groups = [name for name, _ in TOGETHER]
 
     def place(item: pytest.Item) -> int:
@@ -59,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             return groups.index(scope)
         return len(groups) if "/spark/" in scope else len(groups) + 1
 
-    items.sort(key=place)
+    return sorted(items, key=place)
 
 
 @pytest.fixture(scope="session")
@@ -112,3 +141,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, text in report.user_properties:
             if name == "told":
                 terminalreporter.write_line(str(text))
+    if lanes := terminalreporter.config.getoption("--lane"):
+        for line in left_out(lanes):
+            terminalreporter.write_line(line)

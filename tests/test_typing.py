@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mypy import api
+import pytest
 
 import persistent_state
+
+pytestmark = pytest.mark.release
 
 SOURCE = """
 from decimal import Decimal
@@ -64,6 +66,8 @@ text = NonWindowState(Moments().aggregator).get().casefold()
 
 
 def checked(source: str, tmp_path: Path) -> str:
+    from mypy import api
+
     config = Path(persistent_state.__file__).parents[1] / "setup.cfg"
     (tmp_path / "user.py").write_text(source)
     found, errors, _ = api.run(

@@ -61,6 +61,7 @@ def test_the_dashboard_asks_for_labels_that_there_are() -> None:
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, target
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
 def test_alerts_fire_in_what_takes_longer_than_a_test(tmp_path: Path) -> None:
     for file in (DEPLOY / "alerts.yml", Path(__file__).parent / "alerts_test.yml"):
@@ -69,6 +70,7 @@ def test_alerts_fire_in_what_takes_longer_than_a_test(tmp_path: Path) -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
 def test_prometheus_takes_the_alerts() -> None:
     checked = subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yml"], capture_output=True, text=True)

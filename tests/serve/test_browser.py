@@ -12,10 +12,13 @@ from tests.serve.browser import DARK, DOCS, PICTURES, chromium, picture, served
 from tests.serve.html import Page
 from tests.serve.worlds import copy
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("chromium") is None and os.environ.get("CI") != "true",
-    reason="chromium is not installed; .ci/run installs it",
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        shutil.which("chromium") is None and os.environ.get("CI") != "true",
+        reason="chromium is not installed; .ci/run installs it",
+    ),
+]
 
 
 def test_the_page_looks_again_by_itself(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from tests.simulation.oracle import Violation, must
 from tests.simulation.planted import Bug
 from tests.soak import soak_or
 
+pytestmark = pytest.mark.worlds
+
 WORLDS, STRIDE = soak_or(ci=20, soak=1000), 20
 
 

@@ -42,16 +42,23 @@ def globals_of(code: CodeType) -> set[str]:
 
 
 @pytest.mark.soak
+@pytest.mark.worlds
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
-    known = [] if IS_SOAK else [json.loads(FOUND.read_text()).get(bug.name, 0)]
+    known = [] if IS_SOAK else [known_world(bug)]
     found = found_in(bug, [*known, *range(WORLDS)])
     assert found is not None, f"{bug.says} {WORLDS} worlds did not show it."
     assert not IS_SOAK or not is_broken(World(found, bug.theme)), f"World {found} of {bug.theme} is broken without it."
 
 
+def known_world(bug: Bug) -> int:
+    """Return the world where a bug was found last."""
+    seed: int = json.loads(FOUND.read_text()).get(bug.name, 0)
+    return seed
+
+
 def found_in(bug: Bug, seeds: Iterable[int]) -> int | None:
-    """The first of these worlds that shows a bug."""
+    """Return the first of these worlds that shows a bug."""
     with bug.planted():
         return next((seed for seed in seeds if is_broken(World(seed, bug.theme))), None)
 

@@ -43,6 +43,8 @@ from tests.simulation.world import (
 )
 from tests.soak import soak_or
 
+pytestmark = pytest.mark.worlds
+
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
 STRIDE = 20
 REBUILT_WORLDS = soak_or(ci=15, soak=300)

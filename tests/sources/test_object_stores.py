@@ -20,6 +20,7 @@ from tests.sources.test_files import FILE, Driver, encode, source, table, values
 from tests.store.servers import Servers, needed
 
 pytestmark = [
+    pytest.mark.stores,
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Failed to fetch container properties:UserWarning"),
 ]

@@ -36,6 +36,8 @@ from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
 from tests.spark.test_failures import wait_for
 from tests.store.servers import Servers, needed
 
+pytestmark = pytest.mark.kills
+
 KILLS = soak_or(ci=2, soak=20)
 MOST_KILLS = KILLS + 4
 

@@ -28,6 +28,8 @@ from tests.soak import soak_or
 from tests.spark import pipeline, sessions
 from tests.spark.conftest import Rehearsal
 
+pytestmark = pytest.mark.kills
+
 SECONDS = 180
 """The longest that anything here may take. Where nothing else runs it takes some seconds."""
 

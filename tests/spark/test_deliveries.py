@@ -43,6 +43,8 @@ from tests.spark.teller import (
 )
 from tests.store.servers import Servers
 
+pytestmark = pytest.mark.kills
+
 OF_DATABASES = [
     f"{step} {kind}" for kind in ("sqlite", "postgresql") for step in ("open", "write", "insert", "commit", "written")
 ] + ["written newest"]

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.spark import sessions
+
+pytestmark = pytest.mark.spark
 
 PAGE = (sessions.ROOT / "docs" / "platforms.md").read_text(encoding="utf-8")
 

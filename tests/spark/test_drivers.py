@@ -22,6 +22,8 @@ from tests.store.servers import command, installed, needed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.kills
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_continuous_run_that_is_asked_to_stop_stops_cleanly_and_the_next_goes_on(

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from persistent_state.engine.micro_batch import Progress
 
+pytestmark = pytest.mark.kills
+
 PATIENCE = 240.0
 """Seconds until what is waited for will never come."""
 

@@ -25,6 +25,8 @@ from tests.spark.pipeline import grow, newest
 from tests.spark.sessions import Jvm
 from tests.spark.test_kills import JVM, KILLED, SOON, WRITES
 
+pytestmark = pytest.mark.kills
+
 RUN, TIME = "run:", "any time"
 PHASES = ("start", "commit", "step", "unchanged", "collect", "close")
 CHAPTER = 60

@@ -31,6 +31,8 @@ from tests.spark.conftest import Launch, Rehearsal
 from tests.spark.sessions import Jvm
 from tests.spark.stream import NAME, Stream, check_clocks, check_cut, check_end, progress
 
+pytestmark = pytest.mark.kills
+
 PHASES = ("start", "commit", "collect", "close")
 WRITES = ("create", "delete")
 GROUP, JVM = "group", "jvm:"

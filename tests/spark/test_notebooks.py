@@ -13,6 +13,8 @@ from nbclient.exceptions import CellExecutionError
 from tests.spark import notebooks
 from tests.spark.notebooks import Kernel, shown
 
+pytestmark = pytest.mark.spark
+
 COUNTED = """
 taken = opened.task("Taken").at().to_pandas().set_index("station")["value"].to_dict()
 lacks = {station: value["lacks"] for station, value in state(Needed()).set_index("station")["value"].items()}

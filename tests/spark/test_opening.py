@@ -202,7 +202,7 @@ def locked(engine: sa.Engine) -> Iterator[None]:
         connection.rollback()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.stores)])
 def test_a_lock_that_another_holds_on_a_database_holds_up_no_start(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import deltalake
 import pandas as pd
 import pyarrow as pa
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
@@ -24,6 +25,8 @@ from tests.spark.conftest import Launch
 from tests.spark.rewinder import NAME
 from tests.spark.sessions import Jvm
 from tests.store.servers import Servers, needed
+
+pytestmark = pytest.mark.kills
 
 SECOND = 1_000_000
 FILES, GOOD = 6, 2

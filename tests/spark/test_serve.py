@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.processes import start_guarded
 from tests.serve.worlds import ROOT, Served
 from tests.spark import sessions
 from tests.spark.files import write as write_rows
 from tests.words import SCHEMA
+
+pytestmark = pytest.mark.spark
 
 PATIENCE = 60
 

@@ -64,13 +64,13 @@ class Database:
         return found
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Database:
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.stores)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """An empty one."""
     if request.param == "sqlite":
         path = str(tmp_path / "values.db")
         return Database("sqlite", path, sa.create_engine(f"sqlite:///{path}", poolclass=NullPool))
-    return new_postgres(servers)
+    return new_postgres(request.getfixturevalue("servers"))
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from tests.spark.sessions import FOR_OTHERS, Jvm
 from tests.spark.test_demo import show
 from tests.store.servers import Servers, needed
 
+pytestmark = pytest.mark.stores
+
 FLIGHTS = 40_000
 
 

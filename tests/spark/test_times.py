@@ -36,7 +36,7 @@ Rows = list[tuple[Any, ...]]
 Made = tuple[Callable[[], Sink], Callable[[], Rows]]
 
 
-@pytest.fixture(params=["parquet", "delta", "sqlite", "postgresql"])
+@pytest.fixture(params=["parquet", "delta", "sqlite", pytest.param("postgresql", marks=pytest.mark.stores)])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
     """What makes a sink of one place, and what reads the rows there."""
     names = SCHEMA.names

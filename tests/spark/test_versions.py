@@ -15,6 +15,8 @@ from tests.soak import soak_or
 from tests.spark import sessions
 from tests.spark.stream import Stream, check_end
 
+pytestmark = pytest.mark.kills
+
 
 class Turns:
     """Drivers of one store, each in a Python of its own; nothing of them stays behind."""

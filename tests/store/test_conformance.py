@@ -57,6 +57,7 @@ from tests.store.proxy import Asked, Fault, Proxy
 from tests.store.servers import Server, Servers, files_of, needed
 
 pytestmark = [
+    pytest.mark.stores,
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Failed to fetch container properties:UserWarning"),
 ]

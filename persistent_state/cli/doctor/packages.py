@@ -15,7 +15,7 @@ from persistent_state.errors import InvalidInputError
 
 OURS = "persistent-state"
 
-OF_A_CHECKOUT = ("demo", "benchmarks", "docs", "test")
+OF_A_CHECKOUT = ("demo", "examples", "benchmarks", "docs", "test", "servers", "release", "lint")
 """The extras that no part of the library needs."""
 
 _COMPARE = {">=": operator.ge, "<": operator.lt}
