@@ -17,6 +17,7 @@ import pytest
 
 from persistent_state import (
     Application,
+    Changes,
     Chunk,
     ConsoleSink,
     DamagedError,
@@ -28,6 +29,7 @@ from persistent_state import (
     Origin,
     OutputPlan,
     ParquetSink,
+    PersistentTask,
     Reach,
     ReadAgain,
     RecordingSink,
@@ -44,7 +46,7 @@ from persistent_state import (
 from persistent_state.batch.plan import AT_MOST_ONCE
 from persistent_state.engine import rewinds
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import deliver
+from persistent_state.protocol import deliver, graph
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
 from persistent_state.protocol.naming import keep
@@ -56,6 +58,7 @@ from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.files import cache
 from tests import core
+from tests.protocol.test_graph import EVENTS, Graph, Other, PerRegion, PerShop
 from tests.protocol.test_rewind import SCHEMA, Total, World
 from tests.sentences import problem
 
@@ -799,3 +802,61 @@ def test_the_name_of_a_kept_clock_stands_for_it_in_python() -> None:
         assert "clock='Christmas' is not a time, and keeps no clock of app; give" in said
         assert "or the name of a kept clock; there are before the sale, of May." in said
     assert app.rewind("of May").clock == 60
+
+
+@dataclass
+class Shops(Numbers):
+    """What a `Graph` plays, as a source."""
+
+    schema = EVENTS
+
+
+def regions(world: Graph, task: PersistentTask, sink: Any = None) -> Application:
+    """An application of the shops of a graph and of one task that they feed."""
+    app = Application("app", world.files.url, checkpoint_interval="10 seconds")
+    return app.add(PerShop(), Shops(2)).add(task, Changes("PerShop"), sink)
+
+
+def with_regions(output: str | None = None) -> Graph:
+    world = Graph()
+    world.wanted = ["PerShop", "PerRegion"]
+    world.plans["PerRegion"] = replace(world.plans["PerRegion"], outputs=(output,) if output else ())
+    core.start(world.log, [world.plans[name] for name in world.wanted])
+    for row in ((12, 2, 20), (25, 1, 7), (45, 1, 7)):
+        world.play("PerShop", [row])
+        world.steps()
+        if output and world.newest.clock > BEGINNING:
+            deliver.record(world.log, world.newest.epoch, "PerRegion", output, world.newest.clock, 0)
+    return world
+
+
+def test_a_rewind_with_a_new_version_of_a_derived_task_says_that_the_next_start_rebuilds_it() -> None:
+    world = with_regions()
+    to = world.newest.retained[0]
+    plan = regions(world, Other()).plan_rewind(to)
+    assert plan.rebuilt == ("PerRegion",)
+    assert "rebuilt      PerRegion, by the next start, from the state that feeds it" in repr(plan).splitlines()
+    assert regions(world, PerRegion()).plan_rewind(to).rebuilt == ()
+    app = regions(world, Other())
+    app.rewind(plan)
+    plans = [world.plans["PerShop"], replace(world.plans["PerRegion"], task=Other())]
+    core.start(world.log, plans)
+    (step,) = graph.due(world.newest)
+    core.step(world.log, {plan.name: plan for plan in plans}, step)
+    assert world.newest.clock == to
+    shops = core.state_at(world.newest, plans[0], to)
+    assert core.state_at(world.newest, plans[1], to) == {
+        (shop["region"],): {"total": 0, "shops": shop["revenue"]} for shop in shops.values()
+    }
+
+
+def test_a_rewind_refuses_the_place_of_an_output_of_a_task_that_the_next_start_rebuilds() -> None:
+    world = with_regions("table")
+    to = world.newest.retained[0]
+    with pytest.raises(
+        InvalidInputError, match="task=PerRegion is rebuilt, and sink='table' has what it was before; give"
+    ):
+        regions(world, Other(), Table([0, to])).plan_rewind(to)
+    table = Table([0, BEGINNING])
+    table.name = "another"
+    assert regions(world, Other(), table).plan_rewind(to).rebuilt == ("PerRegion",)

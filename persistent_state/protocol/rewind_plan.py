@@ -88,6 +88,8 @@ class RewindPlan:
         outputs: What each output does.
         reads: What is read again.
         earlier_lives: The tasks that were reset or built again since the clock, and are what they were before that.
+        rebuilt: The tasks whose code or inputs are others than at the clock. They go back as well, and then the next start
+            rebuilds them from the state of the tasks that feed them.
         names_gone: By name: the kept clock, in microseconds UTC, that goes as it is above the clock.
         newest: The global clock before the rewind, in microseconds UTC.
         asked: The time that was asked for, in microseconds UTC.
@@ -112,6 +114,7 @@ class RewindPlan:
     outputs: tuple[OutputPlan, ...]
     reads: tuple[ReadAgain, ...] = ()
     earlier_lives: tuple[str, ...] = ()
+    rebuilt: tuple[str, ...] = ()
     names_gone: Mapping[str, int] = field(default_factory=dict)
     newest: int | None = None
     asked: int | None = None
@@ -144,6 +147,7 @@ def _lines(plan: RewindPlan) -> Iterator[str]:
         "tasks": [f"{name}, {why}" if name in left_out else name for name in _names(plan, plan.tasks)],
         "came later": [f"{name}, which begins anew" for name in _names(plan, plan.later_tasks)],
         "reset or rebuilt": [f"{name}, which is again what it was before" for name in _names(plan, plan.earlier_lives)],
+        "rebuilt": [f"{name}, by the next start, from the state that feeds it" for name in _names(plan, plan.rebuilt)],
         "names that go": [f"{name}, of {full_clock(clock)}" for name, clock in plan.names_gone.items()],
     }
     yield from pairs({name: values for name, values in facts.items() if values})
