@@ -27,7 +27,7 @@ bench-quick: $(VENV)/ready
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy persistent_state pyspark_persistent_state monoids
+	@$(BIN)/mypy persistent_state pyspark_persistent_state monoids benchmarks examples
 	@$(BIN)/codespell
 
 # The site, in build/site: a dead link, a page that is in no menu or anything loaded from elsewhere fails.

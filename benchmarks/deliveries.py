@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.measure import write_json
+from benchmarks.streams import ROWS_PER_FILE
 from benchmarks.throughput import session
 from monoids import Sum
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from persistent_state.engine.micro_batch import Progress
 
-ROWS, SPAN = 250_000, 10_000_000
+ROWS, SPAN = ROWS_PER_FILE // 4, 10_000_000
 COLUMNS = ("ms/batch", "entries/batch", "s to 1st commit", "s to the end", "k replayed")
 
 

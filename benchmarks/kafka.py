@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 import monoids
-from benchmarks.contenders import drained, spark_query, to_nowhere
+from benchmarks.contenders import drained, queries_of, spark_query, to_nowhere
 from benchmarks.measure import Pass, figures, write_json
+from benchmarks.streams import ROWS_PER_FILE
 from benchmarks.throughput import ratios, table
 from examples.broker import Broker, connector_jars
 from persistent_state import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 PARTITIONS = 4
-PER_BATCH = 1_000_000
+PER_BATCH = ROWS_PER_FILE
 START = 1_700_000_000_000
 JSON, RAW = "json", "raw"
 OURS, NATIVE = ("librdkafka", "connector"), "native"
@@ -132,7 +133,7 @@ def ours(setting: Setting, topic: str, by_spark: bool) -> Pass:
 
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
         run = app.start(setting.spark)
-        (query,) = run._supervisor.queries.by_flow.values()
+        (query,) = queries_of(run)
         return query, run.stop
 
     return drained(start)

@@ -40,7 +40,7 @@ class Newest(PersistentTask):
     key = "k"
     value = "v"
 
-    def persistent_state(self) -> NonWindowState[int]:
+    def persistent_state(self) -> NonWindowState[int | None]:
         return NonWindowState(monoids.Max())
 
 

@@ -155,7 +155,7 @@ def transform(setting: Setting) -> Pass:
             self.kept = handle.getValueState("kept", "count long, sum long, most long")
 
         def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timer: Any) -> Iterator[pd.DataFrame]:
-            count, total, most = self.kept.get() if self.kept.exists() else (0, 0, -1)
+            count, total, most = (self.kept.get() if self.kept.exists() else None) or (0, 0, -1)
             high = []
             for frame in rows:
                 for value in frame["v"].tolist():

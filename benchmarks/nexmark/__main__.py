@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import measured, write_json
 from benchmarks.nexmark import events, queries
-from benchmarks.streams import CACHE
+from benchmarks.streams import CACHE, ROWS_PER_FILE
 from benchmarks.throughput import FILES_PER_BATCH, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVENTS_PER_FILE = 500_000
+EVENTS_PER_FILE = ROWS_PER_FILE // 2
 
 
 def taken(spark: SparkSession, name: str, folder: Path, count: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def main() -> int:
             f"repetitions={arguments.repetitions}, events={arguments.events}; give at least one repetition and "
             f"{2 * FILES_PER_BATCH * EVENTS_PER_FILE:,} events, as the first micro-batch of a pass is not counted."
         )
-    folder = CACHE / f"nexmark-{arguments.events}-{arguments.rate}-{arguments.seed}"
+    folder = CACHE / f"nexmark-{arguments.events}-{arguments.rate}-{arguments.seed}-{EVENTS_PER_FILE}"
     if not folder.exists():
         print("making the events", flush=True)
         events.write(folder, arguments.events, arguments.rate, arguments.seed, EVENTS_PER_FILE)
