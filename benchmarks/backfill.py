@@ -1,6 +1,6 @@
 """What bounds cost: the same files as the only input of a task, and as history below a bound beside a live input.
 
-    python -m benchmarks.backfill [--json FILE]
+    python -m benchmarks.backfill [--repetitions N] [--json FILE]
 
 It runs without Spark, in one process, on files of Parquet in a local folder: reading, judging, combining and merging.
 """
@@ -33,7 +33,6 @@ from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
 FILES, ROWS, KEYS, SECOND = 20, ROWS_PER_FILE // 2, 10_000, 1_000_000
-TURNS = 5
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("key", pa.int64()), ("value", pa.int64())])
 
 
@@ -89,6 +88,7 @@ def seconds(store: str, given: Any, source: TimeReplayableSource) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -101,7 +101,7 @@ def main() -> None:
 
         bound = FILES * 60 * SECOND
         found: dict[str, list[float]] = {"unbounded": [], "bounded": []}
-        for _ in range(TURNS):
+        for _ in range(arguments.repetitions):
             alone = source(folder)
             found["unbounded"].append(seconds(f"{name}/{next(numbers)}", alone, alone))
             both = {"history": source(folder, finite=True).below(bound), "": source(live).from_(bound)}

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.measure import write_json
+from benchmarks.measure import is_timed, write_json
 from benchmarks.streams import ROWS_PER_FILE
 from benchmarks.throughput import session
 from monoids import Sum
@@ -101,7 +101,7 @@ def main() -> None:
         for delivery in DELIVERIES:
             with tempfile.TemporaryDirectory(prefix="benchmark-") as place:
                 found = measure(spark, delivery, Path(place), told.keys, told.files)
-            if repetition:
+            if is_timed(repetition, told.repetitions):
                 taken[delivery].append(found)
     medians = {name: {c: statistics.median(one[c] for one in found) for c in COLUMNS} for name, found in taken.items()}
     print(f"{'':<16}" + "".join(f"{column:>17}" for column in COLUMNS))

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 import monoids
 from benchmarks.contenders import queries_of
-from benchmarks.measure import measured, write_json
+from benchmarks.measure import is_timed, measured, write_json
 from benchmarks.streams import ROWS_PER_FILE
 from benchmarks.throughput import session
 from examples.broker import Broker
@@ -135,7 +135,7 @@ def compare(
             for name, (tasks, objects) in contenders.items():
                 print(f"\rpass {repetition} of {repetitions}, {name:<12}", end="", flush=True)
                 found = one_pass(spark, Path(scratch) / "run", tasks, [make() for _ in range(objects)])
-                if repetition:
+                if is_timed(repetition, repetitions):
                     passes[name].append(found)
     print("\r" + " " * 60 + "\r", end="")
     return {
