@@ -54,7 +54,7 @@ bench-quick: $(call with,benchmarks)
 lint: $(call with,lint)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy persistent_state pyspark_persistent_state monoids
+	@$(BIN)/mypy persistent_state pyspark_persistent_state monoids benchmarks examples
 	@$(BIN)/codespell
 
 # The site, in build/site: a dead link, a page that is in no menu or anything loaded from elsewhere fails.

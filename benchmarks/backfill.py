@@ -1,12 +1,13 @@
 """What bounds cost: the same files as the only input of a task, and as history below a bound beside a live input.
 
-    python -m benchmarks.backfill
+    python -m benchmarks.backfill [--repetitions N] [--json FILE]
 
 It runs without Spark, in one process, on files of Parquet in a local folder: reading, judging, combining and merging.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import tempfile
 import time
@@ -18,7 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import monoids
-from persistent_state import Application, FileSource, NonWindowState, PersistentTask
+from benchmarks.measure import write_json
+from benchmarks.streams import ROWS_PER_FILE
+from persistent_state import Application, FileSource, NonWindowState, PersistentTask, TimeReplayableSource
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import FlowPlan
@@ -29,8 +32,7 @@ from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
-FILES, ROWS, KEYS, SECOND = 20, 500_000, 10_000, 1_000_000
-TURNS = 5
+FILES, ROWS, KEYS, SECOND = 20, ROWS_PER_FILE // 2, 10_000, 1_000_000
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("key", pa.int64()), ("value", pa.int64())])
 
 
@@ -56,11 +58,17 @@ def write(folder: Path) -> None:
         )
 
 
-def seconds(store: str, given: Any, source: FileSource | Inputs) -> float:
+def columns_of(task: PersistentTask, source: object) -> tuple[FileSource, pa.Schema, None]:
+    """Return the source, which is of files, and its columns. Spark computes no updates."""
+    assert isinstance(source, FileSource)
+    return source, source.schema, None
+
+
+def seconds(store: str, given: Any, source: TimeReplayableSource) -> float:
     """Return how long it takes to read all files, a file at a time, and to commit each."""
     files, ids = open_files(store), map(str, itertools.count())
     app = Application("app", store, checkpoint_interval="10 seconds", max_ahead="100000 days").add(Sums(), given)
-    flow = FlowPlan((app.plans(files, 1, lambda _, each: (each, each.schema, None))["Sums"],))
+    flow = FlowPlan((app.plans(files, 1, columns_of)["Sums"],))
     log, settings = Log(files, "app"), flow.first.settings
     entry = takeover.take_over(log, [flow], interval=settings.interval, shards=1, writer="benchmark", now=0)
     open_source(source, {}, {})
@@ -79,6 +87,10 @@ def seconds(store: str, given: Any, source: FileSource | Inputs) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, live, numbers = Path(name) / "archive", Path(name) / "live", itertools.count()
         write(folder)
@@ -89,7 +101,7 @@ def main() -> None:
 
         bound = FILES * 60 * SECOND
         found: dict[str, list[float]] = {"unbounded": [], "bounded": []}
-        for _ in range(TURNS):
+        for _ in range(arguments.repetitions):
             alone = source(folder)
             found["unbounded"].append(seconds(f"{name}/{next(numbers)}", alone, alone))
             both = {"history": source(folder, finite=True).below(bound), "": source(live).from_(bound)}
@@ -97,6 +109,7 @@ def main() -> None:
         for what, took in found.items():
             print(f"{what}: {FILES * ROWS / min(took) / 1e6:.2f} million rows/s")
         print(f"ratio: {min(found['bounded']) / min(found['unbounded']):.2f}")
+        write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ def batches(channels: int, rows: int) -> list[pa.RecordBatch]:
         names.take(pa.array(np.random.default_rng(1).permutation(numbers) % channels)),
         pa.array(numbers),
     ]
-    return pa.Table.from_arrays(columns, schema=WIDE).to_batches(max_chunksize=BATCH)
+    made: list[pa.RecordBatch] = pa.Table.from_arrays(columns, schema=WIDE).to_batches(max_chunksize=BATCH)
+    return made
 
 
 def seconds(flow: FlowPlan, basis: Basis, chunks: Callable[[], Iterator[Chunk]]) -> float:

@@ -23,6 +23,7 @@ from persistent_state import (
     FileSource,
     NonWindowState,
     PersistentTask,
+    Running,
     RunningValues,
     SessionWindow,
     SlidingWindow,
@@ -111,6 +112,14 @@ def drained(start: Callable[[], tuple[StreamingQuery, Callable[[], object]]]) ->
     return taken
 
 
+def queries_of(run: Running) -> list[StreamingQuery]:
+    """Return the queries of an application, which does not run on Spark Connect."""
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    queries = run._supervisor.queries.by_flow.values()
+    return [query for query in queries if isinstance(query, StreamingQuery)]
+
+
 def spark_query(setting: HasScratch, frame: DataFrame, mode: str = "append") -> Pass:
     """A query of Spark's own, whose rows go to nowhere."""
 
@@ -195,7 +204,7 @@ def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> P
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
         run = app.start(setting.spark)
         # Only Spark knows how long a whole micro-batch took.
-        (query,) = run._supervisor.queries.by_flow.values()
+        (query,) = queries_of(run)
         # Windows are given out beside the micro-batches: the pass ends when all are.
         return query, run.stop if setting.window is None or not setting.emits else run.drain
 
@@ -261,7 +270,8 @@ def transform(setting: Setting) -> Pass:
             self.total = handle.getValueState("total", "sum long")
 
         def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timer: Any) -> Iterator[pd.DataFrame]:
-            total = (self.total.get()[0] if self.total.exists() else 0) + sum(int(frame["v"].sum()) for frame in rows)
+            (total,) = (self.total.get() if self.total.exists() else None) or (0,)
+            total += sum(int(frame["v"].sum()) for frame in rows)
             self.total.update((total,))
             yield pd.DataFrame({"k": [key[0]], "sum": [total]})
 

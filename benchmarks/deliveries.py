@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.measure import write_json
+from benchmarks.measure import is_timed, write_json
+from benchmarks.streams import ROWS_PER_FILE
 from benchmarks.throughput import session
 from monoids import Sum
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from persistent_state.engine.micro_batch import Progress
 
-ROWS, SPAN = 250_000, 10_000_000
+ROWS, SPAN = ROWS_PER_FILE // 4, 10_000_000
 COLUMNS = ("ms/batch", "entries/batch", "s to 1st commit", "s to the end", "k replayed")
 
 
@@ -100,7 +101,7 @@ def main() -> None:
         for delivery in DELIVERIES:
             with tempfile.TemporaryDirectory(prefix="benchmark-") as place:
                 found = measure(spark, delivery, Path(place), told.keys, told.files)
-            if repetition:
+            if is_timed(repetition, told.repetitions):
                 taken[delivery].append(found)
     medians = {name: {c: statistics.median(one[c] for one in found) for c in COLUMNS} for name, found in taken.items()}
     print(f"{'':<16}" + "".join(f"{column:>17}" for column in COLUMNS))

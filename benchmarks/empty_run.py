@@ -118,7 +118,7 @@ def main() -> int:
             assert all(line["messages"] == line["replayed"] for line in progress)
             replayed.append(sum(line["messages"] for line in progress))
             entries.append(len(list((place / "store/job/log").glob("*.json"))) - before)
-    found = {
+    found: dict[str, Any] = {
         "seconds": {name: statistics.median(some) for name, some in seconds.items()},
         "replayed": statistics.median(replayed),
         "entries": statistics.median(entries),

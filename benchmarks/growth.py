@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import contenders
 from benchmarks.contenders import Setting
-from benchmarks.measure import write_json
+from benchmarks.measure import is_timed, write_json
 from benchmarks.streams import ROWS_PER_FILE, Workload
 from benchmarks.throughput import FILES_PER_BATCH, session
 
@@ -50,15 +50,16 @@ def main() -> int:
         for emits in (word == "yes" for word in arguments.emit):
             taken: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
             for repetition in range(arguments.repetitions + 1):
+                counts = is_timed(repetition, arguments.repetitions)
                 for kind, workload in workloads.items():
                     what = f"pass {repetition} of {arguments.repetitions}" if repetition else "warming up"
                     print(f"\r{what}, {workload.name:<60}", end="", flush=True)
                     setting = Setting(
                         spark, workload, workload.folder(), emits, FILES_PER_BATCH, Path(scratch) / "run", interval
                     )
-                    if repetition or workload.keys == fewest:
+                    if counts or workload.keys == fewest:
                         batches = contenders.run("files", setting).batches
-                        taken[kind] += batches[-BATCHES + 1 :] if repetition else []
+                        taken[kind] += batches[-BATCHES + 1 :] if counts else []
             print("\r" + " " * 90, end="\r")
             for (keys, touched), seconds in taken.items():
                 median, of_fewest = statistics.median(seconds), statistics.median(taken[fewest, touched])

@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 import monoids
-from benchmarks.contenders import drained, spark_query, to_nowhere
-from benchmarks.measure import Pass, figures, write_json
+from benchmarks.contenders import drained, queries_of, spark_query, to_nowhere
+from benchmarks.measure import Pass, figures, is_timed, write_json
+from benchmarks.streams import ROWS_PER_FILE
 from benchmarks.throughput import ratios, table
 from examples.broker import Broker, connector_jars
 from persistent_state import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 PARTITIONS = 4
-PER_BATCH = 1_000_000
+PER_BATCH = ROWS_PER_FILE
 START = 1_700_000_000_000
 JSON, RAW = "json", "raw"
 OURS, NATIVE = ("librdkafka", "connector"), "native"
@@ -132,7 +133,7 @@ def ours(setting: Setting, topic: str, by_spark: bool) -> Pass:
 
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
         run = app.start(setting.spark)
-        (query,) = run._supervisor.queries.by_flow.values()
+        (query,) = queries_of(run)
         return query, run.stop
 
     return drained(start)
@@ -202,9 +203,9 @@ def main() -> int:
     parser.add_argument("--memory", default="4g", help="of Spark's JVM")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.repetitions < 1 or arguments.rows < 2 * PER_BATCH:
+    if arguments.repetitions < 0 or arguments.rows < 2 * PER_BATCH:
         parser.error(
-            f"repetitions={arguments.repetitions}, rows={arguments.rows}; give at least one repetition and "
+            f"repetitions={arguments.repetitions}, rows={arguments.rows}; give 0 repetitions or more, and at least "
             f"{2 * PER_BATCH:,} rows, as the first micro-batch of a pass is not counted."
         )
     results = []
@@ -223,7 +224,7 @@ def main() -> int:
                     for repetition in range(arguments.repetitions + 1):
                         for name in arguments.contenders:
                             taken = run(name, setting, topic)
-                            if repetition:
+                            if is_timed(repetition, arguments.repetitions):
                                 passes[name].append(taken)
                     found = {name: figures(taken, PER_BATCH, arguments.rows) for name, taken in passes.items()}
                     title = f"{payload}, {keys:,} keys, {'values emitted' if emits else 'no output'}"

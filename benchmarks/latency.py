@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import monoids
-from benchmarks.measure import write_json
+from benchmarks.measure import is_timed, write_json
 from benchmarks.streams import SCHEMA, START
 from benchmarks.throughput import session
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask, RunningValues
@@ -40,7 +40,7 @@ class Newest(PersistentTask):
     key = "k"
     value = "v"
 
-    def persistent_state(self) -> NonWindowState[int]:
+    def persistent_state(self) -> NonWindowState[int | None]:
         return NonWindowState(monoids.Max())
 
 
@@ -138,7 +138,7 @@ def main() -> int:
         for name in CONTENDERS:
             print(f"\rpass {repetition} of {arguments.repetitions}, {name:<10}", end="", flush=True)
             found = measure(name, spark, arguments)
-            if repetition:
+            if is_timed(repetition, arguments.repetitions):
                 taken[name] += found
     results = {}
     print(f"\r{'':<12}{'p50 s':>8}{'p95 s':>8}{'p99 s':>8}{' ' * 20}")

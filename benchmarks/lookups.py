@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -228,9 +229,7 @@ def read(count: int, repetitions: int, folder: Path) -> dict[str, Any]:
         for _ in range(repetitions):
             start_process(folder)
             state = task.at()
-            times.append(
-                [taken(lambda state=state, many=many: ask(state, many)) for _ in range(GETS // many + BATCHES)]
-            )
+            times.append([taken(partial(ask, state, many)) for _ in range(GETS // many + BATCHES)])
         found[f"{name} first"] = statistics.median(each[0] for each in times)
         found[f"{name} next"] = statistics.median(second for each in times for second in each[1:])
     found["open"] = statistics.median(taken(task.at) for _ in range(BATCHES))

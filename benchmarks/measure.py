@@ -52,6 +52,11 @@ def measured() -> Iterator[Pass]:
     taken.wall, taken.cpu = time.perf_counter() - wall, cpu_seconds() - cpu
 
 
+def is_timed(turn: int, repetitions: int) -> bool:
+    """Return whether a pass counts: all but the first do, which warms up. With 0 repetitions there is only the first."""
+    return turn > 0 or repetitions == 0
+
+
 @dataclass(frozen=True)
 class Figures:
     """What the passes of a contender came to: seconds per million rows, by wall clock and by processor."""

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import write_json
-from benchmarks.streams import START
+from benchmarks.streams import ROWS_PER_FILE, START
 from monoids import First, Last, List, Monoid, Sum
 from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
 from persistent_state.batch.combine import combine
@@ -114,7 +114,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []
-    for keys, (name, rows, batches) in itertools.product(arguments.keys, [("few", 100, 60), ("many", 100_000, 20)]):
+    for keys, (name, rows, batches) in itertools.product(
+        arguments.keys, [("few", 100, 60), ("many", ROWS_PER_FILE // 10, 20)]
+    ):
         print(f"{keys:,} keys, {batches} micro-batches of {rows:,} messages")
         for monoid in MONOIDS:
             cost = costs(monoid, keys, rows, batches)

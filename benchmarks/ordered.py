@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from benchmarks.contenders import ROCKSDB, spark_query
-from benchmarks.measure import Pass, measured, write_json
+from benchmarks.measure import Pass, is_timed, measured, write_json
 from benchmarks.streams import ROWS_PER_FILE, STEP, Workload
 from benchmarks.throughput import session
 from persistent_state import Application, AsOfJoin, FileSource, IntervalJoin, OrderedTask
@@ -155,7 +155,7 @@ def transform(setting: Setting) -> Pass:
             self.kept = handle.getValueState("kept", "count long, sum long, most long")
 
         def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timer: Any) -> Iterator[pd.DataFrame]:
-            count, total, most = self.kept.get() if self.kept.exists() else (0, 0, -1)
+            count, total, most = (self.kept.get() if self.kept.exists() else None) or (0, 0, -1)
             high = []
             for frame in rows:
                 for value in frame["v"].tolist():
@@ -220,7 +220,7 @@ def compare(spark: SparkSession, what: str, keys: int, rows: int, repetitions: i
                 shutil.rmtree(place, ignore_errors=True)
                 place.mkdir()
                 taken = contender(Setting(spark, folder, keys, place))
-                if repetition:
+                if is_timed(repetition, repetitions):
                     later = sides * (rows - FILES * ROWS_PER_FILE)
                     rates[name].append(later / (taken.wall - taken.ends[0]) / 1e3)
                     cpu[name].append(taken.cpu / (sides * rows / 1e6))

@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     spark = session("4g")
-    results = []
+    results: list[dict[str, Any]] = []
     for changed in arguments.changed:
         with tempfile.TemporaryDirectory(prefix="outputs-") as folder:
             taken = measure(spark, Path(folder), arguments.keys, changed, arguments.clocks)

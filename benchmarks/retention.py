@@ -119,7 +119,7 @@ class Played:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
 
-def seconds_of(act: Callable[[], None]) -> tuple[float, float]:
+def seconds_of(act: Callable[[], object]) -> tuple[float, float]:
     """The seconds that something takes, by the wall clock and of the processor."""
     wall, cpu = time.perf_counter(), time.process_time()
     act()
@@ -137,6 +137,7 @@ def costs(keys: int, kept: int, share: float, repetitions: int, place: Path | No
         taken: dict[str, list[tuple[float, float]]] = {}
         for turn in range(repetitions):
             for name, played in [("few", few), ("many", many)][:: 1 if turn % 2 else -1]:
+                acts: dict[str, Callable[[], object]]
                 acts = {"batch": partial(played.change, share), "collect": played.collect, "read": played.read}
                 for what, act in acts.items():
                     taken.setdefault(f"{what} {name}", []).append(seconds_of(act))

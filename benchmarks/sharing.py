@@ -27,7 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import monoids
-from benchmarks.measure import measured, write_json
+from benchmarks.contenders import queries_of
+from benchmarks.measure import is_timed, measured, write_json
+from benchmarks.streams import ROWS_PER_FILE
 from benchmarks.throughput import session
 from examples.broker import Broker
 from persistent_state import Application, FileSource, Json, KafkaSource, NonWindowState, PersistentTask
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 KEYS = [f"k{i}" for i in range(8)]
 SCHEMA = pa.schema([("ts", pa.int64()), *((key, pa.int64()) for key in KEYS), ("v", pa.int64())])
 START = 1_700_000_000_000_000
-PER_BATCH = 1_000_000
+PER_BATCH = ROWS_PER_FILE
 TOPIC = "rows"
 PARTITIONS = 4
 
@@ -109,7 +111,7 @@ def one_pass(spark: SparkSession, scratch: Path, tasks: int, sources: Sequence[T
         app.add(Sum(number), sources[number % len(sources)])
     with measured() as taken:
         run = app.start(spark)
-        queries = list(run._supervisor.queries.by_flow.values())
+        queries = queries_of(run)
         for query in queries:
             query.processAllAvailable()
         batches = [
@@ -133,7 +135,7 @@ def compare(
             for name, (tasks, objects) in contenders.items():
                 print(f"\rpass {repetition} of {repetitions}, {name:<12}", end="", flush=True)
                 found = one_pass(spark, Path(scratch) / "run", tasks, [make() for _ in range(objects)])
-                if repetition:
+                if is_timed(repetition, repetitions):
                     passes[name].append(found)
     print("\r" + " " * 60 + "\r", end="")
     return {

@@ -71,7 +71,7 @@ class Driver:
         self.log = Log(files, "small")
         self.collector = Collector(Log(files, "small"))
         self.givers = [
-            Giver(Log(files, "small"), plan.name, "sink", lambda: None, lambda entry, due: None, lambda: self.now)
+            Giver(Log(files, "small"), plan.name, "sink", lambda timeline: None, lambda entry, due: None, self.clock)
             for plan in self.flow.tasks
         ]
         self.ids = count()
@@ -83,6 +83,9 @@ class Driver:
             writer="benchmark",
             now=START,
         )
+
+    def clock(self) -> int:
+        return self.now
 
     def new_id(self) -> str:
         return f"{next(self.ids):016x}"
@@ -161,7 +164,7 @@ def main() -> int:
             made.micro_batch(batch)
             if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
                 collecting = made.collect()
-            if batch % TOLD == TOLD - 1:
+            if batch % TOLD == TOLD - 1 or batch == arguments.batches - 1:
                 found = {"minutes": (batch + 1) / 120, **measured(made, folder, collecting)}
                 results.append(found)
                 print("  ".join(f"{name} {value:,.1f}" for name, value in found.items()), flush=True)

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -127,8 +127,7 @@ def run_once(place: Path) -> dict[str, Any]:
     ending(arrow_source, "load", "source", before="checks")
     ending(DataStreamWriter, "start", "query")
     ending(micro_batch, "answers_of", "rows")
-    commit: Callable[..., Any] = micro_batch.Commit.__call__
-    setattr(micro_batch.Commit, "__call__", lambda *given: (end("plan"), commit(*given)))  # noqa: B010
+    ending(micro_batch.Commit, "__call__", "commit", before="plan")
     end("imports")
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     end("session")

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from persistent_state.partials.keys import hash_keys, shard_range
 
-ROWS_PER_FILE = 1_000_000
+ROWS_PER_FILE = int(os.environ.get("ROWS_PER_FILE", 1_000_000))
+"""Rows of a file, of which most benchmarks read two in a micro-batch. With few, a benchmark only shows that it runs."""
 START = 1_700_000_000_000_000
 STEP = 1_000
 """Microseconds of event time from one row to the next."""
@@ -67,7 +68,7 @@ class Workload:
         """The stream's folder, made if it is not there. The columns are `ts`, `k` and `v`."""
         place = CACHE / f"{self.keys}-{self.rows}-{self.key_type}-{self.distribution}"
         place = place.with_name(f"{place.name}-{self.touched}") if self.touched else place
-        if self.channels or self.rows_per_file != ROWS_PER_FILE:
+        if self.channels or self.rows_per_file != 1_000_000:
             place = place.with_name(f"{place.name}-{self.channels}-{self.rows_per_file}")
         if not place.exists():
             partial = place.with_name(place.name + ".partial")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import contenders
 from benchmarks.contenders import CONTENDERS, Setting
-from benchmarks.measure import Figures, Pass, figures, write_json
+from benchmarks.measure import Figures, Pass, figures, is_timed, write_json
 from benchmarks.streams import DISTRIBUTIONS, ROWS_PER_FILE, Workload
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def compare(
                     f"\r{workload.name}, {'values' if emits else 'no values'}: {what}, {name:<24}", end="", flush=True
                 )
                 taken = contenders.run(name, setting)
-                if repetition:
+                if is_timed(repetition, repetitions):
                     passes[name].append(taken)
     print("\r" + " " * 110 + "\r", end="")
     return {name: figures(taken, FILES_PER_BATCH * ROWS_PER_FILE, workload.rows) for name, taken in passes.items()}
@@ -140,9 +140,9 @@ def main() -> int:
     if arguments.quick:
         arguments.keys, arguments.source, arguments.peers = [1_000_000], ["files"], ["native"]
         arguments.emit, arguments.repetitions = ["yes"], 2
-    if arguments.repetitions < 1 or arguments.rows < 2 * FILES_PER_BATCH * ROWS_PER_FILE:
+    if arguments.repetitions < 0 or arguments.rows < 2 * FILES_PER_BATCH * ROWS_PER_FILE:
         parser.error(
-            f"repetitions={arguments.repetitions}, rows={arguments.rows}; give at least one repetition and "
+            f"repetitions={arguments.repetitions}, rows={arguments.rows}; give 0 repetitions or more, and at least "
             f"{2 * FILES_PER_BATCH * ROWS_PER_FILE:,} rows, as the first micro-batch of a pass is not counted."
         )
     if arguments.plot and find_spec("matplotlib") is None:

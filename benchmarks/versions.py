@@ -1,6 +1,7 @@
 """What an older version of Spark costs: the same runs under each version, each in an environment of its own, in turns.
 
-    python -m benchmarks.versions [--rows N] [--keys N] [--batches N] [--repetitions N] [--json FILE]
+    python -m benchmarks.versions [--rows N] [--keys N] [--batches N] [--repetitions N]
+        [--only VERSION ...] [--json FILE]
 
 `tests/versions.py` makes the environments, in which only PySpark differs. A process starts Spark and runs an application over
 small files, one in a micro-batch, twice, then one over large files, and one over small files once more when one is new. The
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--batches", type=int, default=10)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--only", nargs="+", help="these versions of PySpark, and not all that setup.cfg allows")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     told = parser.parse_args()
@@ -130,7 +132,7 @@ def main() -> None:
         (told.here / "figures").write_text(json.dumps(measure(told.here, told.rows, told.keys, told.batches)))
         return
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
-    pythons = {version: versions.python_with(version) for version in versions.allowed_versions()}
+    pythons = {version: versions.python_with(version) for version in told.only or versions.allowed_versions()}
     for _ in range(told.repetitions):
         for version, python in pythons.items():
             with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:

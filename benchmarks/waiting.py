@@ -33,7 +33,7 @@ import pyarrow as pa
 from benchmarks.measure import anonymous, write_json
 from benchmarks.ordered import High
 from benchmarks.streams import SCHEMA, START, STEP
-from persistent_state import Application, AsOfJoin, FileSource, IntervalJoin
+from persistent_state import Application, AsOfJoin, FileSource, IntervalJoin, PersistentTask
 from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.in_place import take_step
 from persistent_state.batch.messages import Answers, Blob, Report, Step
@@ -43,6 +43,7 @@ from persistent_state.event_time.inputs import named
 from persistent_state.protocol import commits, graph, takeover
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import Chunk, Reach
+from persistent_state.store.entry import Entry
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 
@@ -81,17 +82,29 @@ class Size:
         return app
 
 
+def columns_of(task: PersistentTask, source: object) -> tuple[FileSource, pa.Schema, None]:
+    """Return the source, which is of files, and its columns. Spark computes no updates."""
+    assert isinstance(source, FileSource)
+    return source, SCHEMA, None
+
+
 class World:
     """An application without Spark."""
 
     def __init__(self, size: Size, folder: str) -> None:
         self.size, self.folder = size, folder
         files = LocalFiles(folder)
-        plans = size.application(folder).plans(files, size.shards, lambda task, source: (source, SCHEMA, None))
+        plans = size.application(folder).plans(files, size.shards, columns_of)
         self.log = Log(files, "waiting")
         waiting, *others = plans.values()
         self.waiting, self.flow = FlowPlan((waiting,)), FlowPlan(tuple(others))
         self._ids = itertools.count()
+
+    @property
+    def newest(self) -> Entry:
+        entry = self.log.newest()
+        assert entry is not None
+        return entry
 
     def new_id(self) -> str:
         return f"{time.time_ns():x}-{next(self._ids)}"
@@ -109,9 +122,7 @@ class World:
 
     def come(self, chunks: Iterator[Chunk], ends: Mapping[str, int]) -> None:
         """A micro-batch of messages, of one part."""
-        entry = self.log.newest()
-        assert entry is not None
-        basis = commits.plan_batch(entry, self.waiting, Reach(ends), START)
+        basis = commits.plan_batch(self.newest, self.waiting, Reach(ends), START)
         sent: list[list[bytes]] = [[] for _ in range(self.size.shards)]
         for message in combine_in_pieces(self.waiting, basis, 0, 1, chunks):
             if isinstance(message, Report):
@@ -165,10 +176,9 @@ def wait(size: Size, folder: str) -> None:
 
 def pass_all(size: Size, folder: str) -> None:
     world = World(size, folder)
-    while steps := graph.due(world.log.newest()):
+    while steps := graph.due(world.newest):
         for step in steps:
-            entry = world.log.newest()
-            assert entry is not None
+            entry = world.newest
             if graph.spans(entry, world.flow, step):
                 take(world, step)
             else:
@@ -177,8 +187,7 @@ def pass_all(size: Size, folder: str) -> None:
 
 def take(world: World, step: Step) -> None:
     """A step, as the workers take it: one shard after the other."""
-    entry = world.log.newest()
-    assert entry is not None
+    entry = world.newest
     basis, flow = commits.plan_step(entry, world.flow, step, START), world.flow
     reports, made = [], []
     for shard, given in enumerate(graph.by_shard(graph.spans(entry, flow, step), world.size.shards)):

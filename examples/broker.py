@@ -59,6 +59,11 @@ def jars(name: str, artifacts: Sequence[str], are_alone: bool = False) -> Path:
     return place
 
 
+def broker_jars() -> Path:
+    """The folder of a broker's jars."""
+    return jars(f"kafka-{VERSION}", [f"org.apache.kafka:kafka_2.13:{VERSION}"])
+
+
 def connector_jars() -> list[Path]:
     """Spark's connector to Kafka, for `spark.jars`: a set that works with the PySpark that is installed.
 
@@ -128,7 +133,7 @@ class Broker(Topics):
         Raises:
             Unavailable: the jars can't be had, or it does not come up.
         """
-        place = jars(f"kafka-{VERSION}", [f"org.apache.kafka:kafka_2.13:{VERSION}"])
+        place = broker_jars()
         self.folder.mkdir(parents=True, exist_ok=True)
         java = [
             "java",

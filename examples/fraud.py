@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -320,10 +320,10 @@ def look(tables: Tables, events: Sequence[Event], driver: str, shards: int) -> L
     return seen
 
 
-def count_differences(found: Any, wanted: Any) -> int:
+def count_differences(found: Iterable[Any], wanted: Iterable[Any]) -> int:
     """How many of these are missing, and how many are too many."""
-    found, wanted = Counter(found), Counter(wanted)
-    return ((found - wanted) + (wanted - found)).total()
+    there, expected = Counter[Any](found), Counter[Any](wanted)
+    return ((there - expected) + (expected - there)).total()
 
 
 def kill(process: subprocess.Popen[bytes], folder: Path) -> bool:

@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import measured, write_json
+from benchmarks.measure import is_timed, measured, write_json
 from benchmarks.nexmark import events, queries
-from benchmarks.streams import CACHE
+from benchmarks.streams import CACHE, ROWS_PER_FILE
 from benchmarks.throughput import FILES_PER_BATCH, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVENTS_PER_FILE = 500_000
+EVENTS_PER_FILE = ROWS_PER_FILE // 2
 
 
 def taken(spark: SparkSession, name: str, folder: Path, count: int) -> dict[str, Any]:
@@ -60,12 +60,12 @@ def main() -> int:
     parser.add_argument("--memory", default="4g", help="of the JVM")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.repetitions < 1 or arguments.events < 2 * FILES_PER_BATCH * EVENTS_PER_FILE:
+    if arguments.repetitions < 0 or arguments.events < 2 * FILES_PER_BATCH * EVENTS_PER_FILE:
         parser.error(
-            f"repetitions={arguments.repetitions}, events={arguments.events}; give at least one repetition and "
+            f"repetitions={arguments.repetitions}, events={arguments.events}; give 0 repetitions or more, and at least "
             f"{2 * FILES_PER_BATCH * EVENTS_PER_FILE:,} events, as the first micro-batch of a pass is not counted."
         )
-    folder = CACHE / f"nexmark-{arguments.events}-{arguments.rate}-{arguments.seed}"
+    folder = CACHE / f"nexmark-{arguments.events}-{arguments.rate}-{arguments.seed}-{EVENTS_PER_FILE}"
     if not folder.exists():
         print("making the events", flush=True)
         events.write(folder, arguments.events, arguments.rate, arguments.seed, EVENTS_PER_FILE)
@@ -76,7 +76,7 @@ def main() -> int:
             what = f"pass {repetition} of {arguments.repetitions}" if repetition else "warming up"
             print(f"\r{what}, {name:<6}", end="", flush=True)
             one = taken(spark, name, folder, arguments.events)
-            if repetition:
+            if is_timed(repetition, arguments.repetitions):
                 passes[name].append(one)
     spark.stop()
     head = f"{'':<8}{'k events/s':>12}{'whole':>10}{'CPU s/M':>10}{'windows':>12}{'different':>12}"

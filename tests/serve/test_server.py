@@ -17,7 +17,7 @@ import pytest
 from persistent_state.cli.commands import main
 from persistent_state.errors import InvalidInputError
 from persistent_state.serve.access import is_loopback
-from persistent_state.serve.server import TOKEN, check
+from persistent_state.serve.server import TOKEN, _listen, check
 from tests.processes import start_guarded
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +46,13 @@ def test_it_prints_its_url_answers_and_ends_by_a_signal(end: signal.Signals) -> 
     finally:
         server.kill()
         server.wait()
+
+
+def test_the_body_of_an_answer_does_not_wait_until_its_head_is_confirmed() -> None:
+    with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_port_that_is_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
