@@ -9,6 +9,8 @@ from tests.spark.conftest import Launch
 from tests.spark.smallest import WITH_A_BROKER, are_figures, figures_of
 from tests.store.servers import needed
 
+pytestmark = pytest.mark.kafka
+
 
 @pytest.mark.parametrize("name", WITH_A_BROKER)
 def test_a_benchmark_with_a_broker_comes_to_figures(
