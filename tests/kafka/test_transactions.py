@@ -38,6 +38,7 @@ from tests.kafka.deliverer import (
 from tests.kafka.pause import Pause
 from tests.sentences import problem
 from tests.soak import soak_or
+from tests.waiting import PATIENCE
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
@@ -69,7 +70,7 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: B
         last = max(0, writer_of(broker.address, topic).last_clock(1)) if step > 1 else 0
         # Two clocks, one of which may be begun: beyond their steps there is nothing to be killed at.
         process = start(run_until, broker.address, topic, next(parts), [last + 10, last + 20], step)
-        process.join(60)
+        process.join(PATIENCE)
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
@@ -86,7 +87,7 @@ def test_each_value_is_seen_once_whenever_its_drivers_are_killed(broker: Broker,
         process = start(run_on, broker.address, topic, parts, wanted)
         process.join(dice.uniform(0.3, 1.5))
         process.kill()
-        process.join(60)
+        process.join(PATIENCE)
     # On a slow machine all were killed within the first clock.
     last = max(0, writer_of(broker.address, topic).last_clock(1))
     end = last + 20
@@ -103,7 +104,7 @@ def test_each_value_is_seen_once_although_the_broker_is_killed(broker: Broker, t
         broker.kill()
         time.sleep(0.2)
         broker.start()
-    process.join(90)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     check(seen(broker, topic), wanted)
 
@@ -125,13 +126,13 @@ def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
 
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(be_old)
-        assert pause.waits.wait(20)
+        assert pause.waits.wait(PATIENCE)
         # With another number of parts, where it may have one.
         deliver(writer_of(broker.address, topic), 1, [10, 20, 30])
         before = seen(broker, topic)
         check(before, [10, 20, 30])
         pause.goes_on.set()
-        if error := old.exception(60):
+        if error := old.exception(PATIENCE):
             assert isinstance(error, StoreUnavailableError), error
     assert seen(broker, topic) == before
     assert writer_of(broker.address, topic).last_clock(1) == 30
@@ -287,7 +288,7 @@ def bookkeep(broker: Broker, topic: str, key: str, record: dict[str, Any]) -> No
     """Write a record of the bookkeeping, as another might."""
     producer = confluent_kafka.Producer({"bootstrap.servers": broker.address, "log_level": 0})
     producer.produce(f"{topic}.clocks", json.dumps(record), key, partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE) == 0
 
 
 def test_a_clock_that_an_older_version_has_begun_is_finished(
@@ -380,12 +381,12 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
     writer = writer_of(broker.address, topic, 100)
     begun = begin_first(writer)
     other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other", "log_level": 0})
-    other.init_transactions(20)
+    other.init_transactions(PATIENCE)
 
     def encode(rows: pa.RecordBatch) -> Any:
         other.begin_transaction()
         other.produce(f"{topic}.clocks", "{}", "of others", partition=0)
-        other.flush(20)
+        other.flush(PATIENCE)
         return as_json(1, rows)
 
     write_part(writer, begun, rows_of(10), 0, encode)
@@ -393,7 +394,7 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
     # What it has written stands behind what is pending, where a reader of what is committed would not see it.
     for again in (lambda: write_part(writer, begun, rows_of(10), 0), lambda: writer.last_clock(1)):
         assert "is pending in topic=" in problem(again, StoreUnavailableError)
-    other.commit_transaction(20)
+    other.commit_transaction(PATIENCE)
     write_part(writer, begun, rows_of(10), 0)
     assert writer.last_clock(1) == 10
     check(seen(broker, topic), [10])

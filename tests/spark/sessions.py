@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tests.processes import start_guarded
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,31 +139,29 @@ def start_jvm(folder: Path, env: Mapping[str, str]) -> Jvm:
     told = folder / "connection"
     command = [f"{spark_home()}/bin/spark-submit", "--driver-memory", MEMORY, "pyspark-shell"]
     process = start_command(command, folder, {**env, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}, True)
-    deadline = time.monotonic() + 60
-    while not told.exists():  # it is renamed when it is whole
-        assert process.poll() is None, (folder / "log").read_text()
-        assert time.monotonic() < deadline, "no JVM after a minute"
-        time.sleep(0.05)
+    # It is renamed when it is whole.
+    until(told.exists, "the JVM", process, folder / "log")
     data = told.read_bytes()
     port, secret = int.from_bytes(data[:4], "big"), data[8:].decode()
     return Jvm(process, {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret})
 
 
-def end_sessions(processes: Sequence[subprocess.Popen[bytes]], patience: float = 10.0) -> None:
+def end_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Kill everything that these processes started, and wait until it is gone.
 
     A JVM outlives its killed driver, and a worker its JVM; each stands in a process group of its own, but in one session.
     """
     sessions = {process.pid for process in processes}
-    deadline = time.monotonic() + patience
-    while left := [pid for pid in psutil.pids() if _session(pid) in sessions]:
+
+    def are_gone() -> bool:
+        left = [pid for pid in psutil.pids() if _session(pid) in sessions]
         for pid in left:
             _kill(pid)
         for process in processes:
             process.poll()
-        if time.monotonic() > deadline:
-            raise AssertionError(f"processes {left} did not die")
-        time.sleep(0.05)
+        return not left
+
+    until(are_gone, f"the end of processes {sorted(sessions)}")
 
 
 def resume_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
