@@ -112,7 +112,7 @@ def test_a_topic_that_is_made_is_awaited_and_its_absence_told(monkeypatch: pytes
     answers, created = [False, False, False, True], list[str]()
     monkeypatch.setattr(sink_topics, "check", lambda *_: answers.pop(0) if answers else False)
     monkeypatch.setattr(sink_topics, "create", lambda name, admin, topic, patience: created.append(topic))
-    monkeypatch.setattr(transactions, "PATIENCE", 2)
+    monkeypatch.setattr(transactions, "PATIENCE", PATIENCE)
     writer = writer_of("127.0.0.1:9", "t")
     writer.prepare()
     assert (answers, created) == ([], ["t.clocks"] * 2)

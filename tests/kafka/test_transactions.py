@@ -10,12 +10,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from examples.broker import Broker
 from persistent_state.errors import StoreUnavailableError
@@ -38,7 +41,7 @@ from tests.kafka.deliverer import (
 from tests.kafka.pause import Pause
 from tests.sentences import problem
 from tests.soak import soak_or
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
@@ -344,15 +347,24 @@ def test_a_transaction_is_cut_when_half_of_its_time_is_over(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 1)
-    writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1500})
-    begun = begin_first(writer)
+    writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 60_000})
+    begun, now = begin_first(writer), [0.0]
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def encode(rows: pa.RecordBatch) -> Any:
-        time.sleep(0.3)
+        now[0] += 12
         return as_json(1, rows)
 
     write_part(writer, begun, rows_of(10), 0, encode)
     check(seen(broker, topic), [10])
+
+
+def ends_of(broker: Broker, topic: str) -> int:
+    """How many records the partitions of a topic have, with those that are pending and those of brokers."""
+    admin = broker.admin()
+    places = [TopicPartition(topic, number) for number in admin.list_topics(topic, 10).topics[topic].partitions]
+    found = admin.list_offsets({place: OffsetSpec.latest() for place in places})
+    return sum(each.result().offset for each in found.values())
 
 
 def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
@@ -361,17 +373,20 @@ def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 4)
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
     begun = begin_first(writer)
-    waits = iter((0, 3))
+    ends = list[int]()
 
     def encode(rows: pa.RecordBatch) -> Any:
-        time.sleep(next(waits))
+        if ends:
+            # Behind the rows of the first look comes what the broker writes when it ends the transaction.
+            until(lambda: ends_of(broker, topic) > ends[0] + 4, "the end of the transaction")
+        ends.append(ends_of(broker, topic))
         return as_json(1, rows)
 
     said = problem(lambda: write_part(writer, begun, rows_of(10), 0, encode), StoreUnavailableError)
     assert "took longer than transaction.timeout.ms=1000" in said
     assert "rows_per_transaction=1000" in said
     assert seen(broker, topic) == []
-    deliver(writer, 1, [10])
+    deliver(writer_of(broker.address, topic, 1000), 1, [10])
     check(seen(broker, topic), [10])
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 
 from examples.broker import Broker
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 def new_topic(broker: Broker, partitions: int) -> str:
@@ -53,6 +53,7 @@ def grow(broker: Broker, topic: str, partitions: int) -> None:
     admin = broker.admin()
     for done in admin.create_partitions([NewPartitions(topic, partitions)]).values():
         done.result()
+    until(lambda: len(admin.list_topics(topic, 10).topics[topic].partitions) == partitions, "the partitions")
 
 
 def deleted_before(broker: Broker, topic: str, partition: int, offset: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tests.processes import start_guarded
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,6 +75,7 @@ def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str]
     end_what_is_left()
     builder = SparkSession.builder.master(master).appName(name).config("spark.ui.enabled", "false")
     builder = builder.config("spark.log.level", "ERROR").config("spark.driver.memory", MEMORY)
+    builder = builder.config("spark.python.authenticate.socketTimeout", f"{PATIENCE:.0f}s")
     for setting, value in (settings or {}).items():
         builder = builder.config(setting, value)
     return builder.getOrCreate()
@@ -87,6 +88,8 @@ def environment(java_options: str = "", **more: str) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": f"{QUICK_PYTHON}:{ROOT}",
         "JDK_JAVA_OPTIONS": java,
+        # The time that Python has to connect to the JVM is a setting for each side.
+        "SPARK_AUTH_SOCKET_TIMEOUT": f"{PATIENCE:.0f}",
         # With this Python Spark looks data sources up.
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }

@@ -104,7 +104,6 @@ def running(plan: Plan) -> int:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "OPEN_SECONDS", 0.3)
-    monkeypatch.setattr(deliveries, "END_SECONDS", PATIENCE)
     monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.05)
 
 

@@ -110,7 +110,7 @@ class S3:
             "key": "key-of-s3",
             "secret": "secret-of-s3",
             "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{ports[0]}", "region_name": "us-east-1"},
-            "config_kwargs": {"retries": {"max_attempts": 0}},
+            "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": PATIENCE, "read_timeout": PATIENCE},
         }
 
 
