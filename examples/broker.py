@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "4.1.0"
-PATIENCE = 60.0
+PATIENCE = 600.0
 """Seconds until a broker that does not answer never will."""
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>

@@ -21,8 +21,8 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -128,6 +128,14 @@ class Books:
         with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=rw", uri=True, timeout=60)) as ledger:
             return ledger.execute(query).fetchall()
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Be in the middle of reading. SQLite lets no transaction commit meanwhile."""
+        with closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as ledger:
+            ledger.execute("BEGIN")
+            ledger.execute("SELECT count(*) FROM balances").fetchone()
+            yield
+
     def clock(self) -> int | None:
         """The newest clock of all balances, None before the first."""
         try:
@@ -164,14 +172,20 @@ MOMENTS = ((1, True), (2, False), (0, True), (3, True))
 def kill(process: subprocess.Popen[bytes], books: Books, clocks: int, in_transaction: bool) -> bool:
     """Kill a driver at its moment; False if it ended before."""
     clock, seen = books.clock(), 0
-    while seen < clocks or (in_transaction and not books.in_transaction):
+    while seen < clocks:
         if process.poll() is not None:
             return False
         if (now := books.clock()) != clock:
             clock, seen = now, seen + 1
         time.sleep(0.01)
-    process.kill()
-    process.wait()
+    # The next transaction waits for us, however seldom we look.
+    with books.reading() if in_transaction else nullcontext():
+        while in_transaction and not books.in_transaction:
+            if process.poll() is not None:
+                return False
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
     return True
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from examples.broker import Broker
 from tests.lanes import LANES, lane_of, left_out
@@ -17,7 +17,15 @@ from tests.store.servers import Servers, needed
 if TYPE_CHECKING:
     from tests.kafka.cluster import Cluster
 
-settings.register_profile("project", deadline=None, database=None, derandomize="CI" in os.environ, print_blob=True)
+# How long an example takes, or its data, says something of the machine only.
+settings.register_profile(
+    "project",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
+    derandomize="CI" in os.environ,
+    print_blob=True,
+)
 settings.load_profile("project")
 
 

@@ -131,7 +131,9 @@ TASKS = {"ordered": Follow(), "as of": AsOfJoin(LEFT, RIGHT, key="key", toleranc
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", TASKS)
 @settings(
-    max_examples=soak_or(ci=7, soak=300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=soak_or(ci=7, soak=300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.sampled_from(ACTIONS), min_size=3, max_size=14), st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_handles_of_tasks_in_order_answer_exactly_or_refuse(

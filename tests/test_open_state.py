@@ -288,7 +288,9 @@ ACTIONS = ("play", "play", "play", "collect", "restart", "rewind", "keep")
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=soak_or(ci=7, soak=300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=soak_or(ci=7, soak=300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(st.sampled_from(ACTIONS), min_size=3, max_size=14), st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_handles_answer_exactly_or_refuse_while_the_application_commits_collects_and_goes_back(

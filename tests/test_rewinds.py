@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import json
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,6 +63,7 @@ from tests import core
 from tests.protocol.test_graph import EVENTS, Graph, Other, PerRegion, PerShop
 from tests.protocol.test_rewind import SCHEMA, Total, World
 from tests.sentences import problem
+from tests.waiting import PATIENCE
 
 
 @dataclass
@@ -458,18 +461,24 @@ class Hung(Table):
     name = "hung"
 
     def open(self, origin: Origin) -> int | None:
-        assert self.answers.wait(60)
+        assert self.answers.wait(PATIENCE)
         return super().open(origin)
 
     def rows_above(self, clock: int, origin: Origin) -> int:
-        assert self.answers.wait(60)
+        assert self.answers.wait(PATIENCE)
         return 7
 
 
 def test_a_sink_that_never_answers_holds_neither_a_plan_nor_a_rewind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def wait(futures: Sequence[Future[Any]], seconds: float) -> Any:
+        # However slow the machine is, the sink that answers has the time for it.
+        concurrent.futures.wait(futures, PATIENCE, FIRST_COMPLETED)
+        return concurrent.futures.wait(futures, seconds)
+
     monkeypatch.setattr(rewinds, "SINK_SECONDS", 0.2)
+    monkeypatch.setattr(rewinds, "wait", wait)
     world = World()
     world.plan = replace(world.plan, outputs=("hung", "table"))
     core.start(world.log, [world.plan])
@@ -492,7 +501,7 @@ def test_a_sink_that_never_answers_holds_neither_a_plan_nor_a_rewind(
     # It answers after all, and is back before a start.
     hung.answers.set()
     for each in waiting:
-        each.join(60)
+        each.join(PATIENCE)
     assert (hung.record, world.newest.owes) == ([done.timeline, 60], {})
 
 

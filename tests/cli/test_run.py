@@ -7,11 +7,14 @@ import json
 import logging
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,6 +29,7 @@ from persistent_state.cli.commands import main
 from persistent_state.cli.json_lines import LOGGER, PROGRESS
 from persistent_state.engine.run import asked_to_stop
 from tests.processes import start_guarded
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -298,17 +302,24 @@ def test_a_run_that_was_asked_to_end_before_its_end_is_to_be_tried_again(
     "error", [StateError("x"), StoreUnavailableError("x"), FencedError("x"), InvalidInputError("x")]
 )
 def test_what_fails_while_a_run_ends_as_asked_is_no_failure_unless_it_would_fail_again(
-    error: StateError, play: Callable[..., Played]
+    error: StateError, play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    heard, requests = stop_signals.heard, list[threading.Event]()
+
+    @contextmanager
+    def noted(end: Callable[[int | None], object]) -> Iterator[threading.Event]:
+        with heard(end) as asked:
+            requests.append(asked)
+            yield asked
+
     def do() -> None:
-        try:
+        with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-            # The thread that hears it does so a moment later.
-            time.sleep(1)
-        except KeyboardInterrupt:
-            time.sleep(0.2)
+        # The thread that hears the signal does so a moment later.
+        assert requests[-1].wait(PATIENCE)
         raise error
 
+    monkeypatch.setattr(stop_signals, "heard", noted)
     play(do)
     final = command.status_of(error) != command.TRY_AGAIN
     assert main(["run", "played:app", "--follow"]) == (command.status_of(error) if final else command.DONE)
@@ -386,7 +397,7 @@ def test_the_status_is_the_same_if_nobody_reads_the_lines(tmp_path: Path) -> Non
     assert b'"starting"' in os.read(reading, 1000)
     os.close(reading)
     (tmp_path / "nobody reads").touch()
-    assert process.wait(timeout=60) == command.FENCED
+    assert process.wait(PATIENCE) == command.FENCED
 
 
 @pytest.mark.parametrize("stderr", ["closed", "closed as stdout", "/dev/full", "a pipe that nobody reads"])
@@ -410,7 +421,7 @@ def test_the_status_is_the_same_if_no_error_can_be_printed(
         process = start_guarded(run, stderr=writing, **how)
         os.close(writing)
         os.close(reading)
-    assert process.wait(timeout=60) == status
+    assert process.wait(PATIENCE) == status
 
 
 @pytest.mark.parametrize("stderr", ["/dev/full", "&-"])
@@ -449,24 +460,26 @@ from persistent_state.cli.commands import main
 from tests.cli.test_run import Played, Session
 
 stop_signals.SECONDS = {seconds}
+# However long this process takes to hear the first signal, the next one is another request.
+stop_signals.REPEAT_SECONDS = 0
+run.LAST_WORDS = 3600
 run.start_session = Session().make
 
-def wait(patience):
+def wait():
     # So does Spark's JVM sometimes.
     os.system("echo not of Python, and no line of JSON")
-    print("it runs", file=sys.stderr, flush=True)
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        try:
-            time.sleep(0.1)
-        except KeyboardInterrupt:
-            if {is_quick}:
-                raise
-            print("it was asked to end", file=sys.stderr, flush=True)
+    try:
+        print("it runs", file=sys.stderr, flush=True)
+        time.sleep(3600)
+    except KeyboardInterrupt:
+        if {is_quick}:
+            raise
+        print("it was asked to end", file=sys.stderr, flush=True)
+    time.sleep(3600)
 
 if {in_import}:
-    wait(20)
-app = Played("app", "memory://played").play(lambda: wait(20))
+    wait()
+app = Played("app", "memory://played").play(wait)
 if __name__ == "__main__":
     sys.exit(main(["run", __file__ + ":app", *sys.argv[1:]]))
 """
@@ -481,28 +494,21 @@ IN_IMPORT = "__name__ != '__main__'"
 def signalled(folder: Path, *options: str, times: int = 1, **how: Any) -> tuple[int, list[dict[str, Any]], str]:
     """The status, the lines and the errors of a process that was sent SIGTERM while it ran."""
     program = folder / "signalled.py"
-    program.write_text(PROGRAM.format(**{"seconds": 60, "is_quick": True, "in_import": False} | how))
+    program.write_text(PROGRAM.format(**{"seconds": 3600, "is_quick": True, "in_import": False} | how))
     out, err = folder / "out", folder / "err"
     with out.open("wb") as printed, err.open("wb") as told:
         process = start_guarded(
             [sys.executable, str(program), *options], cwd=ROOT, stdout=printed, stderr=told,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while "it runs" not in err.read_text():
-        assert process.poll() is None, err.read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: "it runs" in err.read_text(), "the run", process, err)
     process.send_signal(signal.SIGTERM)
     for _ in range(1, times):
-        while ASKED not in err.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(stop_signals.REPEAT_SECONDS + 0.1)
+        until(lambda: ASKED in err.read_text(), "the first signal", process, err)
         # The first asked for an end, and the process goes on. Whether the program hears of the next one before it ends is open.
         assert (err.read_text().count(ASKED), process.poll()) == (1, None)
         process.send_signal(signal.SIGTERM)
-    status = process.wait(timeout=15)
+    status = process.wait(PATIENCE)
     return status, [json.loads(line) for line in out.read_text().splitlines()], err.read_text()
 
 
@@ -528,20 +534,18 @@ def test_a_process_whose_output_nobody_reads_ends_all_the_same(times: int, tmp_p
     reading, writing = os.pipe()
     process = start_guarded(
         [sys.executable, str(program)], cwd=ROOT, stdout=writing, stderr=writing,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SECONDS": str(0.5 if times == 1 else 60)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SECONDS": str(0.5 if times == 1 else 3600)},
     )  # fmt: skip
+    until((tmp_path / "it runs").exists, "the run", process)
+    until(lambda: not select.select([], [writing], [], 0)[1], "a full pipe", process)
     os.close(writing)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "it runs").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    # Until the pipe is full, and a thread waits in the handler.
-    time.sleep(1)
-    for _ in range(times):
+    # A moment for a thread to wait in the handler.
+    time.sleep(0.5)
+    for _ in range(times - 1):
         process.send_signal(signal.SIGTERM)
-        time.sleep(1.5)
-    assert process.wait(timeout=15) == (command.TRY_AGAIN if times == 1 else 128 + signal.SIGTERM)
+        until((tmp_path / "it was asked").exists, "the first signal", process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == (command.TRY_AGAIN if times == 1 else 128 + signal.SIGTERM)
     os.close(reading)
 
 
@@ -554,6 +558,7 @@ from persistent_state.cli.json_lines import LOGGER
 from tests.cli.test_run import Played, Session
 
 stop_signals.SECONDS = float(os.environ["SECONDS"])
+stop_signals.REPEAT_SECONDS = 0
 run.start_session = Session().make
 
 def log():
@@ -562,12 +567,12 @@ def log():
 
 def wait():
     threading.Thread(target=log, daemon=True).start()
-    Path(__file__).with_name("it runs").touch()
-    while True:
-        try:
-            time.sleep(20)
-        except KeyboardInterrupt:
-            pass
+    try:
+        Path(__file__).with_name("it runs").touch()
+        time.sleep(3600)
+    except KeyboardInterrupt:
+        Path(__file__).with_name("it was asked").touch()
+    time.sleep(3600)
 
 app = Played("app", "memory://played").play(wait)
 if __name__ == "__main__":
@@ -586,7 +591,7 @@ def test_handlers_are_as_before_when_signals_are_no_longer_heard() -> None:
     with stop_signals.heard(lambda number: None) as asked:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE)
     with stop_signals.heard(lambda number: None) as asked:
         time.sleep(0)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
@@ -611,19 +616,18 @@ def test_a_signal_that_comes_twice_is_one_request(
     ended: list[int | None] = []
     # However long the machine takes, what comes next is the same request, and later another one.
     monkeypatch.setattr(stop_signals, "REPEAT_SECONDS", 3600.0)
-    with stop_signals.heard(ended.append):
+    with stop_signals.heard(ended.append) as asked:
         with asked_to_stop() if is_in_a_run else pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
             signal.raise_signal(number)
         signal.raise_signal(number)
+        assert asked.wait(PATIENCE)
         time.sleep(0.3)
         assert ended == []
         monkeypatch.setattr(stop_signals, "REPEAT_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
-        deadline = time.monotonic() + 10
-        while not ended and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: ended, "the end")
     assert ended == [number]
 
 
@@ -633,19 +637,16 @@ def test_no_signal_but_sigint_and_sigterm_asks_for_an_end(monkeypatch: pytest.Mo
     ended: list[int | None] = []
     hung_up = signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
     monkeypatch.setattr(stop_signals, "SECONDS", 0.5)
+    monkeypatch.setattr(stop_signals, "REPEAT_SECONDS", 0.0)
     try:
         with stop_signals.heard(ended.append) as asked:
             signal.raise_signal(signal.SIGHUP)
             assert not asked.wait(0.3)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGTERM)
-            assert asked.wait(10)
+            assert asked.wait(PATIENCE)
             signal.raise_signal(signal.SIGHUP)
-            time.sleep(0.2)
-            assert ended == []
-            deadline = time.monotonic() + 10
-            while not ended and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(lambda: ended, "the end")
     finally:
         signal.signal(signal.SIGHUP, hung_up)
     assert heard == [signal.SIGHUP] * 2

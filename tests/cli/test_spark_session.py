@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from persistent_state import InvalidInputError, StateError
 from persistent_state.cli import spark_session
 from persistent_state.cli.spark_session import _started, start_session, stop_session
 from tests.processes import start_guarded
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,15 +99,13 @@ def test_what_never_starts_is_not_tried(
     assert started == []
 
 
-def test_a_server_that_does_not_answer_is_named_soon(
+def test_a_server_that_does_not_answer_is_named_once_its_time_is_over(
     no_server: str, started: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_session, "CONNECT_SECONDS", 0.5)
     monkeypatch.setenv("SPARK_REMOTE", f"sc://{no_server}/;user_id=me;x-secret=hunter2")
-    begun = time.monotonic()
     with pytest.raises(StateError) as failed:
         start_session("name", None, [])
-    assert time.monotonic() - begun < 10
     assert type(failed.value) is StateError
     assert str(failed.value).startswith(
         f"the Spark Connect server sc://{no_server}/ has taken no connection within 0.5 s;"
@@ -123,6 +121,7 @@ def test_a_server_that_answers_is_used_and_needs_no_java(
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    monkeypatch.setattr(spark_session, "CONNECT_SECONDS", PATIENCE)
     monkeypatch.setenv("JAVA_HOME", "/no/java")
     try:
         start_session("name", None, [("spark.remote", f"sc://127.0.0.1:{port}")])
@@ -227,7 +226,7 @@ from tests.cli.test_run import Played, Session
 
 commands.EXIT_SECONDS = 0.5
 run.start_session = Session().make
-app = Played("app", "memory://played").play(lambda: threading.Thread(target=time.sleep, args=[60]).start())
+app = Played("app", "memory://played").play(lambda: threading.Thread(target=time.sleep, args=[3600]).start())
 if __name__ == "__main__":
     sys.argv[1:] = ["run", __file__ + ":app"]
     sys.exit(commands.main())
@@ -238,4 +237,4 @@ def test_a_process_ends_soon_after_its_run_though_a_thread_goes_on(tmp_path: Pat
     (tmp_path / "exits.py").write_text(EXITS)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = start_guarded([sys.executable, str(tmp_path / "exits.py")], cwd=ROOT, stdout=subprocess.DEVNULL, env=env)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(PATIENCE) == 0

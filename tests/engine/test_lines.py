@@ -21,6 +21,7 @@ from persistent_state.formatting import cut
 from persistent_state.protocol.deliver import Delivered
 from tests import core
 from tests.two_tasks import TwoTasks
+from tests.waiting import PATIENCE
 from tests.words import SCHEMA, Words
 
 PROGRESS = Progress(
@@ -211,7 +212,7 @@ def test_a_terminal_that_is_gone_ends_what_is_shown_and_nothing_else(monkeypatch
     monkeypatch.setattr(lines, "EVERY", 0.001)
     shown = lines_of(Terminal(Broken()), "A")
     shown.start()
-    shown._thread.join(10)
+    shown._thread.join(PATIENCE)
     assert not shown._thread.is_alive()
     shown.hear(PROGRESS)
     shown.hear(replace(PROGRESS, task="unknown"))

@@ -19,6 +19,7 @@ from persistent_state.protocol import commits, graph
 from persistent_state.protocol.deliver import Delivered
 from tests import core
 from tests.protocol.test_ordered import InJson, World, told
+from tests.waiting import PATIENCE, until
 
 
 def failing(watch: Watch, task: str, error: Exception) -> threading.Thread:
@@ -31,15 +32,14 @@ def failing(watch: Watch, task: str, error: Exception) -> threading.Thread:
 def test_the_first_commit_that_fails_is_told_and_all_wait_for_the_end() -> None:
     watch, first = Watch(), TaskFailedError("first")
     threads = [failing(watch, "A", first)]
-    while watch.failed is None:
-        threads[0].join(0.01)
+    until(lambda: watch.failed, "the failure")
     threads.append(failing(watch, "B", StateError("second")))
     threads[1].join(0.05)
     assert watch.failed == ("A", first)
     assert all(thread.is_alive() for thread in threads)
     watch.end()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -89,7 +89,7 @@ def test_a_commit_that_a_stop_interrupts_is_no_failure() -> None:
     watch.stop()
     thread = failing(watch, "A", StateError("interrupted"))
     watch.end()
-    thread.join(60)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert watch.failed is None
 

@@ -24,9 +24,8 @@ from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.log import Log
 from tests import core
 from tests.engine.test_start_checks import setup_of
+from tests.waiting import PATIENCE
 from tests.words import SCHEMA, Words
-
-PATIENCE = 30
 
 
 class Told(TimeReplayableSource):
@@ -200,7 +199,8 @@ def test_a_source_that_raises_is_told_again_and_that_is_said_once(caplog: pytest
 
 
 def test_a_thread_tells_until_the_end_and_only_if_somebody_wants_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passed, "POLL_SECONDS", 60)
+    monkeypatch.setattr(passed, "POLL_SECONDS", PATIENCE)
+    monkeypatch.setattr(passed, "STOP_SECONDS", PATIENCE)
     world, heard = World(), threading.Event()
     world.source.told = Heard(heard.set)
     telling = PassedPositions(world.setup)

@@ -23,6 +23,7 @@ from persistent_state.protocol.commits import Keeping
 from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals
+from tests.waiting import PATIENCE
 
 
 def part(folder: Path | str) -> Part:
@@ -67,7 +68,7 @@ def test_a_collection_that_fails_for_any_reason_is_told_of_and_followed_by_other
     plan = core.plan_of(Totals(), SCHEMA)
     collected = garbage.GarbageCollection(plan.files, plan.application, Keeping())
     collected.start(lambda: 1)
-    assert followed.wait(60)
+    assert followed.wait(PATIENCE)
     collected.stop()
     assert "garbage collection failed, the next is in 0.01 s: OSError: no such thing" in caplog.text
 
@@ -165,5 +166,5 @@ print(run.run(None, (), ()).was_asked_to_stop, flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
 print("not reached")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.stdout, done.returncode) == ("True\n", -signal.SIGTERM)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from persistent_state.outputs import Outputs
 from persistent_state.protocol import graph
 from tests.engine.test_start_checks import setup_of
 from tests.protocol.test_inputs import Both, PerShop, Twice, World, application
+from tests.waiting import until
 
 PARTS = 2
 """How many tasks Spark is said to run at a time."""
@@ -92,7 +92,7 @@ class Stepped:
     def settle(self) -> None:
         """Wait until no step is due or under way."""
         self.stepper.wake()
-        until(lambda: self.stepper.is_settled or self.stepper.failed is not None)
+        until(lambda: self.stepper.is_settled or self.stepper.failed is not None, "the end of all steps")
         assert self.stepper.failed is None
 
     def visited(self) -> list[int]:
@@ -101,13 +101,6 @@ class Stepped:
 
 def source_of(plan: Any) -> Any:
     return next(iter(plan.upstream.values()), plan.name)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -167,7 +160,7 @@ def test_the_steps_of_a_flow_with_a_source_are_taken_as_soon_as_its_own_query_ha
     assert stepped.visited()[1] < 100
     assert [step.flow for step in graph.due(world.newest)] == ["Both"]
     stepper.leave_to_queries({"PerShop"})
-    until(lambda: stepped.visited() == [100, 100])
+    until(lambda: stepped.visited() == [100, 100], "the steps")
     stepped.settle()
     assert world.newest.clock == 100
     assert {each.task for each in stepped.heard} == {"Both", "Twice"}
@@ -184,7 +177,7 @@ def test_the_session_of_the_steps_is_kept_while_no_step_is_due(
     stepper = Stepped(2).stepper
     stop.append(stepper)
     stepper.start(1, ())
-    until(lambda: len(kept) > 2)
+    until(lambda: len(kept) > 2, "a session that is kept")
     assert {*map(id, kept)} == {id(stepper._session)}
 
 

@@ -26,6 +26,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
 from tests.engine.test_start_checks import setup_of
+from tests.waiting import PATIENCE, until
 from tests.words import SCHEMA, Words
 
 Step = Callable[["Script"], None]
@@ -61,7 +62,7 @@ class Script:
     def run(self) -> Supervisor:
         """Supervise to the end."""
         found = self.supervise()
-        found._thread.join(60)
+        found._thread.join(PATIENCE)
         assert not found.is_alive
         return found
 
@@ -217,7 +218,7 @@ def test_a_signal_ends_the_wait_for_flows_that_are_to_meet() -> None:
     script, asked = play(ends), threading.Event()
     script.behind, script.waits = [lambda script: asked.set()], True
     entry = core.start(script.log, [script.plan])
-    Supervisor(script.setup, script.log, entry, Deliveries([]), asked)._thread.join(60)
+    Supervisor(script.setup, script.log, entry, Deliveries([]), asked)._thread.join(PATIENCE)
     assert asked.is_set()
 
 
@@ -314,9 +315,9 @@ def test_a_stop_ends_the_wait_before_another_start(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(backoff.Backoff, "fail", fail)
     run = play(fails(DOWN)).supervise()
-    assert waits.wait(60)
+    assert waits.wait(PATIENCE)
     run.stop()
-    run._thread.join(60)
+    run._thread.join(PATIENCE)
     assert (run.is_alive, run.error, run.restarts) == (False, None, 0)
 
 
@@ -337,10 +338,10 @@ def test_a_query_that_somebody_stopped_between_commits_leaves_what_is_above_the_
 
     script = play(is_stopped, drains=True)
     running = Running(script.supervise())
-    assert running.await_termination(60)
+    assert running.await_termination(PATIENCE)
     assert (script.newest().clock < END, running.clock, running.was_asked_to_stop) == (True, None, True)
     running = Running(play(ends).supervise())
-    assert running.await_termination(60)
+    assert running.await_termination(PATIENCE)
     assert not running.was_asked_to_stop
 
 
@@ -371,7 +372,7 @@ def of_two_flows(monkeypatch: pytest.MonkeyPatch, *queries: Stream, to_the_end: 
 
     monkeypatch.setattr(supervisor, "Queries", Two)
     run = play(to_the_end=to_the_end, max_restarts=0).supervise()
-    run._thread.join(1 if to_the_end else 60)
+    run._thread.join(1 if to_the_end else PATIENCE)
     return run
 
 
@@ -394,7 +395,7 @@ def test_a_run_to_the_end_waits_for_the_others_when_one_query_has_come_to_it(mon
     run = of_two_flows(monkeypatch, goes_on, Stream(is_active=False), to_the_end=True)
     assert (run.is_alive, run.was_query_stopped) == (True, False)
     goes_on.stop()
-    run._thread.join(60)
+    run._thread.join(PATIENCE)
     assert (run.is_alive, run.error, run.was_query_stopped) == (False, None, False)
 
 
@@ -426,7 +427,7 @@ def test_sinks_are_told_of_a_stop_first_and_only_an_end_by_itself_collects_once_
     run = Supervisor(script.setup, script.log, entry, Sinks([]), threading.Event())
     if is_asked:
         run.stop()
-    run._thread.join(60)
+    run._thread.join(PATIENCE)
     assert (run.is_alive, run.error) == (False, None)
     # The queries that are to meet stop before the start, and all stops are repeated at the end.
     first = [each for each, before in zip(done, ["", *done], strict=False) if each != before]
@@ -505,10 +506,7 @@ def test_steps_are_left_to_the_queries_that_still_run(monkeypatch: pytest.Monkey
     run = script.supervise()
     for left in ({"Words"}, set[str]()):
         script.queries.active_flows = left
-        for _ in range(60_000):
-            if fake.left[-1] == left:
-                break
-            run._thread.join(0.001)
+        until(lambda left=left: fake.left[-1] == left, "the steps")
     run.join()
     assert fake.left == [{"Words", "Others"}, {"Words"}, set()]
     assert run.error is None
@@ -542,5 +540,5 @@ def test_a_monitor_hears_of_failures_and_is_closed_at_the_end() -> None:
     watch: Any = monitor
     entry = core.start(script.log, [script.plan])
     run = Supervisor(script.setup, script.log, entry, Deliveries([]), threading.Event(), watch)
-    run._thread.join(60)
+    run._thread.join(PATIENCE)
     assert told == [*["fails: the store is down.", "starts again"] * 2, "ends: None"]

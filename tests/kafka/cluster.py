@@ -7,7 +7,6 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,8 +16,9 @@ from pathlib import Path
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from examples.broker import PATIENCE, VERSION, Broker, Topics, free_ports, jars
+from examples.broker import VERSION, Broker, Topics, free_ports, jars
 from tests.processes import start_guarded
+from tests.waiting import until
 
 NAME = "persistent-state-tests"
 BROKERS = (1, 2, 3)
@@ -265,13 +265,13 @@ class Cluster(Topics):
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until something holds of the cluster, also while it does not answer, and for long where all is slow."""
-        end = time.monotonic() + 4 * PATIENCE
-        while True:
+
+        def does_hold() -> bool:
             with suppress(KafkaException, OSError):
-                if holds():
-                    return
-            assert time.monotonic() < end, f"it was never so: {what}"
-            time.sleep(0.05)
+                return holds()
+            return False
+
+        until(does_hold, what)
 
     def _node(self, id: int, port: int) -> Node:
         ports = (port, self.link.port)

@@ -24,6 +24,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.sink import as_json, part_of
 from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter, Encode, OpenClock
 from persistent_state.partials.keys import hash_keys, normalise
+from tests.waiting import PATIENCE
 
 STEPS = ("init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "abort_transaction")
 KEYS = 12
@@ -137,12 +138,12 @@ def consume(broker: Topics, topic: str, **options: str) -> list[Any]:
     }
     looking = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"})
     consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
-    partitions = looking.list_topics(topic, timeout=10).topics[topic].partitions
+    partitions = looking.list_topics(topic, timeout=PATIENCE).topics[topic].partitions
     places = [confluent_kafka.TopicPartition(topic, number, 0) for number in partitions]
-    missing = {place.partition: looking.get_watermark_offsets(place, timeout=10)[1] for place in places}
+    missing = {place.partition: looking.get_watermark_offsets(place, timeout=PATIENCE)[1] for place in places}
     looking.close()
     consumer.assign(places)
-    found, end = [], time.monotonic() + 60
+    found, end = [], time.monotonic() + PATIENCE
     while missing:
         assert time.monotonic() < end, f"a transaction is pending in {missing}"
         message = consumer.poll(0.1)

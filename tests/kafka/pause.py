@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from tests.waiting import PATIENCE
+
 
 @dataclass
 class Pause:
@@ -18,4 +20,4 @@ class Pause:
     def come_to(self, name: str) -> None:
         if hasattr(self.mine, "steps") and next(self.mine.steps) == self.step:
             self.waits.set()
-            assert self.goes_on.wait(60)
+            assert self.goes_on.wait(PATIENCE)

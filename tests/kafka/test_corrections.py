@@ -31,6 +31,7 @@ from tests.kafka.test_transactions import bookkeep
 from tests.kafka.topics import deleted_before, producer
 from tests.sentences import problem
 from tests.soak import soak_or
+from tests.waiting import PATIENCE
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
@@ -182,7 +183,7 @@ def test_a_correction_is_there_once_and_whole_whatever_step_its_driver_is_killed
             process = start(
                 go_back_until, story.broker.address, story.topic, story.timeline, clock, story.at(clock), step
             )
-            process.join(60)
+            process.join(PATIENCE)
             assert process.exitcode in (0, -signal.SIGKILL)
             if is_dead := process.exitcode != 0:
                 kills += 1
@@ -229,12 +230,12 @@ def test_a_driver_of_a_timeline_that_has_ended_changes_nothing(
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(be_old)
-        assert pause.waits.wait(20)
+        assert pause.waits.wait(PATIENCE)
         story.rewind(back)
         corrected = consume(story.broker, story.topic)
         story.check()
         pause.goes_on.set()
-        assert isinstance(running.exception(60), (FencedError, StoreUnavailableError))
+        assert isinstance(running.exception(PATIENCE), (FencedError, StoreUnavailableError))
     assert len(consume(story.broker, story.topic)) == len(corrected)
     story.deliver(30)
     story.check()
@@ -375,7 +376,7 @@ def test_records_of_others_in_the_topic_stay(story: Story, back: int) -> None:
     stranger.produce(
         story.topic, json.dumps({"value": 7}), json.dumps({"key": "of a stranger"}), headers=[("clock", "x")]
     )
-    assert stranger.flush(20) == 0
+    assert stranger.flush(PATIENCE) == 0
     before = newest(story.broker, story.topic)
     own = story.values_of(10)["key"].to_pylist()
     story.deliver(20)
@@ -431,7 +432,7 @@ def test_what_a_rewind_would_change_is_counted_and_nothing_is_changed(story: Sto
 def test_a_plan_refuses_what_a_start_would_and_makes_no_topic(broker: Broker, topic: str) -> None:
     bookkeeping = f"{topic}.clocks"
     assert KafkaSink(topic, broker.address).rows_above(10, ORIGIN) == 0
-    assert bookkeeping not in broker.admin().list_topics(timeout=10).topics
+    assert bookkeeping not in broker.admin().list_topics(timeout=PATIENCE).topics
     said = problem(lambda: KafkaSink(f"{topic}-none", broker.address).rows_above(10, ORIGIN))
     assert said.startswith(f"topic='{topic}-none' is not at bootstrap_servers=")
     sink = KafkaSink(topic, broker.address, bookkeeping=topic + "-deleting")

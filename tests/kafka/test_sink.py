@@ -20,6 +20,7 @@ from persistent_state.sinks.base import Origin
 from tests.kafka.deliverer import check, deliver, go_back, newest, rows_of, seen, write_part, writer_of
 from tests.kafka.security import GUEST, allow, client_options
 from tests.sentences import problem
+from tests.waiting import PATIENCE
 
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
 
@@ -39,7 +40,7 @@ def test_the_bookkeeping_is_made_and_refused_if_it_might_lose_records(broker: Br
     admin = confluent_kafka.admin
     resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, f"{topic}.clocks")
     client = broker.admin()
-    assert client.describe_configs([resource])[resource].result(10)["cleanup.policy"].value == "compact"
+    assert client.describe_configs([resource])[resource].result(PATIENCE)["cleanup.policy"].value == "compact"
     for policy in ("delete", "compact,delete"):
         name = f"{topic}.{policy.replace(',', '.')}"
         broker.make(name, cleanup_policy=policy)
@@ -111,7 +112,7 @@ def test_a_topic_that_is_made_is_awaited_and_its_absence_told(monkeypatch: pytes
     answers, created = [False, False, False, True], list[str]()
     monkeypatch.setattr(sink_topics, "check", lambda *_: answers.pop(0) if answers else False)
     monkeypatch.setattr(sink_topics, "create", lambda name, admin, topic, patience: created.append(topic))
-    monkeypatch.setattr(transactions, "PATIENCE", 2)
+    monkeypatch.setattr(transactions, "PATIENCE", PATIENCE)
     writer = writer_of("127.0.0.1:9", "t")
     writer.prepare()
     assert (answers, created) == ([], ["t.clocks"] * 2)
@@ -157,7 +158,7 @@ def test_who_allows_what_each_error_names_has_allowed_all_that_is_needed(secured
     secured.make("guarded", 2)
     options = client_options(secured.folder, "hunter22", GUEST)
     writer = writer_of(f"127.0.0.1:{secured.ports[2]}", "guarded", options=options)
-    allowed, end = [], time.monotonic() + 60
+    allowed, end = [], time.monotonic() + PATIENCE
 
     def refusal(ask: Callable[[], None]) -> str | None:
         try:

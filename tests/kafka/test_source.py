@@ -38,6 +38,7 @@ from persistent_state.kafka.source import DELETED, RECREATED
 from tests.engine.test_passed import Told, World
 from tests.kafka.security import GUEST, allow, client_options
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
+from tests.waiting import PATIENCE
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -495,12 +496,12 @@ def committed(broker: Broker, group: str) -> dict[tuple[str, int], int]:
     """The offsets of a consumer group, as tools see them."""
     admin = broker.admin()
     (future,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
-    return {(one.topic, one.partition): one.offset for one in future.result(30).topic_partitions}
+    return {(one.topic, one.partition): one.offset for one in future.result(PATIENCE).topic_partitions}
 
 
 def test_offsets_are_committed_to_its_group(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     # The broker may have yet to make its topic of offsets.
-    monkeypatch.setattr(topics, "PATIENCE", 30.0)
+    monkeypatch.setattr(topics, "PATIENCE", PATIENCE)
     topic = new_topic(broker, 2)
     produce(broker, topic, range(10), 2)
     reader = source(broker, topic).read_by("shops")
@@ -527,7 +528,7 @@ def test_offsets_that_a_broker_refuses_are_one_warning_and_no_failed_start(
         allow(secured, operation, "topic", topic)
     options = client_options(secured.folder, "hunter22", GUEST)
     guest = KafkaSource(topic, f"127.0.0.1:{secured.ports[2]}", timestamp="time", group=group, options=options)
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
 
     def reading() -> list[Chunk]:
         while True:
@@ -573,7 +574,7 @@ def test_a_group_that_has_members_refuses_offsets(broker: Broker) -> None:
     member = Consumer({"bootstrap.servers": broker.address, "group.id": group, "auto.offset.reset": "earliest"})
     member.subscribe([topic])
     try:
-        assert member.poll(30) is not None
+        assert member.poll(PATIENCE) is not None
         with pytest.raises(InvalidInputError, match=f"group='{group}' has members, and only they may commit"):
             source(broker, topic, group=group).committed({f"{topic}-0": 1})
     finally:

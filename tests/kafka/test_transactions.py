@@ -10,12 +10,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from examples.broker import Broker
 from persistent_state.errors import StoreUnavailableError
@@ -38,6 +41,7 @@ from tests.kafka.deliverer import (
 from tests.kafka.pause import Pause
 from tests.sentences import problem
 from tests.soak import soak_or
+from tests.waiting import PATIENCE, until
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
@@ -69,7 +73,7 @@ def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: B
         last = max(0, writer_of(broker.address, topic).last_clock(1)) if step > 1 else 0
         # Two clocks, one of which may be begun: beyond their steps there is nothing to be killed at.
         process = start(run_until, broker.address, topic, next(parts), [last + 10, last + 20], step)
-        process.join(60)
+        process.join(PATIENCE)
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
@@ -86,7 +90,7 @@ def test_each_value_is_seen_once_whenever_its_drivers_are_killed(broker: Broker,
         process = start(run_on, broker.address, topic, parts, wanted)
         process.join(dice.uniform(0.3, 1.5))
         process.kill()
-        process.join(60)
+        process.join(PATIENCE)
     # On a slow machine all were killed within the first clock.
     last = max(0, writer_of(broker.address, topic).last_clock(1))
     end = last + 20
@@ -103,7 +107,7 @@ def test_each_value_is_seen_once_although_the_broker_is_killed(broker: Broker, t
         broker.kill()
         time.sleep(0.2)
         broker.start()
-    process.join(90)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     check(seen(broker, topic), wanted)
 
@@ -125,13 +129,13 @@ def test_a_driver_that_was_paused_changes_nothing_when_another_has_gone_on(
 
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(be_old)
-        assert pause.waits.wait(20)
+        assert pause.waits.wait(PATIENCE)
         # With another number of parts, where it may have one.
         deliver(writer_of(broker.address, topic), 1, [10, 20, 30])
         before = seen(broker, topic)
         check(before, [10, 20, 30])
         pause.goes_on.set()
-        if error := old.exception(60):
+        if error := old.exception(PATIENCE):
             assert isinstance(error, StoreUnavailableError), error
     assert seen(broker, topic) == before
     assert writer_of(broker.address, topic).last_clock(1) == 30
@@ -287,7 +291,7 @@ def bookkeep(broker: Broker, topic: str, key: str, record: dict[str, Any]) -> No
     """Write a record of the bookkeeping, as another might."""
     producer = confluent_kafka.Producer({"bootstrap.servers": broker.address, "log_level": 0})
     producer.produce(f"{topic}.clocks", json.dumps(record), key, partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE) == 0
 
 
 def test_a_clock_that_an_older_version_has_begun_is_finished(
@@ -343,15 +347,24 @@ def test_a_transaction_is_cut_when_half_of_its_time_is_over(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 1)
-    writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1500})
-    begun = begin_first(writer)
+    writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 60_000})
+    begun, now = begin_first(writer), [0.0]
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def encode(rows: pa.RecordBatch) -> Any:
-        time.sleep(0.3)
+        now[0] += 12
         return as_json(1, rows)
 
     write_part(writer, begun, rows_of(10), 0, encode)
     check(seen(broker, topic), [10])
+
+
+def ends_of(broker: Broker, topic: str) -> int:
+    """How many records the partitions of a topic have, with those that are pending and those of brokers."""
+    admin = broker.admin()
+    places = [TopicPartition(topic, number) for number in admin.list_topics(topic, 10).topics[topic].partitions]
+    found = admin.list_offsets({place: OffsetSpec.latest() for place in places})
+    return sum(each.result().offset for each in found.values())
 
 
 def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
@@ -360,17 +373,20 @@ def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 4)
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
     begun = begin_first(writer)
-    waits = iter((0, 3))
+    ends = list[int]()
 
     def encode(rows: pa.RecordBatch) -> Any:
-        time.sleep(next(waits))
+        if ends:
+            # Behind the rows of the first look comes what the broker writes when it ends the transaction.
+            until(lambda: ends_of(broker, topic) > ends[0] + 4, "the end of the transaction")
+        ends.append(ends_of(broker, topic))
         return as_json(1, rows)
 
     said = problem(lambda: write_part(writer, begun, rows_of(10), 0, encode), StoreUnavailableError)
     assert "took longer than transaction.timeout.ms=1000" in said
     assert "rows_per_transaction=1000" in said
     assert seen(broker, topic) == []
-    deliver(writer, 1, [10])
+    deliver(writer_of(broker.address, topic, 1000), 1, [10])
     check(seen(broker, topic), [10])
 
 
@@ -380,12 +396,12 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
     writer = writer_of(broker.address, topic, 100)
     begun = begin_first(writer)
     other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other", "log_level": 0})
-    other.init_transactions(20)
+    other.init_transactions(PATIENCE)
 
     def encode(rows: pa.RecordBatch) -> Any:
         other.begin_transaction()
         other.produce(f"{topic}.clocks", "{}", "of others", partition=0)
-        other.flush(20)
+        other.flush(PATIENCE)
         return as_json(1, rows)
 
     write_part(writer, begun, rows_of(10), 0, encode)
@@ -393,7 +409,7 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
     # What it has written stands behind what is pending, where a reader of what is committed would not see it.
     for again in (lambda: write_part(writer, begun, rows_of(10), 0), lambda: writer.last_clock(1)):
         assert "is pending in topic=" in problem(again, StoreUnavailableError)
-    other.commit_transaction(20)
+    other.commit_transaction(PATIENCE)
     write_part(writer, begun, rows_of(10), 0)
     assert writer.last_clock(1) == 10
     check(seen(broker, topic), [10])

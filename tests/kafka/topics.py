@@ -11,6 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 
 from examples.broker import Broker
+from tests.waiting import PATIENCE, until
 
 
 def new_topic(broker: Broker, partitions: int) -> str:
@@ -44,7 +45,7 @@ def produce(
     for i, number in enumerate(numbers):
         value = json.dumps({"n": number})
         writer.produce(topic, value, partition=first + i % partitions, timestamp=millis(number))
-    assert writer.flush(30) == 0
+    assert writer.flush(PATIENCE) == 0
 
 
 def grow(broker: Broker, topic: str, partitions: int) -> None:
@@ -52,6 +53,7 @@ def grow(broker: Broker, topic: str, partitions: int) -> None:
     admin = broker.admin()
     for done in admin.create_partitions([NewPartitions(topic, partitions)]).values():
         done.result()
+    until(lambda: len(admin.list_topics(topic, 10).topics[topic].partitions) == partitions, "the partitions")
 
 
 def deleted_before(broker: Broker, topic: str, partition: int, offset: int) -> None:
@@ -72,7 +74,7 @@ def offsets_written(broker: Broker, topic: str) -> int:
 def made_anew(broker: Broker, topic: str) -> None:
     """Delete a topic and make another of its name, with one partition."""
     broker.delete(topic)
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while True:
         try:
             return broker.make(topic, 1)

@@ -14,13 +14,14 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.metrics import measures
 from persistent_state.metrics.exposition import Samples
 from persistent_state.metrics.server import Server, address
+from tests.waiting import PATIENCE
 
 
 def ask(url: str, accept: str = "") -> tuple[int, str, str]:
     """The status, the type and the text of an answer."""
     request = urllib.request.Request(url, headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers["Content-Type"], error.read().decode()

@@ -23,9 +23,9 @@ from persistent_state.metrics.of_store import of_application
 from persistent_state.metrics.telemetry import Telemetry, telemetry
 from tests.engine.test_monitor import Run
 from tests.two_tasks import TwoTasks
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30
 WORK = Work("A", False, 100, 10, 1.5, 0.25, ("",), {"orders-0": 5})
 
 

@@ -28,6 +28,7 @@ from persistent_state.serve.app import application
 from persistent_state.store.files import open_files
 from tests import core
 from tests.two_tasks import TwoTasks
+from tests.waiting import PATIENCE, until
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -53,7 +54,7 @@ def chromium(profile: Path, url: str, *options: str) -> str:
         f"--user-data-dir={profile}",
     ]
     done = subprocess.run(
-        [*command, "--virtual-time-budget=13000", *options, url], capture_output=True, check=True, timeout=60
+        [*command, "--virtual-time-budget=13000", *options, url], capture_output=True, check=True, timeout=PATIENCE
     )
     return done.stdout.decode()
 
@@ -77,8 +78,7 @@ def served(
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    until(lambda: server.started, "the server", thread.is_alive)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     finally:

@@ -19,6 +19,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.serve.access import is_loopback
 from persistent_state.serve.server import TOKEN, _listen, check
 from tests.processes import start_guarded
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 STORE = "tests/fixtures/store-v1"
@@ -34,10 +35,12 @@ def test_it_prints_its_url_answers_and_ends_by_a_signal(end: signal.Signals) -> 
             rf"serving {ROOT / STORE} at (http://127\.0\.0\.1:\d+/)\n", server.stdout.readline().decode()
         )
         assert told is not None
-        with urllib.request.urlopen(f"{told[1]}lookup?application=app&task=Notes&shop=Oslo", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"{told[1]}lookup?application=app&task=Notes&shop=Oslo", timeout=PATIENCE
+        ) as answer:
             assert json.load(answer)["value"] is None
         server.send_signal(end)
-        assert server.wait(timeout=20) == (0 if end == signal.SIGTERM else 130)
+        assert server.wait(PATIENCE) == (0 if end == signal.SIGTERM else 130)
         assert server.stderr is not None
         assert server.stdin is not None
         # What guards the server holds its output open as long as this.

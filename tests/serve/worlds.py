@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import urlencode
 
 from starlette.testclient import TestClient
@@ -14,6 +15,7 @@ from persistent_state.open_state import OpenStore
 from persistent_state.serve import app
 from persistent_state.store.files.base import Files
 from tests.serve.html import Page
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / "tests/fixtures/store-v1"
@@ -25,7 +27,8 @@ class Served:
     def __init__(self, store: Files | str | Path, token: str | None = None, host: str = "127.0.0.1") -> None:
         self.now = 100.0
         opened = OpenStore(store) if isinstance(store, Files) else open_store(str(store))
-        served = app.application(opened, host, token, lambda: self.now, lambda: int(self.now * 1_000_000))
+        with mock.patch.object(app, "SECONDS", PATIENCE):
+            served = app.application(opened, host, token, lambda: self.now, lambda: int(self.now * 1_000_000))
         self.client = TestClient(served, base_url="http://127.0.0.1:8642", follow_redirects=False)
 
     def page(self, status: int = 200, **asked: str) -> Page:

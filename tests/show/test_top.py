@@ -27,6 +27,7 @@ from persistent_state.show.top import StatusReader
 from persistent_state.store.files import Files, open_files
 from tests import core
 from tests.two_tasks import TwoTasks
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 STORE = str(ROOT / "tests/fixtures/store-v1")
@@ -288,7 +289,7 @@ def test_on_a_terminal_it_is_live_until_it_is_interrupted() -> None:
             # At the end of a terminal Linux has an error, and others nothing more.
             while more := os.read(ours, 4096):
                 seen += more
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     os.close(ours)
     # It has given the screen back, and says nothing of an interrupt.
     assert seen.rindex(b"\x1b[?1049l") > seen.rindex(b"Totals")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import psutil
 from tests.soak import soak_or
 from tests.spark import sessions
 from tests.store.servers import free_port
+from tests.waiting import until
 
 WORKERS = soak_or(ci=2, soak=4)
-PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,9 @@ def standalone(folder: Path, env: Mapping[str, str]) -> Iterator[Cluster]:
 
 
 def _await(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            assert process.poll() is None, "the master ended"
-            assert time.monotonic() < deadline, "the master does not listen"
-            time.sleep(0.1)
+    def listens() -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        return False
+
+    until(listens, "the master", process)

@@ -16,6 +16,7 @@ import pytest
 from persistent_state.engine.java import java_problem
 from tests.spark import sessions
 from tests.spark.stream import Stream, check_end
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +47,7 @@ def spark() -> Iterator[SparkSession]:
         assert gateway is not None
         gateway.shutdown()
         gateway.proc.stdin.close()  # a gateway ends with its input
-        gateway.proc.wait(timeout=30)
+        gateway.proc.wait(PATIENCE)
         SparkContext._gateway = SparkContext._jvm = None
 
 
@@ -62,6 +63,15 @@ def _jvm_lives(request: pytest.FixtureRequest) -> Iterator[None]:
         assert status is None, (
             f"the JVM ended with status {status}: 52 is of one without memory, -9 of one that was killed"
         )
+
+
+@pytest.fixture(autouse=True)
+def _sinks_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine, too, a start goes on without a sink only where a test is about that."""
+    from persistent_state.engine import deliveries
+
+    monkeypatch.setattr(deliveries, "OPEN_SECONDS", PATIENCE)
+    monkeypatch.setattr(deliveries, "END_SECONDS", PATIENCE)
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,7 @@ def rehearse(folder: Path) -> None:
         sessions.environment(f"-XX:ArchiveClassesAtExit={archive}"),
     )
     try:
-        assert process.wait(timeout=180) == 0, (folder / "log").read_text()
+        assert process.wait(PATIENCE) == 0, (folder / "log").read_text()
     finally:
         sessions.end_sessions([process])
     check_end(folder, stream)

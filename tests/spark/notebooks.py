@@ -6,7 +6,6 @@ import asyncio
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from tests.spark import sessions
+from tests.waiting import PATIENCE, until
 
 TUTORIAL = sessions.ROOT / "docs" / "tutorial.ipynb"
 
@@ -39,9 +39,7 @@ class Kernel:
         """Execute a cell, and interrupt the kernel as JupyterLab does, when a file is there."""
 
         def interrupt() -> None:
-            deadline = time.monotonic() + 60
-            while not when.exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(when.exists, when.name)
             asyncio.run(self._client.km.interrupt_kernel())
 
         thread = threading.Thread(target=interrupt)
@@ -63,7 +61,7 @@ def started(folder: Path) -> Iterator[Kernel]:
     with patch.dict(os.environ, own):
         client = NotebookClient(
             nbformat.v4.new_notebook(),
-            timeout=240,
+            timeout=int(PATIENCE),
             kernel_name="python3",
             resources={"metadata": {"path": str(folder)}},
         )

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tests.processes import start_guarded
+from tests.waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,6 +75,7 @@ def new_session(name: str, master: str = "local[2]", settings: Mapping[str, str]
     end_what_is_left()
     builder = SparkSession.builder.master(master).appName(name).config("spark.ui.enabled", "false")
     builder = builder.config("spark.log.level", "ERROR").config("spark.driver.memory", MEMORY)
+    builder = builder.config("spark.python.authenticate.socketTimeout", f"{PATIENCE:.0f}s")
     for setting, value in (settings or {}).items():
         builder = builder.config(setting, value)
     return builder.getOrCreate()
@@ -87,6 +88,8 @@ def environment(java_options: str = "", **more: str) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": f"{QUICK_PYTHON}:{ROOT}",
         "JDK_JAVA_OPTIONS": java,
+        # The time that Python has to connect to the JVM is a setting for each side.
+        "SPARK_AUTH_SOCKET_TIMEOUT": f"{PATIENCE:.0f}",
         # With this Python Spark looks data sources up.
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
@@ -139,31 +142,29 @@ def start_jvm(folder: Path, env: Mapping[str, str]) -> Jvm:
     told = folder / "connection"
     command = [f"{spark_home()}/bin/spark-submit", "--driver-memory", MEMORY, "pyspark-shell"]
     process = start_command(command, folder, {**env, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}, True)
-    deadline = time.monotonic() + 60
-    while not told.exists():  # it is renamed when it is whole
-        assert process.poll() is None, (folder / "log").read_text()
-        assert time.monotonic() < deadline, "no JVM after a minute"
-        time.sleep(0.05)
+    # It is renamed when it is whole.
+    until(told.exists, "the JVM", process, folder / "log")
     data = told.read_bytes()
     port, secret = int.from_bytes(data[:4], "big"), data[8:].decode()
     return Jvm(process, {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret})
 
 
-def end_sessions(processes: Sequence[subprocess.Popen[bytes]], patience: float = 10.0) -> None:
+def end_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Kill everything that these processes started, and wait until it is gone.
 
     A JVM outlives its killed driver, and a worker its JVM; each stands in a process group of its own, but in one session.
     """
     sessions = {process.pid for process in processes}
-    deadline = time.monotonic() + patience
-    while left := [pid for pid in psutil.pids() if _session(pid) in sessions]:
+
+    def are_gone() -> bool:
+        left = [pid for pid in psutil.pids() if _session(pid) in sessions]
         for pid in left:
             _kill(pid)
         for process in processes:
             process.poll()
-        if time.monotonic() > deadline:
-            raise AssertionError(f"processes {left} did not die")
-        time.sleep(0.05)
+        return not left
+
+    until(are_gone, f"the end of processes {sorted(sessions)}")
 
 
 def resume_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -30,7 +30,7 @@ from tests.protocol.test_backfill import Row, Visits, visits
 from tests.protocol.test_bounds import SCHEMA
 from tests.spark.backfill_driver import NAME, TIMED, Sums
 from tests.spark.conftest import Launch
-from tests.spark.test_failures import wait_for
+from tests.waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,13 +69,13 @@ def test_a_driver_that_dies_while_kafka_takes_over_from_history_counts_each_mess
         return max((each["clock"] or 0 for each in commits()), default=0)
 
     # In the middle of history, and when the clock has just come to the bound.
-    for until in (bound - 150_000_000, bound):
+    for wanted in (bound - 150_000_000, bound):
         run = launch(*driver, broker.address, topic, str(bound), folder=tmp_path)
-        wait_for(lambda until=until: clock() >= until, lambda run=run: run.poll() is None)
+        until(lambda wanted=wanted: clock() >= wanted, "the clock", run, tmp_path / "log")
         run.kill()
         run.wait()
     end = launch(*driver, broker.address, topic, str(bound), "--to-the-end", folder=tmp_path)
-    assert end.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert end.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-3000:]
     store = str(tmp_path / "store")
     assert verify(store).problems == ()
     state = {row["k"]: row["value"] for row in read_state(store, NAME, Sums()).to_pylist()}
@@ -118,7 +118,7 @@ def test_a_task_in_order_and_a_join_go_on_from_history_as_if_all_had_come_by_one
     for name, rows in (("history", history), ("live", live[:4]), ("trades", trades[:12])):
         let_in(name, rows)
     first = application().start(spark)
-    wait_for(lambda: (first.clock or 0) >= 40, lambda: first.is_active)
+    until(lambda: (first.clock or 0) >= 40, "the clock", lambda: first.is_active)
     first.stop()
     assert first.clock is not None
     assert first.clock < bound

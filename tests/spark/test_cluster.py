@@ -33,8 +33,8 @@ from tests.spark import sessions, stream
 from tests.spark.cluster import WORKERS, standalone
 from tests.spark.conftest import Launch, Rehearsal
 from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
-from tests.spark.test_failures import wait_for
 from tests.store.servers import Servers, needed
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.kills
 
@@ -68,9 +68,6 @@ def test_executors_killed_in_mid_batch_are_replaced_and_no_file_tells_the_secret
         arguments = ["--master", cluster.url, "--store", url, "--options", str(apart), "--scratch", str(scratch)]
         driver = launch("-m", "tests.spark.victim", str(tmp_path), *arguments, folder=tmp_path)
 
-        def is_going() -> bool:
-            return driver.poll() is None
-
         def told() -> bytes:
             return b"".join(file.read_bytes() for file in (tmp_path / "events").rglob("events_*"))
 
@@ -80,14 +77,14 @@ def test_executors_killed_in_mid_batch_are_replaced_and_no_file_tells_the_secret
             assert kills < MOST_KILLS, "no executor died in mid-batch"
             kills += 1
             begun = len(progress(tmp_path))
-            wait_for(lambda begun=begun: len(progress(tmp_path)) > begun, is_going)
-            wait_for(lambda: len(cluster.executors()) == WORKERS, is_going)
+            until(lambda begun=begun: len(progress(tmp_path)) > begun, "a commit", driver)
+            until(lambda: len(cluster.executors()) == WORKERS, "all executors", driver)
             time.sleep(chance.random() / 2)
             chance.choice(cluster.executors()).kill()
         assert telling(secret, tmp_path) == []
         begun = len(list((cluster.folder).glob("worker-*/work/app-*/*")))
         assert begun >= WORKERS + kills - 1, "the executors that died were replaced"
-        assert driver.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-4000:]
+        assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     assert list(scratch.iterdir()) == []
     assert verify(url, storage_options=options).problems == ()
     copy(open_files(url, options), tmp_path / "store")

@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +27,9 @@ from examples.exactly_once import Place, Verdict, check, verdict_of
 from tests.soak import soak_or
 from tests.spark import pipeline, sessions
 from tests.spark.conftest import Rehearsal
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.kills
-
-SECONDS = 180
-"""The longest that anything here may take. Where nothing else runs it takes some seconds."""
 
 LOST = "StateError: the Spark Connect server is gone, or has forgotten the session"
 FOREACH_BATCH, DAEMON = "foreach_batch_worker", "pyspark.daemon"
@@ -43,13 +41,6 @@ WITHOUT_JAVA = """
 sys.modules["py4j"] = None
 """
 """As a part of `sitecustomize`: what makes PySpark one that can't start a JVM."""
-
-
-def until(is_so: Callable[[], object], told: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, told.read_text()[-4000:]
-        time.sleep(0.02)
 
 
 @dataclass
@@ -85,12 +76,11 @@ class Server:
         command += [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
         env = sessions.environment(self.java_options, SPARK_HOME=self.home, PYSPARK_PYTHON=self.python)
         self.processes.append(sessions.start_command([*command, "spark-internal"], self.folder, env))
-        until(self._answers, self.folder / "log")
+        until(self._answers, "the server", self.processes[-1], self.folder / "log")
 
     def _answers(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
             return True
-        assert self.processes[-1].poll() is None, (self.folder / "log").read_text()[-4000:]
         return False
 
     def kill(self) -> None:
@@ -148,15 +138,14 @@ class Clients:
         """Wait until a client was told of so many commits, and return the epoch of the last."""
 
         def epochs() -> list[int]:
-            assert client.poll() is None, self.log.read_text()[-4000:]
             told = [each for each in self.told() if each["task"] == "FlightsPerRoute" and each["epoch"] > above_epoch]
             return [each["epoch"] for each in told if each["pid"] == client.pid]
 
-        until(lambda: len(epochs()) >= commits, self.log)
+        until(lambda: len(epochs()) >= commits, f"{commits} commits", client, self.log)
         return epochs()[-1]
 
     def end(self, client: subprocess.Popen[bytes]) -> int:
-        return client.wait(SECONDS)
+        return client.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -248,7 +237,8 @@ def test_a_graph_with_outputs_of_each_kind_is_exact_after_a_stop(server: Server,
     for file in range(2):
         pipeline.grow(folder, file, range(file * seconds // 4, (file + 1) * seconds // 4))
     first = clients.start(3, "--graph", "--continuous")
-    until(lambda: "PerRegion" in {told["task"] for told in clients.told()}, clients.log)
+    told_of = lambda: {told["task"] for told in clients.told()}  # noqa: E731
+    until(lambda: "PerRegion" in told_of(), "a step", first, clients.log)
     first.terminate()
     assert clients.end(first) == 0, clients.log.read_text()[-4000:]
     for file in range(2, 4):

@@ -42,6 +42,7 @@ from tests.spark.teller import (
     write,
 )
 from tests.store.servers import Servers
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.kills
 
@@ -94,7 +95,7 @@ class Chain:
         ]
         self.links += 1
         arguments = ("-m", "tests.spark.teller", str(self.folder), "--postgresql", self.postgresql, *told, *arguments)
-        return self.launch(*arguments, folder=self.folder, **self.jvm.env).wait(timeout=400)
+        return self.launch(*arguments, folder=self.folder, **self.jvm.env).wait(PATIENCE)
 
     def kill(self, step: str, nth: int) -> None:
         more = ["--drain"] if step == "close" else []

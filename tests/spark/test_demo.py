@@ -12,6 +12,7 @@ import pytest
 
 from tests.spark.conftest import Launch
 from tests.spark.sessions import patched
+from tests.waiting import PATIENCE
 
 FLIGHTS = 60_000
 """Enough of them that each broken part shows: with 40,000 the late rule does not."""
@@ -51,7 +52,7 @@ def show(launch: Launch, folder: Path, *arguments: str, patch: str = "", **env: 
     """Run the demo in a process of its own, of whose Pythons each begins with the patch."""
     if patch:
         env |= patched(folder, patch)
-    status = launch("-m", "examples.exactly_once", *arguments, folder=folder, **env).wait(timeout=300)
+    status = launch("-m", "examples.exactly_once", *arguments, folder=folder, **env).wait(PATIENCE)
     return Shown(status, (folder / "out").read_text().splitlines(), (folder / "log").read_text())
 
 

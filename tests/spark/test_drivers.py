@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from configparser import ConfigParser
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.spark.conftest import Launch
 from tests.spark.sessions import ROOT, Jvm
 from tests.spark.stream import Stream, check_end
 from tests.store.servers import command, installed, needed
+from tests.waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,11 +32,9 @@ def test_a_continuous_run_that_is_asked_to_stop_stops_cleanly_and_the_next_goes_
     sent = stream.Stream(tmp_path / "stream", seed=number)
     sent.grow(4)
     driver = launch("-m", "tests.spark.victim", str(tmp_path), "--continuous", folder=tmp_path, **jvms[0].env)
-    while len(stream.progress(tmp_path)) < 2:
-        assert driver.poll() is None, (tmp_path / "log").read_text()[-4000:]
-        time.sleep(0.05)
+    until(lambda: len(stream.progress(tmp_path)) >= 2, "commits", driver, tmp_path / "log")
     driver.send_signal(number)
-    assert driver.wait(timeout=60) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     stream.check_cut(tmp_path, sent)
     sent.grow()
     stream.application(tmp_path, shards=1, interval="15 seconds").run(spark, drain=True)
@@ -53,7 +51,7 @@ def test_workers_run_the_interpreter_of_the_driver_whatever_python3_is(launch: L
         other.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     driver = launch("-m", "tests.spark.victim", str(tmp_path), folder=tmp_path, PATH=path, PYSPARK_PYTHON="")
-    assert driver.wait(timeout=120) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     stream.check_end(tmp_path, sent)
 
 
@@ -86,7 +84,7 @@ def test_a_store_goes_on_under_another_version_of_spark(spark: SparkSession, lau
     stream.application(tmp_path, shards=2, interval="10 seconds").run(spark)
     sent.grow()
     driver = launch("-c", DRIVE, str(tmp_path), folder=tmp_path, PYTHONPATH=f"{oldest}:{ROOT}")
-    assert driver.wait(timeout=180) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     assert f"pyspark {oldest.name.removeprefix('pyarrow-and-pyspark-')}" in (tmp_path / "out").read_text().splitlines()
     sent.grow()
     stream.application(tmp_path, shards=3, interval="15 seconds").run(spark, drain=True)

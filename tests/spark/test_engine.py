@@ -31,6 +31,7 @@ from persistent_state import (
 )
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -316,7 +317,7 @@ def test_a_second_driver_fences_the_first_which_changes_nothing_more(spark: Spar
         second = application().run(spark)
         write(tmp_path / "in", "2.parquet", [("a", 1, 5, 130)])
         with pytest.raises(FencedError):
-            first.await_termination(timeout=60)
+            first.await_termination(PATIENCE)
         assert not first.is_active
         with pytest.raises(FencedError):
             first.drain()

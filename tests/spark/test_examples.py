@@ -35,6 +35,7 @@ from examples import (
 from examples.driven import differences
 from tests.spark.conftest import Launch
 from tests.spark.sessions import FOR_OTHERS, Jvm, patched
+from tests.waiting import PATIENCE
 
 TRANSFERS, KILLS = 2_000, 1
 ORDERS, EVENTS = 6_000, 4_000
@@ -61,7 +62,7 @@ def show(launch: Launch, jvm: Jvm, folder: Path, name: str, *arguments: str) -> 
     env = {**patched(folder, FOR_OTHERS), **jvm.env}
     process = launch("-m", f"examples.{name}", "--json", *told, folder=folder, **env)
     try:
-        status: int | str = process.wait(timeout=300)
+        status: int | str = process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         status = "it did not end"

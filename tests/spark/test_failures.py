@@ -32,6 +32,7 @@ from tests.spark import sessions, stream
 from tests.spark.conftest import Launch
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles
 from tests.spark.stream import NAME, Stream, check_cut, check_end, progress
+from tests.waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from persistent_state.engine.micro_batch import Progress
 
 pytestmark = pytest.mark.kills
-
-PATIENCE = 240.0
-"""Seconds until what is waited for will never come."""
 
 KILLS = soak_or(ci=8, soak=60)
 AT_STORE = soak_or(ci=16, soak=200)
@@ -57,14 +55,6 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.1)
     monkeypatch.setattr(garbage, "EVERY_SECONDS", 0.3)
     monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
-
-
-def wait_for(condition: Callable[[], object], alive: Callable[[], object] = lambda: True) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert alive(), "it ended"
-        assert time.monotonic() < deadline, "it takes too long"
-        time.sleep(0.02)
 
 
 def newest(folder: Path) -> Entry:
@@ -120,7 +110,7 @@ def test_workers_and_planners_killed_at_random_moments_lose_and_double_no_messag
         while killed.total() < KILLS:
             begun = len(told)
             sent.grow()
-            wait_for(lambda begun=begun: len(told) > begun, lambda: run.is_active)
+            until(lambda begun=begun: len(told) > begun, "a commit", lambda: run.is_active)
             time.sleep(chance.random() / 2)
             kind = "planner" if killed.total() % 4 == 0 else "worker"
             victims = [victim for victim in pythons(spark) if is_planner(victim) == (kind == "planner")]
@@ -168,7 +158,7 @@ def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
         while not is_met(schedule.told()):
             begun = len(told)
             sent.grow()
-            wait_for(lambda begun=begun: len(told) > begun, lambda: run.is_active)
+            until(lambda begun=begun: len(told) > begun, "a commit", lambda: run.is_active)
         schedule.off.touch()
     finally:
         run.stop()
@@ -243,15 +233,15 @@ def test_of_two_drivers_started_at_once_one_survives_and_the_other_is_fenced(
             folder.mkdir()
             options = ["--continuous", "--shards", "1", "--when", str(now)]
             both.append(launch("-m", "tests.spark.victim", str(tmp_path), *options, folder=folder, **jvm.env))
-        wait_for(lambda folders=folders: all("ready" in (folder / "out").read_text() for folder in folders))
+        until(lambda folders=folders: all("ready" in (folder / "out").read_text() for folder in folders), "both")
         now.touch()
-        wait_for(lambda both=both: any(driver.poll() is not None for driver in both))
+        until(lambda both=both: any(driver.poll() is not None for driver in both), "the end of one")
         (fenced,) = [i for i in range(2) if both[i].poll() is not None]
         assert both[fenced].wait() == 1
         assert "persistent_state.errors.FencedError: " in (folders[fenced] / "log").read_text().splitlines()[-1]
         begun, other = len(progress(tmp_path)), both[1 - fenced]
         sent.grow()
-        wait_for(lambda begun=begun: len(progress(tmp_path)) > begun, lambda other=other: other.poll() is None)
+        until(lambda begun=begun: len(progress(tmp_path)) > begun, "a commit", other)
         other.terminate()
         assert other.wait(PATIENCE) == 0, (folders[1 - fenced] / "log").read_text()[-4000:]
         assert {told["epoch"] for told in progress(tmp_path)[begun:]} == {newest(tmp_path).epoch}
@@ -273,7 +263,7 @@ def test_a_driver_paused_through_a_takeover_and_its_collection_is_fenced_and_cha
         return psutil.Process(paused.pid).status() == psutil.STATUS_STOPPED
 
     for times in range(1, len(steps) + 1):
-        wait_for(is_paused, lambda: paused.poll() is None)
+        until(is_paused, "the pause", paused)
         epoch = newest(tmp_path).epoch
         sent.grow()
         stream.application(tmp_path, shards=3, interval="15 seconds").run(spark)
@@ -285,7 +275,7 @@ def test_a_driver_paused_through_a_takeover_and_its_collection_is_fenced_and_cha
             sent.grow()
         # Once fenced it starts again, as the newest driver, but for the last time.
         sessions.resume_sessions([paused, jvms[0].process])
-        wait_for(lambda times=times: (tmp_path / "out").read_text().count("fenced") == times)
+        until(lambda times=times: (tmp_path / "out").read_text().count("fenced") == times, "the fence", paused)
     assert paused.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     assert newest(tmp_path) == entry
     finish(spark, tmp_path, sent)
@@ -320,7 +310,7 @@ def test_workers_killed_at_the_store_are_replaced_and_their_tasks_retried_by_spa
     while schedule.told().total() < AT_STORE:
         begun = len(progress(tmp_path))
         sent.grow()
-        wait_for(lambda begun=begun: len(progress(tmp_path)) > begun, lambda: driver.poll() is None)
+        until(lambda begun=begun: len(progress(tmp_path)) > begun, "a commit", driver, tmp_path / "log")
     driver.terminate()
     assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     check_store(tmp_path, sent)

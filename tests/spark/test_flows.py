@@ -36,6 +36,7 @@ from persistent_state import (
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -207,9 +208,12 @@ def test_three_tasks_of_one_source_are_one_query_and_one_entry_a_micro_batch(sho
     app.add(Greatest(), source, on_bad_row="fail")
     run = app.start(shops.spark, on_progress=told.append)
     try:
-        while len(touched) < 3:
+
+        def is_read() -> bool:
             queries.add(tuple(run._supervisor.queries.by_flow))
-            assert not run.await_termination(timeout=0.05)
+            return len(touched) >= 3
+
+        until(is_read, "micro-batches", lambda: not run.await_termination(0))
     finally:
         run.stop()
     assert queries == {("ByShop",)}

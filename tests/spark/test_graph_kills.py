@@ -23,7 +23,8 @@ from tests.spark import beside, pipeline, stream
 from tests.spark.conftest import Launch
 from tests.spark.pipeline import grow, newest
 from tests.spark.sessions import Jvm
-from tests.spark.test_kills import JVM, KILLED, SOON, WRITES
+from tests.spark.test_kills import JVM, KILLED, WRITES
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.kills
 
@@ -86,7 +87,7 @@ class Chain:
         if point == TIME:
             self._await_steps(driver)
             driver.kill()
-        status = driver.wait(timeout=SOON if point.startswith(JVM) else 120)
+        status = driver.wait(PATIENCE)
         if point.startswith(JVM):
             assert KILLED in (self.folder / "out").read_text()
             assert status == 1, f"{point}: {self._log()}"
@@ -100,7 +101,7 @@ class Chain:
         record = self.folder / "steps"
         record.unlink(missing_ok=True)
         driver = self._start()
-        assert driver.wait(timeout=180) == 0, self._log()
+        assert driver.wait(PATIENCE) == 0, self._log()
         self._check()
         entry = newest(self.folder)
         assert entry.clock == self.files * CHAPTER * 1_000_000
@@ -111,9 +112,8 @@ class Chain:
         """Wait until a derived task has come to a clock, and a little longer."""
         chance = random.Random(self.seed * 100 + self.links)
         begun = len(stream.progress(self.folder))
-        while not any(told["task"] == "PerRegion" for told in stream.progress(self.folder)[begun:]):
-            assert driver.poll() is None, self._log()
-            time.sleep(0.02)
+        told = lambda: {each["task"] for each in stream.progress(self.folder)[begun:]}  # noqa: E731
+        until(lambda: "PerRegion" in told(), "a step", driver, self.folder / "log")
         time.sleep(chance.random() / 2)
 
     def _check(self) -> None:

@@ -19,6 +19,7 @@ from persistent_state.store.verify import verify
 from tests.spark.conftest import Launch
 from tests.spark.sessions import Jvm
 from tests.spark.stream import LATE, NAME, SCHEMA, Balance, Journal, Stream, aside, state
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +46,7 @@ def test_killed_drivers_count_messages_as_often_as_their_delivery_says(
         told += ["--interval", ("10 seconds", "15 seconds")[link % 2]]
         told += ["--die", point[0], "--from-call", point[1]] if point else []
         driver = launch("-m", "tests.spark.victim", *told, folder=tmp_path, **jvms[link % 2].env)
-        status = driver.wait(timeout=120)
+        status = driver.wait(PATIENCE)
         assert status == (-signal.SIGKILL if point else 0), (tmp_path / "log").read_text()[-4000:]
     check(tmp_path, sent, delivery)
 

@@ -37,8 +37,8 @@ from tests.soak import soak_or
 from tests.spark.conftest import Launch
 from tests.spark.kafka_driver import NAME, BySpark, Fast
 from tests.spark.test_cluster import telling
-from tests.spark.test_failures import wait_for
 from tests.store.servers import needed
+from tests.waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,7 +112,7 @@ def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways
         if kill == 1:
             grow(broker, topic, 4)
             # What has written to the topic must come to know of it.
-            wait_for(lambda: len(shop.producer.list_topics(topic, 10).topics[topic].partitions) == 4)
+            until(lambda: len(shop.producer.list_topics(topic, 10).topics[topic].partitions) == 4, "the partitions")
             shop.partitions = 4
         if kill == 0:
             broker.kill()
@@ -120,12 +120,12 @@ def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways
             broker.start()
             shop.sell()
             begun = commits()
-            wait_for(lambda begun=begun: commits() > begun + 1, lambda driver=driver: driver.poll() is None)
+            until(lambda begun=begun: commits() > begun + 1, "commits", driver, tmp_path / "log")
         driver.kill()
         driver.wait()
         shop.sell()
     end = launch(*DRIVER, str(tmp_path), broker.address, topic, "--to-the-end", folder=tmp_path)
-    assert end.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert end.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-3000:]
     store = str(tmp_path / "store")
     assert verify(store).problems == ()
     for task in (Fast(), BySpark()):
@@ -148,7 +148,7 @@ def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drop
         writer.produce(topic, json.dumps({"k": i, "n": 1}), partition=i % 2, timestamp=when)
     writer.flush()
     driver = launch(*DRIVER, str(tmp_path), broker.address, topic, "--skew", folder=tmp_path)
-    assert driver.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert driver.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-3000:]
     counted = json.loads((tmp_path / "out").read_text().splitlines()[-1])
     # Its first micro-batches have no watermark yet.
     assert counted.pop("spark") < records * 0.8
@@ -207,7 +207,7 @@ def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(
         secured = f"127.0.0.1:{broker.ports[2]}"
         told = ("--to-the-end", "--out", "out", "--options", str(apart / "options.json"))
         driver = launch(*DRIVER, str(folder), secured, "in", *told, folder=folder)
-        assert driver.wait(timeout=240) == 0, (folder / "log").read_text()[-3000:]
+        assert driver.wait(PATIENCE) == 0, (folder / "log").read_text()[-3000:]
         source = KafkaSource("in", secured, options={**options, "sasl.password": f"no {password}"})
         with pytest.raises((InvalidInputError, StoreUnavailableError)) as refused:
             source.open([], {})

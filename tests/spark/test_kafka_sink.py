@@ -25,6 +25,7 @@ from tests.spark.teller import SPAN, START, rows_of, write
 from tests.spark.test_parquet import frame
 from tests.spark.test_rewinds import FILES, SECOND, Revenue, World, expected
 from tests.spark.test_rewinds import SCHEMA as ORDERS
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,7 +144,7 @@ def test_each_value_and_each_emitted_row_is_seen_once_whatever_step_the_driver_i
             files += 1
         told = ("--servers", broker.address, "--partitions", str((2, 1, 3)[link % 3]), *more)
         env = jvms[link % len(jvms)].env
-        return launch("-m", "tests.spark.courier", str(tmp_path), *told, folder=tmp_path, **env).wait(timeout=120)
+        return launch("-m", "tests.spark.courier", str(tmp_path), *told, folder=tmp_path, **env).wait(PATIENCE)
 
     for link, step in enumerate(STEPS):
         code = drive(link, "--die", step, "--nth", "2")

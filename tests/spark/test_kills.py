@@ -30,6 +30,7 @@ from tests.soak import soak_or
 from tests.spark.conftest import Launch, Rehearsal
 from tests.spark.sessions import Jvm
 from tests.spark.stream import NAME, Stream, check_clocks, check_cut, check_end, progress
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.kills
 
@@ -45,9 +46,6 @@ AT_RANDOM = soak_or(ci=1, soak=40)
 
 OF_THREE = soak_or(ci=3, soak=40)
 """Drivers of three tasks that are killed at any moment."""
-
-SOON = 60
-"""Seconds in which a driver without a JVM must end. It takes about one where nothing else runs."""
 
 TRIES = 4
 """The most drivers that are started until one writes or deletes a file of a kept clock, and dies there."""
@@ -81,7 +79,7 @@ class Chain:
         tries, status = TRIES if " kept" in point else 1, 0
         while tries and status == 0:
             self._prepare(point)
-            status = self._start("--die", point, *self._from_call(point)).wait(timeout=120)
+            status = self._start("--die", point, *self._from_call(point)).wait(PATIENCE)
             tries -= 1
         assert status == -signal.SIGKILL, f"{point}: {self._log()}"
         check_cut(self.folder, self.stream)
@@ -91,13 +89,11 @@ class Chain:
         self._prepare(GROUP)
         begun = len(progress(self.folder))
         victim = self._start(alone=True)
-        while len(progress(self.folder)) < begun + 2:
-            assert victim.poll() is None, self._log()
-            time.sleep(0.05)
+        until(lambda: len(progress(self.folder)) >= begun + 2, "commits", victim, self.folder / "log")
         time.sleep(random.Random(self.seed).random() / 2)
         os.killpg(victim.pid, signal.SIGKILL)
         # Its JVM lives a little longer, and meets the next driver.
-        assert victim.wait(timeout=120) == -signal.SIGKILL, self._log()
+        assert victim.wait(PATIENCE) == -signal.SIGKILL, self._log()
         check_cut(self.folder, self.stream)
 
     def kill_jvm(self, point: str) -> None:
@@ -106,12 +102,9 @@ class Chain:
         out = self.folder / "out"
         killed = out.read_text().count(KILLED) if out.exists() else 0
         victim = self._start("--die", point, "--of", "jvm", *self._from_call(point), alone=True)
-        deadline = time.monotonic() + 120
-        while out.read_text().count(KILLED) == killed:
-            assert victim.poll() is None, f"{point}: {self._log()}"
-            assert time.monotonic() < deadline, f"{point}: {self._log()}"
-            time.sleep(0.05)
-        status = victim.wait(timeout=SOON)
+        log = self.folder / "log"
+        until(lambda: out.read_text().count(KILLED) > killed, f"{point}: the end of the JVM", victim, log)
+        status = victim.wait(PATIENCE)
         # Only what is done after all queries have ended needs no JVM.
         if not point.startswith("close"):
             assert status == 1, f"{point}: {self._log()}"
@@ -121,7 +114,7 @@ class Chain:
     def finish(self) -> dict[str, int]:
         """Let a last driver come to the end, unharmed."""
         driver = self._start()
-        assert driver.wait(timeout=120) == 0, self._log()
+        assert driver.wait(PATIENCE) == 0, self._log()
         check_cut(self.folder, self.stream)
         return check_end(self.folder, self.stream)
 
@@ -249,15 +242,14 @@ def test_three_tasks_of_one_source_are_exact_at_every_clock_whenever_their_drive
         file, more = ("steps", 1) if link % 3 == 2 else ("progress", 3 * chance.randint(1, 2))
         begun = lines(file)
         victim = driver(link, "--continuous")
-        while lines(file) < begun + more:
-            assert victim.poll() is None, (tmp_path / "log").read_text()[-4000:]
-            time.sleep(0.02)
+        wanted = begun + more
+        until(lambda file=file, wanted=wanted: lines(file) >= wanted, file, victim, tmp_path / "log")
         time.sleep(chance.random())
         victim.kill()
-        assert victim.wait(timeout=60) == -signal.SIGKILL
+        assert victim.wait(PATIENCE) == -signal.SIGKILL
         clocks += check_clocks(tmp_path, sent)
     last = driver(OF_THREE)
-    assert last.wait(timeout=120) == 0, (tmp_path / "log").read_text()[-4000:]
+    assert last.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     assert clocks + check_clocks(tmp_path, sent) > OF_THREE
     assert check_end(tmp_path, sent)["late"] > 0
     assert sum(told["replayed"] for told in progress(tmp_path)) > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +19,13 @@ from persistent_state import Application, Changes, FileSource, InvalidInputError
 from persistent_state.metrics import measures
 from tests.metrics.test_server import ask
 from tests.metrics.test_telemetry import Collected
+from tests.waiting import until
 from tests.words import SCHEMA, Words
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SECOND = 1_000_000
-PATIENCE = 60
 
 
 class Total(PersistentTask):
@@ -77,17 +76,21 @@ def test_a_run_tells_its_metrics_until_it_ends(
         assert ask(f"{url}/health")[0] == 200
 
         def await_metric(value: float, *metric: str) -> dict[tuple[str, ...], float]:
-            deadline = time.monotonic() + PATIENCE
-            while (told := told_by(url)).get(metric) != value:
-                assert time.monotonic() < deadline, told
-                time.sleep(0.1)
-            return told
+            def told() -> dict[tuple[str, ...], float] | None:
+                return found if (found := told_by(url)).get(metric) == value else None
+
+            return until(told, f"{metric}={value}")
 
         await_metric(20, "global_clock_seconds")
         assert ("idle", "Total") not in await_metric(1, "idle", "Words")
         assert ask(f"{url}/ready") == (200, "text/plain; charset=utf-8", "application=words is ready.\n")
         write(folder, "1.parquet", 31, 45, 7)
-        told = await_metric(40, "global_clock_seconds")
+        await_metric(40, "global_clock_seconds")
+        # A commit is seen before its metrics are.
+        await_metric(5, "messages_total", "Words")
+        told = until(
+            lambda: found if (found := told_by(url))["step_seconds_count", "Total"] >= 2 else None, "the steps"
+        )
         assert told["messages_total", "Words"] == 5
         assert told["late_and_bad_rows", "late", "Words"] == 1
         assert told["micro_batch_seconds_count", "Words"] == told["commit_seconds_count", "Words"] >= 2

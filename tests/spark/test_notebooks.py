@@ -153,7 +153,7 @@ own, queries, [*spark.sparkContext.statusTracker().getActiveJobsIds()]
 def test_a_cell_that_starts_an_application_and_is_executed_again_takes_over(kernel: Kernel) -> None:
     kernel.run("before = running = app.start(spark)")
     kernel.run("running = app.start(spark)")
-    found = failure(kernel, "before.await_termination(60)")
+    found = failure(kernel, "before.await_termination(600)")
     assert found.startswith("FencedError: a newer driver owns slow")
     assert shown(kernel.run("running.stop()\nbefore.is_active, running.await_termination()")) == ["(False, True)"]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from persistent_state.sinks.sql import CLOCKS
 from persistent_state.store.log import Log
 from tests import core
 from tests.store.servers import Servers, needed
+from tests.waiting import PATIENCE, until
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.string()), ("n", pa.int64())])
 
@@ -69,7 +69,7 @@ class Place(RecordingSink):
 
     def open(self, origin: Origin) -> int | None:
         self.opened += 1
-        self.may_answer.wait(600)
+        self.may_answer.wait(PATIENCE)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -86,13 +86,6 @@ def plan_of(*sinks: Sink) -> Plan:
 def deliveries_of(plan: Plan, *sinks: Sink) -> Deliveries:
     spark: Any = None
     return Deliveries([Delivery(spark, plan, ValuesAtClock(sink), 0) for sink in sinks])
-
-
-def wait_for(truth: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not truth():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def recorded(plan: Plan) -> dict[str, int]:
@@ -128,7 +121,7 @@ def test_a_sink_that_does_not_answer_holds_up_no_start_and_is_told_in_one_line(
     )
     epoch = running(plan)
     every.start(lambda: epoch)
-    wait_for(lambda: quick.opened == 1)
+    until(lambda: quick.opened == 1, "the sink that answers")
     assert slow.opened == 1
     slow.may_answer.set()
     every.drain(threading.Event())
@@ -144,7 +137,7 @@ def test_a_stop_does_not_wait_for_a_sink_that_does_not_answer() -> None:
     every.open()
     epoch = running(plan)
     every.start(lambda: epoch)
-    every.stop(60.0)
+    every.stop(PATIENCE)
     assert not any(one.is_alive for one in every._all)
     assert not slow.may_answer.is_set()
     slow.may_answer.set()
@@ -166,7 +159,7 @@ def test_a_run_does_not_end_well_without_a_sink_that_does_not_answer(monkeypatch
 def test_what_is_refused_at_once_refuses_the_start_though_another_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deliveries, "OPEN_SECONDS", 60)
+    monkeypatch.setattr(deliveries, "OPEN_SECONDS", PATIENCE)
     slow, wrong = Place("slow"), Place("wrong", InvalidInputError("other columns; name another."))
     wrong.may_answer.set()
     plan = plan_of(wrong, slow)
@@ -183,8 +176,8 @@ def test_what_is_refused_late_is_told_and_tried_again(caplog: pytest.LogCaptureF
     epoch = running(plan)
     every.start(lambda: epoch)
     late.may_answer.set()
-    wait_for(lambda: late.opened > 1)
-    every.stop(60.0)
+    until(lambda: late.opened > 1, "the next try")
+    every.stop(PATIENCE)
     assert "sink='late': other columns; name another. The delivery is tried again in" in caplog.text
     with pytest.raises(StateError, match="other columns"):
         every.drain(threading.Event())

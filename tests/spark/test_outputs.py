@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +35,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark.files import write
+from tests.waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -263,13 +263,13 @@ def test_a_driver_that_was_fenced_in_the_middle_of_a_delivery_does_no_harm(spark
         name = threading.current_thread().name
         if name.startswith("persistent-state") and not name.endswith("opens"):
             is_in.set()
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(PATIENCE)
 
     place = Place()
     slow = Place(problem=sleep)
     first = application(tmp_path, slow).start(spark)
-    assert is_in.wait(60)
-    wait_for(lambda: len(clocks(str(tmp_path / "store"), "told")) == 2)
+    assert is_in.wait(PATIENCE)
+    until(lambda: len(clocks(str(tmp_path / "store"), "told")) == 2, "two clocks")
     second = application(tmp_path, place).run(spark, drain=True)
     assert place.values == expected(3, totals)
     entry = newest(tmp_path)
@@ -277,18 +277,11 @@ def test_a_driver_that_was_fenced_in_the_middle_of_a_delivery_does_no_harm(spark
     with pytest.raises(StateError, match="newer driver"):
         first.await_termination()
     # It finishes what it was in the middle of, with the checkpoint's own values, and begins nothing more.
-    wait_for(lambda: bool(slow.asked))
+    until(lambda: slow.asked, "the delivery")
     assert slow.asked == list(expected(3, totals).items())[:1]
     assert newest(tmp_path) == entry
     assert entry.tasks["Totals"].outputs.delivered == {"place": place.applied}
     assert second._supervisor.entry.epoch == first._supervisor.entry.epoch + 1
-
-
-def wait_for(truth: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not truth():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_sink_may_be_away_at_the_start_and_one_that_can_never_take_the_values_is_refused(
@@ -312,7 +305,7 @@ def test_a_sink_may_be_away_at_the_start_and_one_that_can_never_take_the_values_
 
     place = Place(problem=stumble)
     run = application(tmp_path, place).start(spark)
-    wait_for(lambda: len(place.values) == 2)
+    until(lambda: len(place.values) == 2, "two clocks")
     run.drain()
     assert place.values == expected(2, totals)
     assert "sink='place': it raised ConnectionRefusedError('nobody is there') at " in caplog.text
@@ -324,13 +317,13 @@ def test_a_sink_may_stop_the_application(spark: SparkSession, tmp_path: Path) ->
     started: list[Any] = []
 
     def stop(values: DataFrame, clock: int) -> None:
-        wait_for(lambda: bool(started))
+        until(lambda: started, "the start")
         with pytest.raises(InvalidInputError, match=r"Call stop\(\) there"):
             started[0].drain()
         started[0].stop()
 
     started.append(application(tmp_path, stop).start(spark))
-    assert started[0].await_termination(60)
+    assert started[0].await_termination(PATIENCE)
     # What is under way is finished, and more is not begun.
     assert newest(tmp_path).tasks["Totals"].outputs.delivered == {
         "function " + stop.__qualname__.replace("<locals>.", ""): START

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from tests.spark.conftest import Launch
+from tests.waiting import PATIENCE, until
 
 SESSION = """
 import os, signal, sys, threading, time
@@ -67,6 +67,14 @@ class Interrupting(Sink):
         raise NotImplementedError
 
 
+def send(number):
+    # A signal that comes before the run is awaited would end the process.
+    while signal.getsignal(number) is HANDLERS[number]:
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
+
+
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 app = Application("interrupted", store=sys.argv[1], checkpoint_interval="1 second")
 try:
     app.add(Slow(), RateSource(10), sink=Interrupting()).start(spark)
@@ -87,7 +95,7 @@ for way in ("stop()", "SIGTERM", "SIGINT"):
     if way == "stop()":
         running.stop()
     else:
-        threading.Timer(0.1, os.kill, (os.getpid(), getattr(signal, way))).start()
+        threading.Thread(target=send, args=(getattr(signal, way),)).start()
         running.await_termination()
     assert not running.is_active
 print("==", "end", file=sys.stderr, flush=True)
@@ -101,7 +109,7 @@ def run(launch: Launch, folder: Path, program: str) -> tuple[int, str]:
     script.write_text(program)
     driver = launch(str(script), str(folder / "store"), folder=folder)
     try:
-        code = driver.wait(timeout=240)
+        code = driver.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         raise AssertionError((folder / "log").read_text()[-4000:]) from None
     return code, (folder / "log").read_text()
@@ -152,7 +160,6 @@ app = Application("app", store=sys.argv[1], checkpoint_interval="1 second")
 app.add(Rows(), RateSource(100))
 running = app.start(spark, on_progress=lambda progress: print(progress.batch, flush=True))
 if sys.argv[2:]:
-    time.sleep(1)
     running.stop()
 else:
     running.await_termination()
@@ -167,13 +174,12 @@ def test_a_driver_that_slept_and_was_fenced_says_so_and_ends(launch: Launch, tmp
     first.mkdir()
     second.mkdir()
     sleeper = launch(str(script), str(tmp_path / "store"), folder=first)
-    while len((first / "out").read_text().splitlines()) < 2:
-        assert sleeper.poll() is None, (first / "log").read_text()[-4000:]
-        time.sleep(0.05)
+    out = first / "out"
+    until(lambda: len(out.read_text().splitlines()) >= 2, "commits", sleeper, first / "log")
     sleeper.send_signal(signal.SIGSTOP)
-    assert launch(str(script), str(tmp_path / "store"), "briefly", folder=second).wait(timeout=240) == 0
+    assert launch(str(script), str(tmp_path / "store"), "briefly", folder=second).wait(PATIENCE) == 0
     sleeper.send_signal(signal.SIGCONT)
-    assert sleeper.wait(timeout=60) == 1, (first / "log").read_text()[-4000:]
+    assert sleeper.wait(PATIENCE) == 1, (first / "log").read_text()[-4000:]
     printed = (first / "log").read_text()
     assert "FencedError: a newer driver owns app; this one (epoch 1) has stopped." in printed
     assert len([line for line in printed.splitlines() if "application app has ended: a newer driver owns" in line]) == 1

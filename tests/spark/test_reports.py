@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persistent_state import Application, FileSource, InvalidInputError, read_state
+from tests.waiting import until
 from tests.words import SCHEMA, Words
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ def test_a_start_tells_at_once(spark: SparkSession, tmp_path: Path, caplog: pyte
     app.add(Words(), FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA))
     called: list[str] = []
     running = app.start(spark, on_progress=lambda progress: called.append(progress.task))
-    while not any("no timestamp" in record.getMessage() for record in caplog.records):
-        assert running.is_active
-        running.await_termination(0.05)
+    told = lambda: any("no timestamp" in record.getMessage() for record in caplog.records)  # noqa: E731
+    until(told, "the warning", lambda: running.is_active)
+    until(lambda: called, "the progress", lambda: running.is_active)
     running.stop()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text[: len("task=Words: 1 of 1 rows did not count")] for text in warnings] == [

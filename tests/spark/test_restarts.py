@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -44,6 +43,7 @@ from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark import stream
 from tests.spark.stream import NAME, Balance, Journal, Stream, aside, check_cut, check_end, state
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -278,9 +278,7 @@ def test_a_continuous_run_has_its_trigger_and_tells_each_batch_twice_alike(
         mock.patch.object(DataStreamWriter, "trigger", autospec=True, side_effect=DataStreamWriter.trigger) as trigger,
     ):
         run = app.start(spark, trigger="1 second", on_progress=told.append)
-        deadline = time.monotonic() + 60
-        while len(told) < 3 and time.monotonic() < deadline:
-            assert not run.await_termination(timeout=0.1)
+        until(lambda: len(told) >= 3, "micro-batches", lambda: not run.await_termination(0))
         run.stop()
     assert trigger.call_args.kwargs == {"processingTime": "1.000000 seconds"}
     assert [(p.batch, p.messages, p.late, p.reasons) for p in told] == [

@@ -25,6 +25,7 @@ from tests.spark.conftest import Launch
 from tests.spark.rewinder import NAME
 from tests.spark.sessions import Jvm
 from tests.store.servers import Servers, needed
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.kills
 
@@ -130,7 +131,7 @@ def test_a_driver_that_goes_on_ends_a_rewind_whatever_sink_was_half_way_back(
 
     def drive(*told: str) -> int:
         arguments = ("-m", "tests.spark.rewinder", str(tmp_path), "--postgresql", url, *told)
-        return launch(*arguments, folder=tmp_path, **jvms[0].env).wait(timeout=120)
+        return launch(*arguments, folder=tmp_path, **jvms[0].env).wait(PATIENCE)
 
     def log() -> str:
         return (tmp_path / "log").read_text()[-3000:]

@@ -6,11 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 import psutil
@@ -20,16 +19,19 @@ import pytest
 
 from persistent_state import ParquetSink, read_state
 from persistent_state.cli import run
-from tests.deployed import DEPLOY, commented_args, container_of, pod_of, replaced, seconds_of
+from tests.deployed import DEPLOY, commented_args, container_of, replaced
 from tests.metrics.test_server import ask
 from tests.spark import sessions
 from tests.spark.conftest import Launch
 from tests.spark.sessions import Jvm
 from tests.store.servers import Servers, free_port, needed
+from tests.waiting import PATIENCE, until
 
 DRIVER, SCHEDULE, ONCE = (
     DEPLOY / "kubernetes" / name for name in ("driver.yaml", "every-five-minutes.yaml", "once.yaml")
 )
+T = TypeVar("T")
+
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("word", pa.string())])
 QUIET = (
     "--conf=spark.ui.enabled=false",
@@ -64,20 +66,20 @@ class Ran:
         whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
         return [line for line in map(json.loads, whole) if event in ("", line["event"])]
 
-    def ended(self, timeout: float = 180) -> dict[str, Any]:
+    def ended(self, timeout: float = PATIENCE) -> dict[str, Any]:
         """The last line, once the process has ended with the status that it says."""
         status = self.process.wait(timeout)
         last = self.lines()[-1] if self.lines() else {}
         assert (last.get("event"), last.get("status")) == ("ended", status), (self.folder / "log").read_text()[-4000:]
         return last
 
-    def await_line(self, is_it: Callable[[dict[str, Any]], bool], timeout: float = 120) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
-        while not (found := [line for line in self.lines() if is_it(line)]):
-            assert self.process.poll() is None, (self.folder / "log").read_text()[-4000:]
-            assert time.monotonic() < deadline, (self.folder / "log").read_text()[-4000:]
-            time.sleep(0.05)
-        return found[-1]
+    def await_line(self, is_it: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for such a line, and return the last one."""
+        return self.until(lambda: [line for line in self.lines() if is_it(line)], "the line")[-1]
+
+    def until(self, condition: Callable[[], T], what: str) -> T:
+        """Wait until a condition holds, while the process runs."""
+        return until(condition, what, self.process, self.folder / "log")
 
 
 def start(launch: Launch, folder: Path, args: Sequence[str], env: Mapping[str, str], path: Path | None = None) -> Ran:
@@ -162,28 +164,25 @@ def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
         except OSError:
             return False
 
-    deadline = time.monotonic() + seconds_of(container["startupProbe"])
-    while not answers("startupProbe"):
-        assert ran.process.poll() is None, (tmp_path / "run/log").read_text()[-4000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    ran.until(lambda: answers("startupProbe"), "an answer")
     ran.await_line(lambda line: line.get("global_clock") == 120_000_000)
     assert answers("livenessProbe")
     assert answers("readinessProbe")
     ran.process.send_signal(signal.SIGTERM)
-    last = ran.ended(pod_of(DRIVER)["terminationGracePeriodSeconds"])
+    last = ran.ended()
+    # Had it taken longer than its time, it would have ended with another status.
     assert (last["status"], last["result"], last["clock"]) == (run.DONE, "done", 120_000_000)
     options = {"key": "key", "secret": "secret", "endpoint_url": s3["AWS_ENDPOINT_URL"]}
     state = read_state(env["STORE"], "word-count", "WordCount", storage_options=options)
     assert {row["word"]: row["value"] for row in state.to_pylist()} == {"to": 1, "be": 1}
     # Its JVM has ended with it.
     session = ran.process.pid
-    deadline = time.monotonic() + 20
-    while any(
-        each.info["name"] == "java" and sessions._session(each.pid) == session for each in psutil.process_iter(["name"])
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+
+    def has_java() -> bool:
+        java = (each for each in psutil.process_iter(["name"]) if each.info["name"] == "java")
+        return any(sessions._session(each.pid) == session for each in java)
+
+    until(lambda: not has_java(), "the end of the JVM")
 
 
 PROGRAM = """
@@ -235,7 +234,7 @@ def test_a_newer_run_fences_an_older_one_and_one_that_is_stopped_in_the_middle_i
     launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
 ) -> None:
     write(tmp_path / "events", "0", (10, "good"), (70, "good"))
-    env = {**places(tmp_path), "SLOW": str(tmp_path / "slow"), "PATIENCE": "600"}
+    env = {**places(tmp_path), "SLOW": str(tmp_path / "slow"), "PATIENCE": "3600"}
     (tmp_path / "words.py").write_text(PROGRAM)
     args = ["run", "words:app", "--master=local[2]"]
     older_env, newer_env = ({**env, **jvm.env} for jvm in jvms)
@@ -243,19 +242,15 @@ def test_a_newer_run_fences_an_older_one_and_one_that_is_stopped_in_the_middle_i
     older.await_line(lambda line: line["event"] == "progress")
     newer = start(launch, tmp_path / "newer", args, newer_env, tmp_path)
     assert newer.ended()["status"] == run.DONE
-    fenced = older.ended(60)
+    fenced = older.ended()
     assert (fenced["status"], fenced["result"]) == (run.FENCED, "fenced")
     assert "a newer driver owns words" in fenced["error"]
     # A run that is asked to end in the middle of a micro-batch leaves it to the next one.
     write(tmp_path / "events", "1", (100, "slow"), (200, "good"))
     slow = start(launch, tmp_path / "stopped", args, older_env, tmp_path)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "slow").exists():
-        assert slow.process.poll() is None, (tmp_path / "stopped/log").read_text()[-4000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    slow.until((tmp_path / "slow").exists, "the message")
     slow.process.send_signal(signal.SIGTERM)
-    stopped = slow.ended(60)
+    stopped = slow.ended()
     assert (stopped["status"], stopped["result"]) == (run.TRY_AGAIN, "try again")
     again = start(launch, tmp_path / "again", [*args, "--drain"], {**newer_env, "PATIENCE": "0"}, tmp_path)
     assert again.ended()["status"] == run.DONE

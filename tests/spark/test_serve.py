@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,10 @@ from tests.processes import start_guarded
 from tests.serve.worlds import ROOT, Served
 from tests.spark import sessions
 from tests.spark.files import write as write_rows
+from tests.waiting import until
 from tests.words import SCHEMA
 
 pytestmark = pytest.mark.spark
-
-PATIENCE = 60
 
 
 def write(folder: Path, number: int, words: dict[str, tuple[int, ...]]) -> None:
@@ -29,10 +27,7 @@ def write(folder: Path, number: int, words: dict[str, tuple[int, ...]]) -> None:
 
 
 def await_text(served: Served, text: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while text not in (page := served.page()).text:
-        assert time.monotonic() < deadline, page.text[-3000:]
-        time.sleep(0.1)
+    until(lambda: text in served.page().text, f"{text!r} on the page")
 
 
 @contextmanager

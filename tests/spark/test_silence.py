@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark import files as stream
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,13 +51,6 @@ def newest(folder: Path) -> Entry:
     return entry
 
 
-def wait_for(what: Callable[[], bool], limit: float = 90) -> None:
-    end = time.monotonic() + limit
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 def application(spark: SparkSession, folder: Path) -> Application:
     def quiet(name: str) -> Callable[[SparkSession, int | None], DataFrame]:
         columns = "n long, lane string, ts timestamp"
@@ -84,20 +77,20 @@ def test_the_global_clock_goes_on_without_streams_that_are_silent(spark: SparkSe
     write(tmp_path / "quiet", 0, range(100, 105))
     write(tmp_path / "busy", 0, range(100, 200))
     with started(spark, tmp_path):
-        wait_for(lambda: newest(tmp_path).clock >= 199 * SECOND)
+        until(lambda: newest(tmp_path).clock >= 199 * SECOND, "the first clock")
         assert not any(newest(tmp_path).flow_of(name).progress.holds for name in ("Quiet", "Never"))
         # One that wakes it after that, as an attempt that nobody waits for may, holds it for a while at the most.
         wake(Log(open_files(str(tmp_path / "store")), "app"), newest(tmp_path).epoch, "Quiet", 0)
         write(tmp_path / "busy", 1, range(200, 300))
-        wait_for(lambda: newest(tmp_path).clock >= 299 * SECOND)
+        until(lambda: newest(tmp_path).clock >= 299 * SECOND, "the second clock")
         # What comes then counts, from the clock on.
         write(tmp_path / "quiet", 1, range(290, 310))
-        wait_for(lambda: newest(tmp_path).flow_of("Quiet").progress.clock >= 309 * SECOND)
+        until(lambda: newest(tmp_path).flow_of("Quiet").progress.clock >= 309 * SECOND, "what came late")
     assert newest(tmp_path).late_rows_of("Quiet").counts() == {"late": 9}
     # After a start they deliver nothing: the clock goes on all the same.
     write(tmp_path / "busy", 2, range(310, 400))
     with started(spark, tmp_path):
-        wait_for(lambda: newest(tmp_path).clock >= 399 * SECOND)
+        until(lambda: newest(tmp_path).clock >= 399 * SECOND, "the clock after a start")
     # A run to the end neither waits for silence nor fails to see the end.
     write(tmp_path / "busy", 3, range(400, 410))
     application(spark, tmp_path).run(spark, drain=True)

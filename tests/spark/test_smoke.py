@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from persistent_state import StateError, clocks
 from tests.processes import start_guarded
 from tests.spark import sessions
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.fast
 
@@ -66,16 +66,15 @@ def test_every_word_counts_once_though_the_driver_is_killed(tmp_path: Path) -> N
     program = program_of_readme()
     victim = start(tmp_path, program)
     try:
-        while checkpoints(tmp_path) < KILLED_AFTER:
-            assert victim.poll() is None, (tmp_path / "log").read_text()[-4000:]
-            time.sleep(0.05)
+        log = tmp_path / "log"
+        until(lambda: checkpoints(tmp_path) >= KILLED_AFTER, "checkpoints", victim, log)
     finally:
         sessions.end_sessions([victim])
-    assert victim.wait(timeout=60) == -signal.SIGKILL
+    assert victim.wait(PATIENCE) == -signal.SIGKILL
     assert not (tmp_path / "out").read_text()
     second = start(tmp_path, program)
     try:
-        assert second.wait(timeout=600) == 0, (tmp_path / "log").read_text()[-4000:]
+        assert second.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     finally:
         sessions.end_sessions([second])
     assert json.loads((tmp_path / "out").read_text()) == sent

@@ -31,6 +31,7 @@ from persistent_state.sinks.base import Origin
 from persistent_state.sinks.sql import CLOCKS, SqlSink
 from tests.sentences import problem
 from tests.store.servers import Servers, free_port, needed
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -192,7 +193,7 @@ def test_a_late_writer_waits_and_then_changes_nothing(database: Database, local:
         yield "b", 20, 1
 
     sink.write(local(values()), 20)
-    late.join(30)
+    late.join(PATIENCE)
     assert not late.is_alive()
     assert database.rows() == [("a", 20, 1), ("b", 20, 1)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as time_of_day
@@ -26,6 +26,7 @@ from tests import core, page_code
 from tests.engine.test_store_source import apply
 from tests.spark import sessions
 from tests.test_open_state import STORE, Kept, World, write_shop
+from tests.waiting import PATIENCE, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -276,13 +277,6 @@ class Stream:
         return state, seen
 
 
-def until(is_met: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_met():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
 def planners() -> set[psutil.Process]:
     """The processes in which Spark plans streams, also those that queries of other tests have left."""
     found = set()
@@ -305,18 +299,18 @@ class TestStreams:
         others = planners()
         query = stream.start()
         try:
-            until(lambda: len(stream.batches) == 1)
+            until(lambda: len(stream.batches) == 1, "the first micro-batch")
             for _ in range(3):
                 world.play()
-                until(lambda: stream.state()[0] == world.expected(world.newest.clock))
+                until(lambda: stream.state()[0] == world.expected(world.newest.clock), "the newest clock")
             (planner,) = planners() - others
             planner.kill()
             world.play()
             world.play()
-            until(lambda: not query.isActive)
+            until(lambda: not query.isActive, "the end of the query")
             assert query.exception() is not None
             query = stream.start()
-            until(lambda: stream.state()[0] == world.expected(world.newest.clock))
+            until(lambda: stream.state()[0] == world.expected(world.newest.clock), "the newest clock")
         finally:
             query.stop()
         _, seen = stream.state()
@@ -346,14 +340,14 @@ class TestStreams:
             world.play()
         stream = Stream(spark, str(tmp_path / "store"), tmp_path / "checkpoint")
         query = stream.start()
-        until(lambda: len(stream.batches) == 1)
+        until(lambda: len(stream.batches) == 1, "the first micro-batch")
         query.stop()
         world.keeping = type(world.keeping)(1, 0)
         for _ in range(4):
             world.play()
             world.collect()
         query = stream.start()
-        until(lambda: not query.isActive)
+        until(lambda: not query.isActive, "the end of the query")
         told = r"NotThereError: the stream of task=Kept can't go on from or to clock=.* with a new checkpoint"
         assert re.search(told, str(query.exception()))
         assert len(stream.batches) == 1
@@ -372,7 +366,7 @@ class TestStreams:
         follower = ["-m", "tests.spark.follower", str(tmp_path)]
         process = sessions.start(follower, tmp_path, sessions.environment())
         try:
-            until(lambda: len(written()) > 0)
+            until(lambda: len(written()) > 0, "a micro-batch", process, tmp_path / "log")
             world.play()
             world.play()
             time.sleep(world.random.random() / 2)
@@ -383,7 +377,7 @@ class TestStreams:
         for _ in range(1 if ENDS_AT_THE_NEWEST else 2):
             process = sessions.start([*follower, "--once"], tmp_path, sessions.environment())
             try:
-                assert process.wait(120) == 0, (tmp_path / "log").read_text()[-4000:]
+                assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
             finally:
                 sessions.end_sessions([process])
         state: dict[int, int] = {}
@@ -408,7 +402,7 @@ def test_spark_connect_reads_and_follows(tmp_path: Path) -> None:
         ["-m", "tests.spark.follower", str(tmp_path), "--connect"], tmp_path, sessions.environment()
     )
     try:
-        assert process.wait(180) == 0, (tmp_path / "log").read_text()[-4000:]
+        assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
     finally:
         sessions.end_sessions([process])
     told = json.loads((tmp_path / "out").read_text().splitlines()[-1])

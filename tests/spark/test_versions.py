@@ -14,6 +14,7 @@ from tests import versions
 from tests.soak import soak_or
 from tests.spark import sessions
 from tests.spark.stream import Stream, check_end
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.kills
 
@@ -36,7 +37,7 @@ class Turns:
         process = sessions.start_command(command, self.folder, env)
         self.processes.append(process)
         expected = -9 if "--die" in arguments else 0
-        assert process.wait(timeout=300) == expected, (version, (self.folder / "log").read_text()[-3000:])
+        assert process.wait(PATIENCE) == expected, (version, (self.folder / "log").read_text()[-3000:])
         return [json.loads(line) for line in told.read_text().splitlines()]
 
 

@@ -23,12 +23,12 @@ import pytest
 from examples.broker import Unavailable
 from persistent_state.store.files import Files, open_files
 from tests.processes import start_guarded
+from tests.waiting import PATIENCE
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "persistent-state-tests"
 """Where servers are installed once, for all runs of the tests."""
 
 AZURITE, FAKE_GCS, HADOOP = "3.37.0", "v1.56.1", "3.4.1"
-PATIENCE = 60
 
 # Every installation of azurite has this account.
 ACCOUNT = "devstoreaccount1"
@@ -110,7 +110,7 @@ class S3:
             "key": "key-of-s3",
             "secret": "secret-of-s3",
             "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{ports[0]}", "region_name": "us-east-1"},
-            "config_kwargs": {"retries": {"max_attempts": 0}},
+            "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": PATIENCE, "read_timeout": PATIENCE},
         }
 
 
@@ -435,7 +435,7 @@ def ask(method: str, url: str, body: bytes | None = None) -> bytes:
     """What a server answers, be it an error of its own."""
     request = urllib.request.Request(url, body, {"content-type": "application/json"}, method=method)
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=PATIENCE) as answer:
             text: bytes = answer.read()
             return text
     except urllib.request.HTTPError as error:

@@ -42,7 +42,11 @@ LAYOUT = Layout((), monoids.Sum(), Unbounded())
 TOP = 2**64 - 1
 HASHES = st.lists(st.sampled_from([0, 1, 2, 3, 5, 8, TOP - 1, TOP]), min_size=1, max_size=14)
 ASKED = st.none() | st.lists(HASHES | st.just([]), max_size=3)
-ROWS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ROWS = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,9 @@ def test_rows_are_counted_below_a_hash_whatever_the_chunks(hashes: list[int], bl
     assert between(chunks, 2, hash).to_pylist() == [row for row in table.to_pylist() if 2 <= row["hash"] < hash]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.data())
 @pytest.mark.parametrize("type", KEY_TYPES, ids=str)
 def test_current_values_by_blocks_are_those_of_whole_levels(type: pa.DataType, data: st.DataObject) -> None:

@@ -55,6 +55,7 @@ from tests import core
 from tests.protocol.test_rewind import World
 from tests.store.proxy import Asked, Fault, Proxy
 from tests.store.servers import Server, Servers, files_of, needed
+from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.stores,
@@ -168,7 +169,7 @@ def in_another_process(act: Callable[[], object]) -> object:
 
     process = fork.Process(target=run)
     process.start()
-    assert ours.poll(60), "no answer from the other process"
+    assert ours.poll(PATIENCE), "no answer from the other process"
     answer: object = ours.recv()
     process.join()
     return answer

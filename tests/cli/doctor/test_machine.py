@@ -15,6 +15,7 @@ import pytest
 from persistent_state.cli.doctor import machine
 from persistent_state.cli.doctor.check import FAIL, OK, WARN
 from persistent_state.cli.doctor.machine import check_java, check_machine, check_spark
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +152,7 @@ def test_a_spark_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.Mon
         ("print('noise'); print('{\"spark\": \"4.3.0\"}')", {"spark": "4.3.0"}),
         ("import os; print('{\"jvm\": %d}' % ('PYSPARK_GATEWAY_PORT' in os.environ))", {"jvm": 0}),
         ("import os; os._exit(7)", {"error": "Spark does not start, and its process ended with status 7"}),
-        ("import time; time.sleep(60)", {"error": "Spark has not started and run a job within 1 seconds"}),
+        ("import time; time.sleep(3600)", {"error": "Spark has not started and run a job within 1 seconds"}),
     ],
 )
 def test_what_the_process_tells_is_its_last_line(
@@ -159,6 +160,6 @@ def test_what_the_process_tells_is_its_last_line(
 ) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "25333")
     run = subprocess.run
-    monkeypatch.setattr(machine, "PATIENCE", 1 if "sleep" in program else 60)
+    monkeypatch.setattr(machine, "PATIENCE", 1 if "sleep" in program else PATIENCE)
     monkeypatch.setattr(subprocess, "run", lambda command, **how: run([sys.executable, "-c", program], **how))
     assert json.dumps(machine.try_spark()) == json.dumps(told)
