@@ -381,6 +381,7 @@ class World:
             by_spark=by_spark,
             positions=positions,
             leaves_out=by_spark and rng.random() < 0.4,
+            transactions=None if self.idle_after is None else Random(f"transactions {self.seed}"),
         )
 
     def _messages(self, partition: str) -> list[Sent]:
