@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.formatting import show_clock
-from persistent_state.kafka.client import asking, client_options, library
+from persistent_state.kafka.client import asking, checked_options, client_options, library
 from persistent_state.kafka.topics import (
     DoubtfulError,
     Partition,
@@ -50,7 +50,8 @@ class _State:
     the ids of deleted topics that others of their name replaced, and `losses` the journal lines of topics that are gone.
     `last_reach` holds the newest reach's journal lines, start and ends. The partitions `held` are not read on, and none is
     read beyond the offsets `within`. `pending` holds for each partition with an open transaction where that begins, and since
-    when that is known, by a clock that only counts seconds.
+    when that is known, by a clock that only counts seconds. `sizes` holds about how many bytes a record of each partition has,
+    and when that was asked, by the same clock.
     """
 
     topics: dict[str, TopicRecord]
@@ -65,6 +66,7 @@ class _State:
     held: frozenset[str] = frozenset()
     within: Mapping[str, int] | None = None
     pending: dict[str, tuple[int, float]] = field(default_factory=dict)
+    sizes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Subscription:
@@ -107,7 +109,7 @@ class Subscription:
         self.max_offsets_per_batch = max_offsets_per_batch
         self.fail_on_data_loss = fail_on_data_loss
         self.group = group
-        self.options = dict(options or {})
+        self.options = checked_options(repr(self), options)
         self._opened_state: _State | None = None
 
     def __repr__(self) -> str:
@@ -254,9 +256,7 @@ class Subscription:
                 for name, lag in lags.items()
                 if name in begins
             }
-        total = sum(lags.values())
-        if total > self.max_offsets_per_batch and not everything:
-            lags = {name: -(-lag * self.max_offsets_per_batch // total) for name, lag in lags.items()}
+        lags = lags if everything else {**self._limited(begins, lags)}
         ends = {**start, **{name: begins[name] + lag for name, lag in lags.items()}}
         lines, last_start, last_ends = state.last_reach
         if last_start != last_ends == start:
@@ -293,6 +293,10 @@ class Subscription:
     @property
     def _topic_names(self) -> str:
         return self.topics.pattern if isinstance(self.topics, re.Pattern) else ", ".join(self.topics)
+
+    def _limited(self, begins: Mapping[str, int], lags: Mapping[str, int]) -> Mapping[str, int]:
+        """Return how many offsets of each partition a micro-batch reads, of those that there are from `begins` on."""
+        return shared(lags, self.max_offsets_per_batch, sum(lags.values()))
 
     def _settled(self, start: Mapping[str, int]) -> dict[str, Partition]:
         """Return the partitions as they are when the transactions have ended that are open now, or after `SETTLING`."""
@@ -463,6 +467,11 @@ class Subscription:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
         }
+
+
+def shared(lags: Mapping[str, int], most: float, total: float) -> Mapping[str, int]:
+    """Return by partition the share of its offsets that makes `most` of a `total`. One that has offsets has at least one."""
+    return lags if total <= most else {name: int(-(-lag * most // total)) for name, lag in lags.items()}
 
 
 def merge_journals(one: Sequence[str], other: Sequence[str], replay: Mapping[str, int]) -> list[str] | None:

@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import SimpleNamespace
@@ -34,7 +35,8 @@ from persistent_state import (
 )
 from persistent_state.engine import kafka_connector as connector
 from persistent_state.event_time.clocks import Settings
-from persistent_state.kafka import topics
+from persistent_state.kafka import consumer, read_back, topics
+from persistent_state.kafka.client import Moves
 from persistent_state.kafka.source import DELETED, RECREATED
 from persistent_state.store.entry import Entry
 from tests import core
@@ -216,6 +218,49 @@ def test_a_transaction_that_hangs_longer_than_idle_after_is_waited_for_and_no_me
     assert core.state_at(entry, query.plan, None) == {(): 107 if commits else 7}
     query.now += 60_000_000
     assert not polled().flow_of("Counts").progress.holds
+
+
+def test_a_long_range_of_aborted_records_is_passed_however_slowly_it_comes(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "PATIENCE", 1.0)
+    topic = new_topic(broker, 1)
+    writer = Producer({"bootstrap.servers": broker.address, "transactional.id": topic, "batch.num.messages": 1})
+    writer.init_transactions()
+    aborted = 3_000
+    writer.begin_transaction()
+    for n in range(aborted):
+        writer.produce(topic, json.dumps({"n": n}))
+    assert writer.flush(60) == 0
+    writer.abort_transaction()
+    produce(broker, topic, [7], 1)
+    # A broker answers with one batch at a time, which is one record here.
+    slow = {"fetch.message.max.bytes": 1}
+    began = time.monotonic()
+    assert numbers(Reader(source(broker, topic, options=slow)).start().all()) == [7]
+    assert time.monotonic() - began > 2.0, "the range takes longer than the patience"
+    moves, options = Moves(), {"bootstrap.servers": broker.address, "group.id": topic, "enable.partition.eof": True}
+    with closing(Consumer(moves.options({**options, **slow}))) as reader:
+        found = list(read_back.read_range(reader, topic, 0, 0, aborted + 2, 1.0, moves))
+    assert [(after, json.loads(held.value())) for after, held in found if held] == [(aborted + 2, {"n": 7})]
+
+
+def test_a_micro_batch_of_great_records_is_bounded_by_their_bytes(broker: Broker) -> None:
+    topic = new_topic(broker, 3)
+    writer = producer(broker)
+    sizes = {0: 200_000, 1: 1_000}
+    for partition, size in sizes.items():
+        for n in range(40):
+            writer.produce(topic, json.dumps({"n": n, "more": "x" * size}), partition=partition)
+    assert writer.flush(30) == 0
+    opened = copied(source(broker, topic, max_bytes_per_batch=2_000_000))
+    opened.open([], {})
+    ends = opened.reach({}, everything=False).ends
+    read = sum(size * ends[f"{topic}-{partition}"] for partition, size in sizes.items())
+    assert 1_500_000 < read < 2_500_000
+    # Each record comes once, whatever the sizes are.
+    reader = Reader(source(broker, topic, max_bytes_per_batch=2_000_000)).start()
+    assert sorted(numbers(reader.all())) == sorted([*range(40), *range(40)])
 
 
 def test_partitions_and_topics_that_appear_are_read_from_their_beginning(broker: Broker) -> None:
