@@ -158,6 +158,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 everything=isinstance(limit, ReadAllAvailable),
                 is_ending=self._to_the_end,
                 now=now_us(),
+                more={name for name, left in self._reach.lag.items() if left},
             )
             step, _ = graph.changed_step(entry, self.flow)
             tick = max(self._tick(before["ends"]), int(step is not None))
