@@ -147,7 +147,7 @@ def asking(what: str, options: Mapping[str, Any]) -> AbstractContextManager[None
     def as_ours(error: Exception) -> StateError:
         code = error.args[0]
         reason = text_without_secrets(reason_of(code, options), dict(options))
-        if is_refusal(code):
+        if is_refusal(code, options):
             return InvalidInputError(f"{what}: {reason}. Correct the options, or what the user may do there.")
         return StoreUnavailableError(f"{what}: {reason}. Check the brokers, then try again.")
 
@@ -188,14 +188,28 @@ def answer(future: Future[Any], seconds: float) -> Any:
 def reason_of(error: Any, options: Mapping[str, Any]) -> str:
     """Return what a KafkaError says, and why `oauth_cb` gave no token if that is the cause."""
     text: str = error.str() or error.name()
-    failure = getattr(options.get(TOKEN), "failure", "")
-    return f"{text}: {failure}" if failure and text.startswith(_NO_TOKEN) else text
+    return f"{text}: {_failure(options)}" if _failure(options) and _lacks_token(error, options) else text
 
 
-def is_refusal(error: Any) -> bool:
-    """Return whether asking again after this KafkaError is useless. Who gives tokens may be away for a moment."""
+def _failure(options: Mapping[str, Any]) -> str:
+    """Return why the last call of `oauth_cb` gave no token; "" if it gave one, or if there is none."""
+    return str(getattr(options.get(TOKEN), "failure", ""))
+
+
+def _lacks_token(error: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether a client has no token, or an old one as it got no new one."""
     codes = library().KafkaError
-    return not (error.str() or "").startswith(_NO_TOKEN) and (
+    is_of_login = error.code() in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED)
+    return is_of_login and bool((error.str() or "").startswith(_NO_TOKEN) or _failure(options))
+
+
+def is_refusal(error: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether asking again after this KafkaError is useless, to a client of these options.
+
+    It is not useless if the client lacks a token: who gives tokens may be away for a moment.
+    """
+    codes = library().KafkaError
+    return not _lacks_token(error, options) and (
         error.code()
         in {
             codes._AUTHENTICATION,

@@ -128,7 +128,7 @@ def records(
                 elif error.code() == kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
                     # No offsets are committed to the group, so it needs no permission.
                     continue
-                elif is_refusal(error):
+                elif is_refusal(error, options):
                     with asking():
                         raise kafka.KafkaException(error)
                 elif topic is None:

@@ -149,7 +149,7 @@ def read_range(
             now, error = message.offset(), message.error()
             if error is None:
                 now += 1
-            elif is_refusal(error) and error.code() != kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+            elif is_refusal(error, {}) and error.code() != kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise kafka.KafkaException(error)
             elif error.code() != kafka.KafkaError._PARTITION_EOF:
                 # Ask again: the partition's leader may have moved. The group is only a name, and needs no permission.

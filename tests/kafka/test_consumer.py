@@ -226,7 +226,7 @@ NOT_ACQUIRED = KafkaError(KafkaError._AUTHENTICATION, "Failed to acquire SASL OA
 NOT_TAKEN = KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED, "SASL authentication error: invalid token")
 
 
-@pytest.mark.parametrize("error", [NOT_SET, NOT_ACQUIRED])
+@pytest.mark.parametrize("error", [NOT_SET, NOT_ACQUIRED, NOT_TAKEN])
 def test_a_call_for_a_token_that_failed_is_no_refusal_and_says_why(error: KafkaError) -> None:
     options = client.checked_options("a source", {"oauth_cb": refuses, "sasl.password": "hunter22"})
     with pytest.raises(RuntimeError):
@@ -242,9 +242,20 @@ def test_a_call_for_a_token_that_failed_is_no_refusal_and_says_why(error: KafkaE
     # It is asked again, and what it said before is forgotten.
     options["oauth_cb"].function = gives
     assert options["oauth_cb"]("") == ("token", 2e9)
-    assert "raised" not in problem(fails, StoreUnavailableError)
-    with pytest.raises(InvalidInputError, match="invalid token"), client.asking("a source", options):
-        raise KafkaException(NOT_TAKEN)
+    # A token that was given, and that the brokers refuse, is refused for good.
+    assert "raised" not in problem(fails, InvalidInputError if error is NOT_TAKEN else StoreUnavailableError)
+
+
+def test_the_client_says_in_these_words_that_it_has_no_token() -> None:
+    login = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": refuses,
+        "log_level": 0,
+    }
+    made = KafkaSource("t", "127.0.0.1:1", options=login)
+    said = problem(lambda: made._admin, StoreUnavailableError)
+    assert f"{NOT_SET.str()}: oauth_cb raised RuntimeError('the identity provider says no to hunter22')" in said
 
 
 def test_a_function_that_does_not_return_in_time_is_named() -> None:
