@@ -64,7 +64,7 @@ class Reports:
         self._by_part = {name: report for report in self._of_tasks for name in report.parts}
         self.newest: dict[str, Progress] = {}
         self._pending: dict[str, Progress] = {}
-        self._told_pending = first
+        self._pending_due = first
         _runs[run] = self
 
     def hear(self, progress: Progress) -> None:
@@ -77,20 +77,20 @@ class Reports:
             self._pending[progress.task] = progress
         if (
             any(seconds >= HUNG for seconds in (progress.pending or {}).values())
-            and time.monotonic() >= self._told_pending
+            and time.monotonic() >= self._pending_due
         ):
-            self._told_pending = time.monotonic() + EVERY
+            self._pending_due = time.monotonic() + EVERY
             _logger.warning("%s The clock waits for them.", _of_pending(progress))
         self._on_commit(progress)
 
     def warn_of_drain(self, epoch: int) -> None:
         """Warn of messages that can't be read yet and may be late, as the clock is to pass them."""
-        for told in self.pending(epoch):
-            _logger.warning("%s The drain passes them: those below its clock are late.", _of_pending(told))
+        for progress in self.pending(epoch):
+            _logger.warning("%s The drain passes them: those below its clock are late.", _of_pending(progress))
 
     def pending(self, epoch: int) -> list[Progress]:
         """Return the newest progress in an epoch of each task whose sources have messages that can't be read yet."""
-        return [told for told in self._pending.values() if told.epoch == epoch and told.pending]
+        return [progress for progress in self._pending.values() if progress.epoch == epoch and progress.pending]
 
     def measure(self, work: Work) -> None:
         """Take in what a commit took."""
@@ -105,8 +105,8 @@ class Reports:
         for report in self._of_tasks:
             level, line = report.end(entry, is_whole, bool(pending))
             _logger.log(level, "%s", line)
-        for told in pending:
-            _logger.warning("%s They are in no checkpoint, and the clock waits for them.", _of_pending(told))
+        for progress in pending:
+            _logger.warning("%s They are in no checkpoint, and the clock waits for them.", _of_pending(progress))
         if is_whole:
             holder = holding.holder(entry, self._settings)
             level = logging.WARNING if holder is not None and holder.why in holding.STUCK else logging.INFO
@@ -247,14 +247,14 @@ class TaskReport:
         return f" ({hint})"
 
 
-def _of_pending(told: Progress) -> str:
+def _of_pending(progress: Progress) -> str:
     """Return which messages of a task's sources can't be read yet, since when, and what to do."""
-    pending = sorted((told.pending or {}).items(), key=lambda item: -item[1])
+    pending = sorted((progress.pending or {}).items(), key=lambda item: -item[1])
     named = ", ".join(f"{name!r} for {seconds:,.0f} s" for name, seconds in pending[:MOST_REASONS])
     more = f" and {len(pending) - MOST_REASONS:,} more" if len(pending) > MOST_REASONS else ""
     return (
-        f"task={told.task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that ends: "
-        "let its producer commit it, or abort it."
+        f"task={progress.task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that "
+        "ends: let its producer commit it, or abort it."
     )
 
 

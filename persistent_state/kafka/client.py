@@ -61,7 +61,7 @@ class Moves:
         self._offsets: dict[tuple[str, str], int] = {}
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a client that tells how far it has come, also to a `stats_cb` of the user's."""
+        """Return the options of a client of which the moves are noted. A `stats_cb` of the user's is called, too."""
         note = partial(self._note, given.get("stats_cb") or _pass_over)
         return {**given, "statistics.interval.ms": _STATISTICS_MILLIS, "stats_cb": note}
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _LOGINS = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}
-"""The ways to log in that Java's clients can be told by librdkafka's options."""
+"""The ways to log in that librdkafka's options can name for Java's clients."""
 
 _ONLY_LIBRDKAFKA = {
     "sasl.kerberos.keytab",

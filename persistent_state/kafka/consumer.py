@@ -170,9 +170,9 @@ def record_sizes(
             consumer.assign([kafka.TopicPartition(*place, begin) for place, begin in begins.items()])
             while len(sizes) < len(begins) and time.monotonic() < deadline:
                 messages = consumer.consume(_SAMPLE_ROWS, timeout=_SAMPLE_WAIT)
-                for place, some in _runs([message for message in messages if message.error() is None], None):
+                for place, sample in _runs([message for message in messages if message.error() is None], None):
                     if place not in sizes:
-                        sizes[place] = sum(map(len, some)) / (some[-1].offset() + 1 - some[0].offset())
+                        sizes[place] = sum(map(len, sample)) / (sample[-1].offset() + 1 - sample[0].offset())
                         consumer.pause([kafka.TopicPartition(*place)])
     finally:
         consumer.close()

@@ -36,7 +36,7 @@ _BYTES_PER_CHUNK = 1 << 25
 """Bytes of all records that wait for their chunk. Decoding takes a few times as many."""
 
 _USUALLY_MOST = 1 << 20
-"""Bytes of the greatest record that Kafka takes, unless it is told to take greater ones."""
+"""Bytes of the greatest record that Kafka takes by default."""
 
 _SIZES_SECONDS = 60.0
 """Seconds after which sizes of records are looked up again."""
@@ -244,9 +244,9 @@ class KafkaSource(Subscription, TimeReplayableSource):
         old = [name for name in begins if name not in known or known[name][1] < now - _SIZES_SECONDS]
         if old:
             options = self._consumer_options()
-            found = consumer.record_sizes(self._asking, options, {places[name]: begins[name] for name in old})
-            usual = sum(found.values()) / max(1, len(found))
-            known |= {name: (found.get(places[name], usual), now) for name in old}
+            sizes = consumer.record_sizes(self._asking, options, {places[name]: begins[name] for name in old})
+            usual = sum(sizes.values()) / max(1, len(sizes))
+            known |= {name: (sizes.get(places[name], usual), now) for name in old}
         return {name: known[name][0] for name in begins}
 
     def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:

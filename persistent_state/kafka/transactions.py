@@ -542,8 +542,8 @@ class ClockWriter:
         """Return the records below `end`, or fewer if the consumer does not move for so many seconds."""
         offset, records = known.offset, dict(known.records)
         with self._needing("READ", self.bookkeeping):
-            found = read_range(consumer, self.bookkeeping, 0, known.offset, end, seconds, moves)
-            for offset, message in found:  # noqa: B007
+            records_below = read_range(consumer, self.bookkeeping, 0, known.offset, end, seconds, moves)
+            for offset, message in records_below:  # noqa: B007
                 if message and f"{(key := message.key().decode())}/".startswith(f"{self.owner}/"):
                     records[key] = self._parse(key, message.value())
         return Bookkeeping(offset, records)

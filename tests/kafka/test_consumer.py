@@ -359,7 +359,7 @@ def test_options_that_java_has_too_are_taken_for_sparks_connector(mechanism: str
     KafkaConnectorSource("t", "nowhere:9", lambda records: records, options=options)
 
 
-def test_a_source_that_can_not_be_sent_to_workers_is_refused_by_whoever_copies_it() -> None:
+def test_a_source_that_can_not_be_sent_to_workers_is_refused_where_it_is_copied() -> None:
     lock = threading.Lock()
     made = KafkaSource("t", "nowhere:9", transform=lambda rows: rows.slice(int(lock.locked())))
     assert "'_transform'" in problem(lambda: copied(made))
