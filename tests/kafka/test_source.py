@@ -9,7 +9,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import SimpleNamespace
@@ -35,15 +34,14 @@ from persistent_state import (
 )
 from persistent_state.engine import kafka_connector as connector
 from persistent_state.event_time.clocks import Settings
-from persistent_state.kafka import consumer, read_back, topics
-from persistent_state.kafka.client import Moves
+from persistent_state.kafka import topics
 from persistent_state.kafka.source import DELETED, RECREATED
 from persistent_state.store.entry import Entry
 from tests import core
 from tests.engine.test_arrow_source import Query
 from tests.engine.test_passed import Told, World
 from tests.kafka.security import GUEST, allow, client_options
-from tests.kafka.topics import deleted_before, grow, limit_rate, made_anew, new_topic, produce, producer
+from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -221,31 +219,6 @@ def test_a_transaction_that_hangs_longer_than_idle_after_is_waited_for_and_no_me
     assert core.state_at(entry, query.plan, None) == {(): 107 if commits else 7}
     query.now += 60_000_000
     assert not polled().flow_of("Counts").progress.holds
-
-
-def test_a_long_range_of_aborted_records_is_passed_however_slowly_it_comes(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(consumer, "PATIENCE", patience := 2.0)
-    topic = new_topic(broker, 1)
-    writer = Producer({"bootstrap.servers": broker.address, "transactional.id": topic})
-    writer.init_transactions()
-    writer.begin_transaction()
-    for _ in range(aborted := 1_500):
-        writer.produce(topic, bytes(10_000))
-    assert writer.flush(60) == 0
-    writer.abort_transaction()
-    produce(broker, topic, [7], 1)
-    # The broker lets eleven seconds' worth pass before it slows a client down.
-    limit_rate(broker, topic, bytes_per_second=600_000)
-    slow = {"client.id": topic, "fetch.message.max.bytes": 100_000}
-    began = time.monotonic()
-    assert numbers(Reader(source(broker, topic, options=slow)).start().all()) == [7]
-    assert time.monotonic() - began > 2 * patience
-    moves, options = Moves(), {"bootstrap.servers": broker.address, "group.id": topic, "enable.partition.eof": True}
-    with closing(Consumer(moves.options({**options, **slow}))) as reader:
-        found = list(read_back.read_range(reader, topic, 0, 0, aborted + 2, patience, moves))
-    assert [(after, json.loads(held.value())) for after, held in found if held] == [(aborted + 2, {"n": 7})]
 
 
 def test_a_micro_batch_of_great_records_is_bounded_by_their_bytes(broker: Broker) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 
-from examples.broker import VERSION, Broker, jars
+from examples.broker import Broker
 
 
 def new_topic(broker: Broker, partitions: int) -> str:
@@ -60,16 +59,6 @@ def deleted_before(broker: Broker, topic: str, partition: int, offset: int) -> N
     admin = broker.admin()
     for done in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
         done.result()
-
-
-def limit_rate(broker: Broker, client: str, bytes_per_second: int) -> None:
-    """Let a broker slow down the reading of clients of this id."""
-    place = jars(f"kafka-{VERSION}", [f"org.apache.kafka:kafka_2.13:{VERSION}"])
-    command = ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{broker.folder}:{place}/*", "kafka.admin.ConfigCommand"]
-    command += ["--bootstrap-server", broker.address, "--alter", "--entity-type", "clients", "--entity-name", client]
-    rate = f"consumer_byte_rate={bytes_per_second}"
-    done = subprocess.run([*command, "--add-config", rate], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def offsets_written(broker: Broker, topic: str) -> int:
