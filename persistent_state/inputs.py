@@ -93,6 +93,7 @@ class Inputs(TimeReplayableSource):
             ends,
             unread=None if None in unread else sum(more for more in unread if more is not None),
             lag=together({name: reach.lag for name, reach in reached.items()}),
+            pending=together({name: reach.pending for name, reach in reached.items()}),
             inputs=reached,
         )
 

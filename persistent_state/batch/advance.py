@@ -44,8 +44,9 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
     for name, channel in channels.items():
         if (input := input_of(name, inputs)) in silent:
             channels[name] = replace(channel, active=min(channel.active, now - (settings.of(input).idle_after or 0)))
-    for name in {*reach.held, *(name for report in reports for name in report.replaying)} & channels.keys():
-        # It waits for others, or is on its way back to where it was: it is not silent.
+    more = {name for name, left in reach.lag.items() if left}
+    for name in {*reach.held, *more, *(name for report in reports for name in report.replaying)} & channels.keys():
+        # It waits for others, has more than was read, or is on its way back to where it was: it is not silent.
         channels[name] = replace(channels[name], active=now)
     channels = deliver(channels, (sight for report in reports for sight in report.seen), now)
     for name, channel in channels.items():
@@ -100,6 +101,7 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
         journals=journals_of(reach, inputs),
         unread=reach.unread,
         lag=reach.lag,
+        pending=reach.pending,
         slowest=slowest,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from persistent_state.batch.plan import Plan
@@ -21,6 +21,7 @@ def aligned_reach(
     everything: bool,
     is_ending: bool,
     now: int,
+    more: Collection[str] = (),
 ) -> Reach:
     """Return how far the next micro-batch of a source goes, in which the channels wait that are too far ahead.
 
@@ -32,6 +33,8 @@ def aligned_reach(
         everything: As `reach` of a source takes it.
         is_ending: True if the source does not grow any more. Then nobody waits for a channel that is read to its end.
         now: The batch time in microseconds UTC.
+        more: The partitions of which there was more when the source was asked last. None of them is silent, even if nothing can
+            be read of it and no micro-batch has said so for long.
     """
     settings = plan.settings
     if settings.alignment is None or any(each.channel is not None for each in (plan, *plan.inputs.values())):
@@ -42,7 +45,8 @@ def aligned_reach(
         source.hold(())
         ends = source.reach(start, everything=True).ends
         exhausted = {name for name, end in ends.items() if end == start.get(name)}
-    of_inputs = by_input(known.channels, plan.inputs or (INPUT,))
+    channels = {name: replace(each, active=now) if name in more else each for name, each in known.channels.items()}
+    of_inputs = by_input(channels, plan.inputs or (INPUT,))
     reached = dict[str, dict[str, int]]()
     for name, some in of_inputs.items():
         of = settings.of(name)

@@ -195,8 +195,9 @@ class Advance:
     """The clock, channels and positions of a flow after a micro-batch.
 
     `cuts` are the clocks that its tasks' runs keep apart from now on. `holds` is False when no channel is live: the flow does
-    not hold back the global clock. `slowest` is the live channel that is furthest behind. `stepped` is the clock up to which
-    the flow has taken what other tasks give; None if it took nothing of them.
+    not hold back the global clock. `slowest` is the live channel that is furthest behind. `pending` is that of the reach; None
+    if no source was asked. `stepped` is the clock up to which the flow has taken what other tasks give; None if it took nothing
+    of them.
     """
 
     clock: int
@@ -210,6 +211,7 @@ class Advance:
     journals: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unread: int | None = None
     lag: Mapping[str, int] = field(default_factory=dict)
+    pending: Mapping[str, float] | None = None
     slowest: str | None = None
     stepped: int | None = None
 

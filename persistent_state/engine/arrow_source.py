@@ -41,6 +41,9 @@ T = TypeVar("T")
 _has_frozen_imports = False
 SCHEMA = "label int, blob binary"
 
+HUNG = 60.0
+"""Seconds after which people hear of a transaction that stays open, also where nothing else arrives."""
+
 BATCH_BYTES = 64 << 20
 """Blobs go to Spark as soon as they are this many bytes, while the task makes more."""
 
@@ -117,6 +120,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._moved: dict[str, int] = {}
         self._moving: set[str] = set()
         self._idle_for: dict[str, int] = {}
+        self._hung: set[str] = set()
         self._opened = False
         self._to_the_end = to_the_end
         self._is_at_end = False
@@ -154,6 +158,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 everything=isinstance(limit, ReadAllAvailable),
                 is_ending=self._to_the_end,
                 now=now_us(),
+                more={name for name, left in self._reach.lag.items() if left},
             )
             step, _ = graph.changed_step(entry, self.flow)
             tick = max(self._tick(before["ends"]), int(step is not None))
@@ -241,7 +246,10 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = True
 
     def _tick(self, start: dict[str, int]) -> int:
-        """Return 1 if a micro-batch is due although nothing arrived: the channels changed, or those of an input became idle."""
+        """Return 1 if a micro-batch is due although nothing arrived.
+
+        The channels changed, those of an input became idle, or people are to hear of a transaction that stays open.
+        """
         reached = {name: reach_of(self._reach, name) for name in self.flow.first.source_inputs}
         settings, now = self.flow.first.settings, now_us()
         lists = {name: reach.channels for name, reach in reached.items() if reach.channels is not None}
@@ -258,8 +266,11 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._idle_for.pop(name, None)
             elif reach.is_last is None and idle_after is not None and idle_after <= now - self._moved[name]:
                 self._idle_for[name] = idle_after
+        pending, was_hung = self._reach.pending.items(), self._hung
+        self._hung = {name for name, seconds in pending if self._to_the_end or seconds >= HUNG}
+        is_news = changed or bool({*self._idle_for} - was_idle) or bool(self._hung - was_hung)
         has_moved = dict(self._reach.ends) != start
-        return int(not has_moved and (changed or bool({*self._idle_for} - was_idle)))
+        return int(not has_moved and is_news)
 
 
 def freeze_imports() -> None:

@@ -6,10 +6,10 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -42,7 +42,7 @@ def frame_from(
         StoreUnavailableError: No broker answers.
     """
     # A copy, because a source is opened once, and this one may be opened again.
-    subscription: KafkaConnectorSource = cloudpickle.loads(cloudpickle.dumps(source))
+    subscription = copy(source)
     subscription.open(journal, known)
     lines = subscription.reach(start, everything=False).journal
     offsets: dict[str, dict[str, int]] = {}

@@ -76,6 +76,8 @@ class Progress:
             the source does not know.
         slowest: The live channel that is furthest behind: the clock follows it. None if no channel is live.
         waits_for: What the global clock waits for, after this commit, as a sentence.
+        pending: By partition: for how many seconds it has had positions that can't be read yet, as those of a transaction that
+            is open. None after a step that asked no source.
 
     Example:
         >>> def warn(progress):
@@ -103,6 +105,7 @@ class Progress:
     unread: int | None = None
     slowest: str | None = None
     waits_for: str = ""
+    pending: Mapping[str, float] | None = None
 
 
 def is_committing() -> bool:
@@ -332,7 +335,8 @@ class Commit:
         by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}
         for descriptor in answers.descriptors:
             by_task[descriptor.task].append(descriptor)
-        waits_for = holding.sentence(holding.holder(entry, self._settings))
+        holder = holding.holder(entry, self._settings)
+        waits_for = holding.sentence(holding.among_pending(holder, self._flow.id, after.pending or ()))
         for name, some in by_task.items():
             copies = sum(descriptor.copies for descriptor in some)
             hand_on(progress(entry, after, name, waits_for, copies), self._on_progress)
@@ -396,6 +400,7 @@ def progress(entry: Entry, after: Advance, name: str, waits_for: str, copies: in
         unread=after.unread,
         slowest=after.slowest,
         waits_for=waits_for,
+        pending=after.pending,
     )
 
 

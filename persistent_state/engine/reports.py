@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from monoids import Summary
 from persistent_state.batch.plan import FAIL, Plan
+from persistent_state.engine.arrow_source import HUNG
 from persistent_state.engine.failures import naming
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.errors import TaskFailedError
@@ -62,6 +63,8 @@ class Reports:
         self._of_tasks = [TaskReport(some, entry, first) for some in parts.values()]
         self._by_part = {name: report for report in self._of_tasks for name in report.parts}
         self.newest: dict[str, Progress] = {}
+        self._pending: dict[str, Progress] = {}
+        self._pending_due = first
         _runs[run] = self
 
     def hear(self, progress: Progress) -> None:
@@ -70,7 +73,24 @@ class Reports:
         report, messages = self._by_part[progress.task], progress.messages - progress.replayed
         if warning := report.note(progress.task, messages, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
+        if progress.pending is not None:
+            self._pending[progress.task] = progress
+        if (
+            any(seconds >= HUNG for seconds in (progress.pending or {}).values())
+            and time.monotonic() >= self._pending_due
+        ):
+            self._pending_due = time.monotonic() + EVERY
+            _logger.warning("%s The clock waits for them.", _of_pending(progress))
         self._on_commit(progress)
+
+    def warn_of_drain(self, epoch: int) -> None:
+        """Warn of messages that can't be read yet and may be late, as the clock is to pass them."""
+        for progress in self.pending(epoch):
+            _logger.warning("%s The drain passes them: those below its clock are late.", _of_pending(progress))
+
+    def pending(self, epoch: int) -> list[Progress]:
+        """Return the newest progress in an epoch of each task whose sources have messages that can't be read yet."""
+        return [progress for progress in self._pending.values() if progress.epoch == epoch and progress.pending]
 
     def measure(self, work: Work) -> None:
         """Take in what a commit took."""
@@ -81,9 +101,12 @@ class Reports:
         """Log a summary of each task by the newest entry, if the store returned one, and what the clock waits for."""
         if entry is None:
             return
+        pending = self.pending(entry.epoch) if is_whole else []
         for report in self._of_tasks:
-            level, line = report.end(entry, is_whole)
+            level, line = report.end(entry, is_whole, bool(pending))
             _logger.log(level, "%s", line)
+        for progress in pending:
+            _logger.warning("%s They are in no checkpoint, and the clock waits for them.", _of_pending(progress))
         if is_whole:
             holder = holding.holder(entry, self._settings)
             level = logging.WARNING if holder is not None and holder.why in holding.STUCK else logging.INFO
@@ -153,10 +176,11 @@ class TaskReport:
         self._due = now + EVERY
         return f"task={self._plan.named}: {self._of_aside()}"
 
-    def end(self, entry: Entry, is_whole: bool) -> tuple[int, str]:
+    def end(self, entry: Entry, is_whole: bool, is_pending: bool = False) -> tuple[int, str]:
         """Return the level and the text of the summary, by the newest entry.
 
-        A run that `is_whole` has read its source to the end, and the summary says what the checkpoint lacks.
+        A run that `is_whole` has read its source to the end, and the summary says what the checkpoint lacks. If messages are
+        pending, no run makes a checkpoint above them.
         """
         source = entry.flow_of(self._plan.name).source
         newest = positions.newest_read(source.positions.values())
@@ -167,7 +191,8 @@ class TaskReport:
         if entry.clock != BEGINNING:
             at = f"The newest checkpoint is at clock={show_clock(entry.clock)} ({entry.clock})"
         if is_above:
-            at += f": messages up to {show_clock(newest)} wait above it for newer ones; run(drain=True) checkpoints them now"
+            at += f": messages up to {show_clock(newest)} wait above it for newer ones"
+            at += "" if is_pending else "; run(drain=True) checkpoints them now"
         sentences = [f"task={self._plan.named}: {_count(self._messages, 'message')} read.", f"{at}."]
         if self._outside:
             sentences.append(f"{_count(self._outside, 'row')} of it {OUTSIDE}.")
@@ -220,6 +245,17 @@ class TaskReport:
         if reason in (LATE, AHEAD) and any(map(_has_no_unit, inputs)) and self._aside[reason] >= self._messages:
             hint += "; an int64 is microseconds, unless timestamp_unit says another unit"
         return f" ({hint})"
+
+
+def _of_pending(progress: Progress) -> str:
+    """Return which messages of a task's sources can't be read yet, since when, and what to do."""
+    pending = sorted((progress.pending or {}).items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name!r} for {seconds:,.0f} s" for name, seconds in pending[:MOST_REASONS])
+    more = f" and {len(pending) - MOST_REASONS:,} more" if len(pending) > MOST_REASONS else ""
+    return (
+        f"task={progress.task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that "
+        "ends: let its producer commit it, or abort it."
+    )
 
 
 def _has_no_unit(plan: Plan) -> bool:

@@ -126,7 +126,12 @@ def _continued(
 
 
 def copied(source: TimeReplayableSource | KafkaConnectorSource) -> TimeReplayableSource:
-    """Return a copy, because Spark opens the source itself, and a source is opened once."""
+    """Return a copy, because Spark opens the source itself, and a source is opened once.
+
+    Raises:
+        InvalidInputError: The source can't be pickled.
+    """
+    _check_pickles(f"the source {source!r}", source)
     copy: TimeReplayableSource = cloudpickle.loads(cloudpickle.dumps(source))
     return copy
 

@@ -131,13 +131,14 @@ class Supervisor:
         self._thread.join()
 
     def drain(self) -> None:
-        """Commit a clock above all messages, after the run has ended, and deliver all clocks.
+        """Commit a clock above all messages that were read, after the run has ended, and deliver all clocks.
 
         What fails is tried again, as often as a failed run is.
 
         Raises:
             StateError: The store did not take the entry, a step failed, or a sink did not take its clocks.
         """
+        self.reports.warn_of_drain(self.entry.epoch)
         self._backoff = Backoff()
         while (failure := self._step_to_the_end()) is not None:
             seconds = self._seconds_after(failure)
@@ -249,7 +250,8 @@ class Supervisor:
     def _await_failure(self) -> StateError | None:
         """Wait for a failure and return it, or None if all queries and steps came to their end or a stop was asked for.
 
-        A run that drains is closed when its queries have come to their end. Derived tasks then step to the last clock.
+        A run that drains is closed when its queries have come to their end, unless messages are in a transaction that is open:
+        they would be late. Derived tasks then step to the last clock.
         """
         looked, has_ended = time.monotonic(), False
         while not self._asked.is_set():
@@ -274,7 +276,7 @@ class Supervisor:
             self._steps.leave_to_queries(active)
             if not active and not has_ended:
                 try:
-                    if self._setup.drains:
+                    if self._setup.drains and not self.reports.pending(self.entry.epoch):
                         self._close()
                 except StateError as error:
                     return error

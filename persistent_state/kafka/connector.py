@@ -13,6 +13,22 @@ from persistent_state.kafka.subscription import EARLIEST, TIME, Subscription
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_LOGINS = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}
+"""The ways to log in that librdkafka's options can name for Java's clients."""
+
+_ONLY_LIBRDKAFKA = {
+    "sasl.kerberos.keytab",
+    "sasl.kerberos.principal",
+    "ssl.ca.certificate.stores",
+    "ssl.crl.location",
+    "ssl.curves.list",
+    "ssl.engine.id",
+    "ssl.engine.location",
+    "ssl.providers",
+    "ssl.sigalgs.list",
+}
+"""Options of TLS and SASL that Java's clients don't have. They would be passed over, and the connection be another one."""
+
 Columns: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 
@@ -38,7 +54,8 @@ class KafkaConnectorSource(Subscription):
         max_offsets_per_batch: How many offsets a micro-batch reads at most.
         fail_on_data_loss: Whether offsets that were deleted before they were read stop the application.
         group: The prefix of Spark's consumer groups. The default is the names of the application and of the topics.
-        options: librdkafka's options, such as those of TLS and SASL. Spark gets them under Java's names.
+        options: librdkafka's options, such as those of TLS and SASL. Spark gets them under Java's names. Functions, OAuth and
+            Kerberos can't be given to Spark.
 
     Raises:
         InvalidInputError: An argument is wrong, or the package confluent_kafka is missing.
@@ -82,4 +99,21 @@ class KafkaConnectorSource(Subscription):
                 f"{columns=} of {self!r} is not a function of Spark's DataFrame; give one. For a decoder, such as "
                 "Json(schema), use KafkaSource(topics, bootstrap_servers, value=...)."
             )
+        self._check_options()
         self.columns = columns
+
+    def _check_options(self) -> None:
+        """Refuse options that Java's clients can't be given.
+
+        Raises:
+            InvalidInputError: There are such options.
+        """
+        mechanism = {self.options.get(name, "PLAIN") for name in ("sasl.mechanism", "sasl.mechanisms")}
+        unfit = {name for name, value in self.options.items() if callable(value) or "oauthbearer" in name}
+        unfit |= _ONLY_LIBRDKAFKA & self.options.keys()
+        unfit |= {f"sasl.mechanism={one}" for one in mechanism if str(one).upper() not in _LOGINS}
+        if unfit:
+            raise InvalidInputError(
+                f"options={sorted(unfit)} of {self!r} are librdkafka's alone, and Spark's connector has Java's clients; use "
+                "KafkaSource, or leave them out."
+            )

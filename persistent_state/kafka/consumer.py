@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
-from persistent_state.kafka.client import is_refusal, library
+from persistent_state.kafka.client import Moves, is_refusal, library, reason_of
+from persistent_state.redact import text_without_secrets
 
 ORIGIN = pa.struct(
     [
@@ -30,11 +31,14 @@ ORIGIN = pa.struct(
 """The `origin` of a record: where it stood, and all that it holds beside its value."""
 
 PATIENCE = 60.0
-"""Seconds without a record after which the reader gives up."""
+"""Seconds after which the reader gives up if it comes no further."""
 
 _ROWS_PER_CALL = 10_000
 _WAIT = 0.01
 """Seconds that a call waits for that many rows."""
+
+_SAMPLE_ROWS, _SAMPLE_BYTES, _SAMPLE_WAIT, _SAMPLE_SECONDS = 100, 1 << 16, 0.05, 2.0
+"""The most records whose size is looked at, the bytes that a partition sends for that, and the seconds that it may take."""
 
 
 @dataclass(frozen=True)
@@ -76,25 +80,26 @@ def records(
 
     Raises:
         InvalidInputError: The user may not read.
-        StoreUnavailableError: The brokers send nothing.
+        StoreUnavailableError: The brokers send nothing, not even records of aborted transactions.
     """
     kafka = library()
     left = {place: offsets for place, offsets in left.items() if offsets.first < offsets.end}
     if not left:
         return
+    moves = Moves()
     with asking():
-        consumer = kafka.Consumer(dict(options))
+        consumer = kafka.Consumer(moves.options(options))
     try:
         with asking():
             consumer.assign(
                 [kafka.TopicPartition(*place, max(offsets.begin, offsets.first)) for place, offsets in left.items()]
             )
-        last_message, only = time.monotonic(), next(iter(left)) if len(left) == 1 else None
+        last_message, only = moves.last, next(iter(left)) if len(left) == 1 else None
         complaint = ""
         while left:
             with asking():
                 messages = consumer.consume(_ROWS_PER_CALL, timeout=_WAIT)
-            if time.monotonic() - last_message > PATIENCE and not messages:
+            if not messages and time.monotonic() - max(last_message, moves.last) > PATIENCE:
                 raise StoreUnavailableError(
                     f"{what} sent nothing of {sorted(left)} for {PATIENCE:g} s{complaint}; check the brokers, then try again."
                 )
@@ -123,17 +128,55 @@ def records(
                 elif error.code() == kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
                     # No offsets are committed to the group, so it needs no permission.
                     continue
-                elif is_refusal(error):
+                elif is_refusal(error, options):
                     with asking():
                         raise kafka.KafkaException(error)
                 elif topic is None:
-                    # A connection failed, and the client makes it again.
-                    complaint = f", and says {error.str()!r}"
+                    # A connection failed, or there is no token yet, and the client tries again.
+                    complaint = f", and says {text_without_secrets(reason_of(error, options), dict(options))!r}"
                 elif not error.retriable():
                     with asking():
                         raise kafka.KafkaException(error)
     finally:
         consumer.close()
+
+
+def record_sizes(
+    asking: Callable[[], AbstractContextManager[None]],
+    options: Mapping[str, Any],
+    begins: Mapping[tuple[str, int], int],
+) -> dict[tuple[str, int], float]:
+    """Return about how many bytes an offset of each partition has, by a few records from an offset on.
+
+    A partition that sends none in a short time is left out.
+
+    Args:
+        asking: Turns the client's errors into those of this package.
+        options: The consumer's options.
+        begins: By topic and partition: the offset.
+
+    Raises:
+        InvalidInputError: The options are wrong.
+        StoreUnavailableError: No client can be made now.
+    """
+    kafka = library()
+    with asking():
+        # Brokers send a greater record by itself.
+        consumer = kafka.Consumer({**options, "fetch.message.max.bytes": _SAMPLE_BYTES})
+    sizes: dict[tuple[str, int], float] = {}
+    deadline = time.monotonic() + _SAMPLE_SECONDS
+    try:
+        with asking():
+            consumer.assign([kafka.TopicPartition(*place, begin) for place, begin in begins.items()])
+            while len(sizes) < len(begins) and time.monotonic() < deadline:
+                messages = consumer.consume(_SAMPLE_ROWS, timeout=_SAMPLE_WAIT)
+                for place, sample in _runs([message for message in messages if message.error() is None], None):
+                    if place not in sizes:
+                        sizes[place] = sum(map(len, sample)) / (sample[-1].offset() + 1 - sample[0].offset())
+                        consumer.pause([kafka.TopicPartition(*place)])
+    finally:
+        consumer.close()
+    return sizes
 
 
 def originals(at: NDArray[np.int64], messages: Sequence[Any], positions: NDArray[np.int64]) -> pa.RecordBatch:

@@ -159,8 +159,9 @@ class Json(Decoder):
 class Avro(Decoder):
     """The decoder of Avro records: each field of the record is a column.
 
-    The decoder asks no schema registry. Records that were written by another schema are bad rows, or are misread. The decoder
-    needs the package fastavro, which the extra `kafka` installs.
+    The decoder asks no schema registry, and passes over the number that stands before a record. Records that were written by
+    another schema are bad rows, or are misread: two fields of one type may have changed places. The decoder needs the package
+    fastavro, which the extra `kafka` installs.
 
     Args:
         written: The schema by which the records were written: JSON text, or the same as Python objects.

@@ -25,7 +25,7 @@ from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias
 
 from persistent_state.errors import StoreUnavailableError
-from persistent_state.kafka.client import is_refusal, library
+from persistent_state.kafka.client import Moves, is_refusal, library
 
 TASK, TIMELINE, CLOCK, HIGHEST = "task", "timeline", "clock", "highest"
 
@@ -37,7 +37,7 @@ FIRST_SPAN = 10_000
 MOST_SPAN = 1_000_000
 
 WAIT = 2.0
-"""Seconds without a record after which a new client asks, perhaps another broker."""
+"""Seconds without a move after which a new client asks, perhaps another broker."""
 
 _ROWS_PER_CALL = 10_000
 
@@ -50,7 +50,7 @@ class Above(NamedTuple):
 
 
 def keys_above(
-    consumer_of: Callable[[], Any],
+    consumer_of: Callable[[Moves], Any],
     name: str,
     topic: str,
     ends: Mapping[int, int],
@@ -61,13 +61,13 @@ def keys_above(
     """Return the keys of a task that have records above a clock.
 
     Args:
-        consumer_of: Makes a consumer of what is committed.
+        consumer_of: Makes a consumer of what is committed, which notes its moves.
         name: The sink, for messages.
         topic: The topic of the values.
         ends: By partition, the offset up to which to read.
         task: The header that tells the task.
         clock: The clock.
-        patience: Seconds without a record after which to give up.
+        patience: Seconds without a move after which to give up.
 
     Raises:
         StoreUnavailableError: Not all records can be read now.
@@ -79,7 +79,7 @@ def keys_above(
         span, is_enough, begin = FIRST_SPAN, False, end
         while not is_enough:
             place = library().TopicPartition(topic, partition)
-            with closing(consumer_of()) as consumer:
+            with closing(consumer_of(Moves())) as consumer:
                 first, _ = consumer.get_watermark_offsets(place, timeout=patience)
             if begin <= first:
                 is_all = is_all and first == 0
@@ -92,7 +92,7 @@ def keys_above(
 
 
 def _in_range(
-    consumer_of: Callable[[], Any],
+    consumer_of: Callable[[Moves], Any],
     name: str,
     place: Any,
     begin: int,
@@ -104,18 +104,18 @@ def _in_range(
     """Return the keys above the clock in a range of offsets, and whether nothing before can be above it."""
     keys: set[bytes | None] = set()
     mark, is_enough, offset = task.encode(), False, begin
-    deadline = time.monotonic() + patience
+    moves = Moves()
     while offset < end:
-        if time.monotonic() > deadline:
+        if time.monotonic() > moves.last + patience:
             raise StoreUnavailableError(
                 f"{name}: a transaction is pending in topic={place.topic!r}, or a broker that is cut off leads it: partition="
                 f"{place.partition} can be read up to offset={offset} of {end}. A pending transaction ends after its timeout;"
                 " then try again."
             )
         # A client stays with the broker that it found, even one that is cut off. So each try has a new client.
-        with closing(consumer_of()) as consumer:
-            for after, message in read_range(consumer, place.topic, place.partition, offset, end, WAIT):
-                offset, deadline = after, time.monotonic() + patience
+        with closing(consumer_of(moves)) as consumer:
+            for after, message in read_range(consumer, place.topic, place.partition, offset, end, WAIT, moves):
+                offset = after
                 # A message without a value, or with an empty one, is false.
                 headers = dict(message.headers() or ()) if message is not None else {}
                 if headers.get(TASK) != mark:
@@ -130,31 +130,32 @@ def _in_range(
 
 
 def read_range(
-    consumer: Any, topic: str, partition: int, begin: int, end: int, seconds: float
+    consumer: Any, topic: str, partition: int, begin: int, end: int, seconds: float, moves: Moves
 ) -> Iterator[tuple[int, Any]]:
     """Yield each record between two offsets of a partition, with the offset after it, in order.
 
-    None stands for a record where offsets are passed that have none. It ends before `end` if nothing comes for so many seconds.
+    None stands for a record where offsets are passed that have none. It ends before `end` if the consumer does not move for so
+    many seconds. `moves` are those of the consumer.
 
     Raises:
         KafkaException: The brokers refuse.
     """
     kafka = library()
     consumer.assign([kafka.TopicPartition(topic, partition, begin)])
-    offset, deadline = begin, time.monotonic() + seconds
-    while offset < end and time.monotonic() < deadline:
+    offset, began = begin, time.monotonic()
+    while offset < end and time.monotonic() < max(began, moves.last) + seconds:
         first = consumer.poll(0.1)
         for message in () if first is None else (first, *consumer.consume(_ROWS_PER_CALL, 0)):
             now, error = message.offset(), message.error()
             if error is None:
                 now += 1
-            elif is_refusal(error) and error.code() != kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
+            elif is_refusal(error, {}) and error.code() != kafka.KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise kafka.KafkaException(error)
             elif error.code() != kafka.KafkaError._PARTITION_EOF:
                 # Ask again: the partition's leader may have moved. The group is only a name, and needs no permission.
                 continue
             if now > offset:
-                offset, deadline = min(now, end), time.monotonic() + seconds
+                offset, moves.last = min(now, end), time.monotonic()
                 yield offset, message if error is None and now <= end else None
             if offset >= end:
                 return

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from persistent_state.errors import DisagreementError, InvalidInputError, StateError
 from persistent_state.formatting import plain, to_json
+from persistent_state.kafka.client import check_sent, checked_options
 from persistent_state.kafka.transactions import NOTHING_READ, TIMEOUT, ClockWriter, Encode
 from persistent_state.partials.keys import Hashes, hash_keys, normalise, shard_range
 from persistent_state.partials.shuffle import numbers_of_partitions
@@ -77,8 +78,9 @@ class KafkaSink(RecordingSink):
         self.partitions = partitions
         self.bookkeeping = bookkeeping or f"{topic}.clocks"
         self.rows_per_transaction = rows_per_transaction
-        self._options = dict(options or {})
+        self._options = checked_options(f"KafkaSink({topic!r})", options)
         self._encode = encode
+        check_sent(f"encode of KafkaSink({topic!r})", encode)
         for name in (self.topic, self.bookkeeping):
             if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
                 raise InvalidInputError(f"topic={name!r} can't be one of Kafka; use letters, digits, '.', '_', '-'.")

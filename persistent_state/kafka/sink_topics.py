@@ -35,7 +35,7 @@ def prepare(
             why = f"topic={bookkeeping!r} was created, and is not there yet"
             raise library().KafkaException(library().KafkaError(absent, why))
         except library().KafkaException as error:
-            if is_refusal(error.args[0]) or time.monotonic() > deadline:
+            if is_refusal(error.args[0], options) or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from persistent_state.kafka import consumer, decoders
 from persistent_state.kafka.client import needing
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.decoders import Decoder, Raw
-from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIME, TOPIC, Subscription
+from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIME, TOPIC, Subscription, shared
 from persistent_state.kafka.topics import commit_offsets, number_of, topic_of
 from persistent_state.sources.base import BadRecord, Chunk, TimeReplayableSource
 from persistent_state.sources.formats import Transform, one_batch, transformed
@@ -31,6 +32,14 @@ DELETED, RECREATED = (
 """The reasons of the bad rows that stand for a loss."""
 
 _ROWS_PER_CHUNK = 1 << 16
+_BYTES_PER_CHUNK = 1 << 25
+"""Bytes of all records that wait for their chunk. Decoding takes a few times as many."""
+
+_USUALLY_MOST = 1 << 20
+"""Bytes of the greatest record that Kafka takes by default."""
+
+_SIZES_SECONDS = 60.0
+"""Seconds after which sizes of records are looked up again."""
 
 
 class KafkaSource(Subscription, TimeReplayableSource):
@@ -59,6 +68,8 @@ class KafkaSource(Subscription, TimeReplayableSource):
         key: The decoder of the keys. By default keys are left out.
         starting_offsets: Where the first start begins: "earliest", "latest", or a time with a zone, by the records' times.
         max_offsets_per_batch: How many offsets a micro-batch reads at most. A partition's share grows with its lag.
+        max_bytes_per_batch: About how many bytes of records a micro-batch reads at most, by the sizes of the next records of
+            each partition. They are looked up once a minute, where so many records of a mebibyte would be too much.
         fail_on_data_loss: Whether offsets that were deleted before they were read stop the application.
         transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It keeps
             the column `kafka_offset`, which tells which record a row was made of.
@@ -90,6 +101,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         key: Decoder | None = None,
         starting_offsets: str | datetime = EARLIEST,
         max_offsets_per_batch: int = 2_000_000,
+        max_bytes_per_batch: int = 1 << 30,
         fail_on_data_loss: bool = True,
         transform: Transform | None = None,
         group: str | None = None,
@@ -114,6 +126,9 @@ class KafkaSource(Subscription, TimeReplayableSource):
                     "Spark's DataFrame, use KafkaConnectorSource(topics, bootstrap_servers, columns)."
                 )
         self._decoders: list[Decoder] = [*([] if key is None else [key]), Raw() if value is None else value]
+        if max_bytes_per_batch < 1:
+            raise InvalidInputError(f"{max_bytes_per_batch=}; give at least 1.")
+        self.max_bytes_per_batch = max_bytes_per_batch
         self._has_key = key is not None
         self.commit_offsets = commit_offsets
         self._transform = transform
@@ -215,6 +230,25 @@ class KafkaSource(Subscription, TimeReplayableSource):
             return max(0, self.bounds.since // 1000)
         return super()._starts
 
+    def _limited(self, begins: Mapping[str, int], lags: Mapping[str, int]) -> Mapping[str, int]:
+        lags = super()._limited(begins, lags)
+        if sum(lags.values()) * _USUALLY_MOST <= self.max_bytes_per_batch:
+            return lags
+        sizes = self._sizes({name: begins[name] for name, lag in lags.items() if lag})
+        return shared(lags, self.max_bytes_per_batch, sum(lags[name] * size for name, size in sizes.items()))
+
+    def _sizes(self, begins: Mapping[str, int]) -> dict[str, float]:
+        """Return about how many bytes a record of each partition has, from these offsets on; 0 if no partition has sent any."""
+        known, now = self._state.sizes, time.monotonic()
+        places = {name: (self.partitions[name].topic, self.partitions[name].number) for name in begins}
+        old = [name for name in begins if name not in known or known[name][1] < now - _SIZES_SECONDS]
+        if old:
+            options = self._consumer_options()
+            sizes = consumer.record_sizes(self._asking, options, {places[name]: begins[name] for name in old})
+            usual = sum(sizes.values()) / max(1, len(sizes))
+            known |= {name: (sizes.get(places[name], usual), now) for name in old}
+        return {name: known[name][0] for name in begins}
+
     def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:
         return {offsets.partition_name for offsets in split}
 
@@ -230,12 +264,22 @@ class KafkaSource(Subscription, TimeReplayableSource):
                     originals=offsets.gap_record,
                 )
         waiting: dict[str, list[Any]] = defaultdict(list)
+        size = 0
         left = {(offsets.topic, offsets.partition): offsets for offsets in split}
         for offsets, messages in consumer.records(repr(self), self._asking, self._consumer_options(), left):
             queue = waiting[offsets.partition_name]
             queue += messages
-            if len(queue) >= _ROWS_PER_CHUNK:
+            size += sum(map(len, messages))
+            if size >= _BYTES_PER_CHUNK:
+                yield from self._chunks(split, waiting)
+                size = 0
+            elif len(queue) >= _ROWS_PER_CHUNK:
+                size -= sum(map(len, queue))
                 yield self._chunk(offsets, waiting.pop(offsets.partition_name))
+        yield from self._chunks(split, waiting)
+
+    def _chunks(self, split: Sequence[OffsetRange], waiting: dict[str, list[Any]]) -> Iterator[Chunk]:
+        """Yield a chunk of each partition that has records waiting."""
         for offsets in split:
             if offsets.partition_name in waiting:
                 yield self._chunk(offsets, waiting.pop(offsets.partition_name))

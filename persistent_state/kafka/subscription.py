@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.formatting import show_clock
-from persistent_state.kafka.client import asking, client_options, library
+from persistent_state.kafka.client import asking, checked_options, client_options, library
 from persistent_state.kafka.topics import (
     DoubtfulError,
     Partition,
@@ -33,6 +34,9 @@ GAP = "gap"
 """The key of a journal line that records a loss. Every other line records a topic."""
 TOPIC, PARTITION, OFFSET, TIME = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
 
+SETTLING = 10.0
+"""Seconds that a run to the end waits for transactions that are open when it begins."""
+
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="Subscription")
 
@@ -45,7 +49,9 @@ class _State:
     the lines that are committed. `unread` holds by partition the first position that was never committed. `replaced_ids` are
     the ids of deleted topics that others of their name replaced, and `losses` the journal lines of topics that are gone.
     `last_reach` holds the newest reach's journal lines, start and ends. The partitions `held` are not read on, and none is
-    read beyond the offsets `within`.
+    read beyond the offsets `within`. `pending` holds for each partition with an open transaction where that begins, and since
+    when that is known, by a clock that only counts seconds. `sizes` holds about how many bytes a record of each partition has,
+    and when that was asked, by the same clock.
     """
 
     topics: dict[str, TopicRecord]
@@ -59,6 +65,8 @@ class _State:
     is_frozen: bool = False
     held: frozenset[str] = frozenset()
     within: Mapping[str, int] | None = None
+    pending: dict[str, tuple[int, float]] = field(default_factory=dict)
+    sizes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Subscription:
@@ -101,7 +109,7 @@ class Subscription:
         self.max_offsets_per_batch = max_offsets_per_batch
         self.fail_on_data_loss = fail_on_data_loss
         self.group = group
-        self.options = dict(options or {})
+        self.options = checked_options(repr(self), options)
         self._opened_state: _State | None = None
 
     def __repr__(self) -> str:
@@ -200,7 +208,10 @@ class Subscription:
             self.reach(start, everything=True)
 
     def freeze(self) -> None:
-        """Make every later reach end where the partitions end at the next one."""
+        """Make every later reach end where the partitions end at the next one.
+
+        That one waits a little for transactions that are open then: their records are there.
+        """
         self._state.is_frozen = True
 
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
@@ -219,7 +230,9 @@ class Subscription:
         """
         state = self._state
         if not (state.is_frozen and state.partitions):
-            state.partitions = self._ask_again(lambda: self._look_up(start))
+            state.partitions = (
+                self._settled(start) if state.is_frozen else self._ask_again(lambda: self._look_up(start))
+            )
             if any(start.get(name, 0) > partition.end for name, partition in state.partitions.items()):
                 self._ask_again(lambda: self._check_ends(self._look_up(start, is_whole=True), start))
         # Step over lost offsets at once, so that one micro-batch reports all of a gap.
@@ -243,9 +256,7 @@ class Subscription:
                 for name, lag in lags.items()
                 if name in begins
             }
-        total = sum(lags.values())
-        if total > self.max_offsets_per_batch and not everything:
-            lags = {name: -(-lag * self.max_offsets_per_batch // total) for name, lag in lags.items()}
+        lags = lags if everything else {**self._limited(begins, lags)}
         ends = {**start, **{name: begins[name] + lag for name, lag in lags.items()}}
         lines, last_start, last_ends = state.last_reach
         if last_start != last_ends == start:
@@ -254,8 +265,15 @@ class Subscription:
         records = map(_line, state.topics.values())
         lines = tuple(line for line in (*records, *state.losses) if line not in state.journal)
         state.last_reach = lines, dict(start), ends
-        lag = {name: max(0, partition.end - ends.get(name, 0)) for name, partition in state.partitions.items()}
-        return Reach(ends, dict.fromkeys(state.partitions, False), lines, unread=sum(lag.values()), lag=lag)
+        lag = {name: max(0, partition.written - ends.get(name, 0)) for name, partition in state.partitions.items()}
+        return Reach(
+            ends,
+            dict.fromkeys(state.partitions, False),
+            lines,
+            unread=sum(lag.values()),
+            lag=lag,
+            pending=self._pending(),
+        )
 
     @property
     def partitions(self) -> Mapping[str, Partition]:
@@ -275,6 +293,37 @@ class Subscription:
     @property
     def _topic_names(self) -> str:
         return self.topics.pattern if isinstance(self.topics, re.Pattern) else ", ".join(self.topics)
+
+    def _limited(self, begins: Mapping[str, int], lags: Mapping[str, int]) -> Mapping[str, int]:
+        """Return how many offsets of each partition a micro-batch reads, of those that there are from `begins` on."""
+        return shared(lags, self.max_offsets_per_batch, sum(lags.values()))
+
+    def _settled(self, start: Mapping[str, int]) -> dict[str, Partition]:
+        """Return the partitions as they are when the transactions have ended that are open now, or after `SETTLING`."""
+        partitions = self._ask_again(lambda: self._look_up(start))
+        written = {name: partition.written for name, partition in partitions.items()}
+        deadline = time.monotonic() + SETTLING
+        while any(partitions[name].end < end for name, end in written.items() if name in partitions):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.1)
+            partitions = self._ask_again(lambda: self._look_up(start))
+        # Transactions that have begun meanwhile belong to the next run.
+        return {
+            name: replace(partition, written=max(partition.end, written.get(name, 0)))
+            for name, partition in partitions.items()
+        }
+
+    def _pending(self) -> dict[str, float]:
+        """Return for how many seconds each partition has held records that can't be read yet."""
+        state, now = self._state, time.monotonic()
+        waiting = {
+            name: partition.end for name, partition in state.partitions.items() if partition.end < partition.written
+        }
+        known = state.pending.items()
+        since = {name: seen for name, (end, seen) in known if waiting.get(name) == end}
+        state.pending = {name: (end, since.get(name, now)) for name, end in waiting.items()}
+        return {name: now - seen for name, (_, seen) in state.pending.items()}
 
     def _ask_again(self, ask: Callable[[], _T]) -> _T:
         """Return what `ask` returns. Ask again, by a new client, while an answer may be one of a failover."""
@@ -316,7 +365,7 @@ class Subscription:
                 if is_needed and begin < first and self.fail_on_data_loss:
                     raise self._data_loss(name, number, begin, state.unread.get(partition_name, 0), first, end)
                 until = record.until.get(str(number))
-                partitions[partition_name] = Partition(name, number, begin, first, end, until)
+                partitions[partition_name] = Partition(name, number, begin, first, end, until, topic.written[number])
         state.replaced_ids.update(
             record.id for record in state.topics.values() if records[record.name].generation > record.generation
         )
@@ -418,6 +467,11 @@ class Subscription:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
         }
+
+
+def shared(lags: Mapping[str, int], most: float, total: float) -> Mapping[str, int]:
+    """Return by partition the share of its offsets that makes `most` of a `total`. One that has offsets has at least one."""
+    return lags if total <= most else {name: int(-(-lag * most // total)) for name, lag in lags.items()}
 
 
 def merge_journals(one: Sequence[str], other: Sequence[str], replay: Mapping[str, int]) -> list[str] | None:

@@ -30,11 +30,15 @@ class DoubtfulError(InvalidInputError):
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as it is now: its id (None: the broker gives none), and each partition's first and end offset."""
+    """A topic as it is now: its id (None: the broker gives none), and each partition's first and end offset.
+
+    `written` has the end of all records by partition, also of those of open transactions.
+    """
 
     name: str
     id: str | None
     offsets: Mapping[int, tuple[int, int]]
+    written: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ def number_of(partition: str) -> int:
 class Partition:
     """A partition as it is now: where reading begins if the log has no position, the first offset, and the end.
 
-    If the topic was made again, `until` says up to where this partition of the old topic was read.
+    If the topic was made again, `until` says up to where this partition of the old topic was read. Records up to `written` are
+    there. Those from `end` on are in a transaction that is open, or behind one.
     """
 
     topic: str
@@ -97,6 +102,7 @@ class Partition:
     first: int
     end: int
     until: int | None
+    written: int
 
     def gap(self, begin: int, is_new: bool) -> Mapping[str, Any] | None:
         """Describe the offsets that a reader at `begin` has lost, or return None. `is_new`: nothing was read here before."""
@@ -161,12 +167,15 @@ def look_up(
     places = [(name, one.id) for name, topic in descriptions.items() for one in topic.partitions]
     spec = kafka.admin.OffsetSpec
     first = offsets(admin, dict.fromkeys(places, spec.earliest()), is_committed)
+    # Ask this before the end: what is written between the two questions would look like an open transaction.
+    written = offsets(admin, dict.fromkeys(places, spec.latest()), False) if is_committed else {}
     end = offsets(admin, dict.fromkeys(places, spec.latest()), is_committed)
     return {
         name: Topic(
             name,
             None if str(topic.topic_id) == _NO_ID else str(topic.topic_id),
             {one.id: (first[name, one.id], end[name, one.id]) for one in topic.partitions},
+            {one.id: max(end[name, one.id], written.get((name, one.id), 0)) for one in topic.partitions},
         )
         for name, topic in descriptions.items()
     }

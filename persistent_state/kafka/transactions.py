@@ -87,7 +87,7 @@ import pyarrow as pa
 from persistent_state.errors import DamagedError, InvalidInputError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import clock_of_rewind, full_clock
-from persistent_state.kafka.client import asking, client_options, library, needing
+from persistent_state.kafka.client import Moves, asking, client_options, library, needing
 from persistent_state.kafka.read_back import CLOCK, HIGHEST, TASK, TIMELINE, Above, Headers, keys_above, read_range
 from persistent_state.kafka.sink_topics import check, prepare
 from persistent_state.kafka.topics import offsets
@@ -101,7 +101,7 @@ PATIENCE = 20.0
 """Seconds to wait for an answer of the brokers."""
 
 FIRST_WAIT = 1.0
-"""Seconds without a record after which a new client asks, perhaps another broker. Each next client waits twice as long."""
+"""Seconds without a move after which a new client asks, perhaps another broker. Each next client waits twice as long."""
 
 ROWS_PER_LOOK = 10_000
 """Rows after which a writer checks how much of the transaction's time is over."""
@@ -415,13 +415,14 @@ class ClockWriter:
             admin = kafka.admin.AdminClient(client_options(self.bootstrap_servers, self.options))
             if not check(self.name, admin, self.topic, self.bookkeeping, self.bootstrap_servers, PATIENCE):
                 return 0
-            with closing(self._consumer()) as consumer:
+            moves = Moves()
+            with closing(self._consumer(moves)) as consumer:
                 partitions = consumer.list_topics(self.topic, PATIENCE).topics[self.topic].partitions
             places = [(self.bookkeeping, 0), *((self.topic, partition) for partition in partitions)]
             found = offsets(admin, dict.fromkeys(places, kafka.admin.OffsetSpec.latest()), is_committed=True)
             end = found.pop((self.bookkeeping, 0))
-            with closing(self._consumer()) as consumer:
-                bookkeeping = self._read_below(consumer, NOTHING_READ, end, PATIENCE)
+            with closing(self._consumer(moves)) as consumer:
+                bookkeeping = self._read_below(consumer, NOTHING_READ, end, PATIENCE, moves)
             last = self._parsed(bookkeeping)
             if max(last.clock, last.highest) <= clock:
                 return 0
@@ -510,7 +511,7 @@ class ClockWriter:
             StoreUnavailableError: Not all records can be read now.
         """
         (end,) = self._write_marks(producer, self.bookkeeping, [0]).values()
-        deadline = time.monotonic() + PATIENCE
+        moves = Moves()
         if end < known.offset:
             raise StoreUnavailableError(
                 f"{self.name}: topic={self.bookkeeping!r} ends at offset={end}, and did so at {known.offset} before. If it"
@@ -518,15 +519,16 @@ class ClockWriter:
             )
         bookkeeping, settled, wait = known, 0, FIRST_WAIT
         while bookkeeping.offset < end:
-            if (left := deadline - time.monotonic()) < 0:
+            if (left := moves.last + PATIENCE - time.monotonic()) < 0:
                 raise StoreUnavailableError(
                     f"{self.name}: a transaction of others is pending in topic={self.bookkeeping!r}, or a broker that is cut"
                     f" off leads it: it can be read up to offset={bookkeeping.offset} of {end}. A pending transaction ends"
                     " after its timeout; then try again."
                 )
             # A client stays with the broker that it found, even one that is cut off. So each try has a new client.
-            with closing(self._consumer()) as consumer:
-                bookkeeping, wait = self._read_below(consumer, bookkeeping, end, min(wait, left)), 2 * wait
+            with closing(self._consumer(moves)) as consumer:
+                bookkeeping = self._read_below(consumer, bookkeeping, end, min(wait, left), moves)
+                wait *= 2
             if bookkeeping.offset < end and parts is not None:
                 # A writer was killed before its commit, and nobody can read behind its transaction. A later clock may have
                 # been begun there. But the writer wrote a part of a clock whose record can be read: it is one of these.
@@ -536,11 +538,12 @@ class ClockWriter:
                         settled = part + 1
         return bookkeeping
 
-    def _read_below(self, consumer: Any, known: Bookkeeping, end: int, seconds: float) -> Bookkeeping:
-        """Return the records below `end`, or fewer if no record comes for so many seconds."""
+    def _read_below(self, consumer: Any, known: Bookkeeping, end: int, seconds: float, moves: Moves) -> Bookkeeping:
+        """Return the records below `end`, or fewer if the consumer does not move for so many seconds."""
         offset, records = known.offset, dict(known.records)
         with self._needing("READ", self.bookkeeping):
-            for offset, message in read_range(consumer, self.bookkeeping, 0, known.offset, end, seconds):  # noqa: B007
+            records_below = read_range(consumer, self.bookkeeping, 0, known.offset, end, seconds, moves)
+            for offset, message in records_below:  # noqa: B007
                 if message and f"{(key := message.key().decode())}/".startswith(f"{self.owner}/"):
                     records[key] = self._parse(key, message.value())
         return Bookkeeping(offset, records)
@@ -706,13 +709,13 @@ class ClockWriter:
         """The seconds that a transaction may take."""
         return float(self.options.get(TIMEOUT, 60_000)) / 1000
 
-    def _consumer(self) -> Any:
+    def _consumer(self, moves: Moves) -> Any:
         return library().Consumer(
             {
                 # No offsets are ever committed to the group.
                 "group.id": self.owner,
                 "fetch.wait.max.ms": 10,
-                **client_options(self.bootstrap_servers, self.options),
+                **moves.options(client_options(self.bootstrap_servers, self.options)),
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",

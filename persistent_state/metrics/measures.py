@@ -211,8 +211,8 @@ MESSAGES = _measure("messages", "The messages that micro-batches and steps have 
 REPLAYED = _measure("replayed_messages", "How many of these messages an earlier start had read.", "flow", kind=COUNTER)
 UNREAD = _measure(
     "source_unread",
-    "How many positions there were beyond the newest micro-batch when it was planned: of Kafka the lag in records. Missing "
-    "if the source does not know.",
+    "How many positions there were beyond the newest micro-batch when it was planned: of Kafka the lag in records, "
+    "with those of open transactions. Missing if the source does not know.",
     "flow",
     "input",
     "partition",

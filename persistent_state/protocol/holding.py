@@ -6,12 +6,13 @@ after which time a channel is idle, so that a caller who knows may say so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from persistent_state.event_time.channels import Channel, live_channels
 from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.inputs import named as named_in
 from persistent_state.formatting import show_clock
 from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry
@@ -32,6 +33,9 @@ SILENT = "silent"
 
 BEHIND = "behind"
 """A channel has come no further than its newest message."""
+
+PENDING = "pending"
+"""A channel has messages that can't be read yet. An entry does not say that, so it stands in the progress alone."""
 
 READ = "read"
 """All that was read is below the clock: it takes a newer message to move it."""
@@ -74,6 +78,7 @@ class Holder:
             UNHEARD: f": {channel} has never delivered a message; idle_after lets it go",
             SILENT: f": {channel} has delivered nothing since the last start; idle_after lets it go",
             BEHIND: f": the newest message of {channel} is of {show_clock(self.at)}",
+            PENDING: f": messages of {channel} are in an open transaction, or behind one, and are read when that ends",
             READ: f": its clock is above all that was read of {source}; only a newer message moves it",
         }[self.why]
         return f"task={self.named or self.task}{reason}"
@@ -103,6 +108,13 @@ def holder(entry: Entry, settings: Mapping[str, Settings] | None = None) -> Hold
     if step is None:
         return held
     return Holder(step.flow, next(iter(entry.flows[step.flow].upstream)), None, STEP, step.clock)
+
+
+def among_pending(holder: Holder | None, task: str, pending: Collection[str]) -> Holder | None:
+    """Return a holder with the reason that its messages can't be read yet, if it is one of these channels of a task's flow."""
+    if holder is None or holder.channel is None or holder.task != task:
+        return holder
+    return replace(holder, why=PENDING) if named_in(holder.input, holder.channel) in pending else holder
 
 
 def _place(holder: Holder) -> int:

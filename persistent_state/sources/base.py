@@ -93,7 +93,10 @@ class Reach:
         journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
-        lag: The same by partition. A source that does not know, or has one partition, leaves it out.
+        lag: The same by partition. A source that does not know, or has one partition, leaves it out. A channel of the same name
+            is not silent while there is more of it.
+        pending: By partition: for how many seconds it has had positions that can't be read yet, as those of a transaction that
+            is open. `lag` counts them.
         is_last: Of a source that ends: True if this micro-batch reads all that is left, so that all channels end with it. Until
             then none of its channels is idle. None: the source does not end, or its channels tell it.
         held: The partitions that `hold` has named: they wait, and are not silent.
@@ -110,6 +113,7 @@ class Reach:
     known: tuple[str, ...] = ()
     unread: int | None = None
     lag: Mapping[str, int] = field(default_factory=dict)
+    pending: Mapping[str, float] = field(default_factory=dict)
     is_last: bool | None = None
     held: frozenset[str] = frozenset()
     inputs: Mapping[str, Reach] = field(default_factory=dict)

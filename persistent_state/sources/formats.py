@@ -216,15 +216,36 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             # The file is at fault, not each of its rows.
             raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
-    meta = parquet.metadata
-    total_bytes = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
-    piece_rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * meta.num_rows // max(1, total_bytes)))
     first = 1
-    for batch in parquet.iter_batches(piece_rows, columns=names):
-        piece = _piece(batch, schema, {}, batch.num_rows, lambda place: Original())
-        bad = {record.position for record in piece.bad}
-        yield replace(piece, original=partial(_parquet_original, batch, bad, first))
-        first += batch.num_rows
+    for groups, rows in _row_groups(parquet.metadata):
+        for batch in parquet.iter_batches(rows, groups, names):
+            piece = _piece(batch, schema, {}, batch.num_rows, lambda place: Original())
+            bad = {record.position for record in piece.bad}
+            yield replace(piece, original=partial(_parquet_original, batch, bad, first))
+            first += batch.num_rows
+
+
+def _row_groups(file: pq.FileMetaData) -> Iterator[tuple[list[int], int]]:
+    """Yield row groups that are read at once, and how many of their rows a piece has.
+
+    pyarrow holds all that it reads at once. So what is read at once has a piece's bytes, or is one row group that has more.
+    """
+    groups: list[int] = []
+    size = rows = 0
+    for i in range(file.num_row_groups):
+        group = file.row_group(i)
+        if groups and size + group.total_byte_size > _PIECE_BYTES:
+            yield groups, _rows_of_piece(rows, size)
+            groups, size, rows = [], 0, 0
+        groups.append(i)
+        size += group.total_byte_size
+        rows += group.num_rows
+    if groups:
+        yield groups, _rows_of_piece(rows, size)
+
+
+def _rows_of_piece(rows: int, size: int) -> int:
+    return max(1, min(_PIECE_ROWS, _PIECE_BYTES * rows // max(1, size)))
 
 
 def _parquet_original(batch: pa.RecordBatch, bad: Container[int], first: int, place: int) -> Original:

@@ -112,6 +112,15 @@ def test_what_may_still_grow_is_waited_for() -> None:
     assert found[-1] == {"slow": ROWS, "fast": 1}
 
 
+@pytest.mark.parametrize("more", [(), ("slow",)])
+def test_a_partition_behind_an_open_transaction_is_waited_for_though_it_would_be_idle(more: Collection[str]) -> None:
+    plan = plan_of(200, idle_after=50)
+    known = SourceState({"slow": Channel(10, active=0), "fast": Channel(500, active=80)})
+    source = Shelves({"slow": 0, "fast": 0})
+    reach = aligned_reach(plan, source, known, {}, everything=False, is_ending=False, now=100, more=more)
+    assert reach.held == source.held == ({"fast"} if more else set())
+
+
 @pytest.mark.parametrize("held", [frozenset(), frozenset({"fast"})])
 def test_who_waits_is_not_silent(held: frozenset[str]) -> None:
     plan = plan_of(200, idle_after=50)

@@ -83,10 +83,12 @@ class Stamps(TimeReplayableSource):
 class Query:
     """What Spark does with a reader: ask how far it goes, and play the micro-batch if that is further than before."""
 
-    def __init__(self, source: Stamps, settings: Settings, parts: int = 1, *, to_the_end: bool = False) -> None:
+    def __init__(
+        self, source: TimeReplayableSource, settings: Settings, parts: int = 1, *, to_the_end: bool = False
+    ) -> None:
         self.now = SECOND
         self.to_the_end = to_the_end
-        self.plan = core.plan_of(Counts(), SCHEMA, settings=settings)
+        self.plan = core.plan_of(Counts(), source.schema, settings=settings, timestamp=source.timestamp)
         self.log = Log(self.plan.files, "app")
         self.source, self.most = source, parts
         self.start()
@@ -329,3 +331,89 @@ def test_a_silent_stream_that_a_newer_driver_has_fenced_ends_with_that_error() -
     core.start(query.log, [query.plan], now=query.now)
     with pytest.raises(FencedError, match="a newer driver owns app"):
         query.wait(30)
+
+
+class Transacted(TimeReplayableSource):
+    """Partitions of timestamps, of which `there` can be read. What is behind that is in an open transaction for `seconds`."""
+
+    timestamp = "ts"
+    schema = SCHEMA
+
+    def __init__(self, **stamps: list[int]) -> None:
+        self.stamps = stamps
+        self.there = {name: len(some) for name, some in stamps.items()}
+        self.aborted: set[int] = set()
+        self.seconds = 0.0
+
+    def write(self, name: str, *stamps: int, is_open: bool = False) -> None:
+        self.stamps[name] += stamps
+        self.there[name] += 0 if is_open else len(stamps)
+
+    def end(self, name: str, *, commits: bool) -> None:
+        if not commits:
+            self.aborted |= {*self.stamps[name][self.there[name] :]}
+        self.there[name] = len(self.stamps[name])
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        pass
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        lag = {name: len(some) - self.there[name] for name, some in self.stamps.items()}
+        pending = {name: self.seconds for name, more in lag.items() if more}
+        return Reach(dict(self.there), dict.fromkeys(lag, False), unread=sum(lag.values()), lag=lag, pending=pending)
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        return [(name, start.get(name, 0), last) for name, last in end.items() if last > start.get(name, 0)]
+
+    def read(self, split: Any) -> Iterator[Chunk]:
+        name, first, last = split
+        if stamps := [stamp for stamp in self.stamps[name][first:last] if stamp not in self.aborted]:
+            yield Chunk(name, first, pa.RecordBatch.from_arrays([pa.array(stamps, pa.int64())], schema=SCHEMA))
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_transaction_that_is_open_for_longer_than_idle_after_holds_the_clock_until_it_ends(commits: bool) -> None:
+    source = Transacted(a=[100], b=[100])
+    query = Query(source, Settings(10, idle_after=10 * SECOND, ahead=2**62))
+
+    def polled() -> Entry:
+        entry = query.poll()
+        assert entry is not None
+        return entry
+
+    polled()
+    source.write("b", 110, 120, 130, is_open=True)
+    for stamp in range(200, 1_000, 100):
+        query.now += 5 * SECOND
+        source.write("a", stamp)
+        assert polled().flow_of("Counts").progress.clock == 100
+    # Nothing comes at all for longer than that.
+    query.now += 20 * SECOND
+    progress = polled().flow_of("Counts").progress
+    assert (progress.clock, progress.holds) == (100, True)
+    source.end("b", commits=commits)
+    entry = polled()
+    assert entry.late_rows_of("Counts").counts() == {}
+    assert core.state_at(entry, query.plan, None) == {(): 13 if commits else 10}
+    query.now += 20 * SECOND
+    assert not polled().flow_of("Counts").progress.holds
+
+
+def test_people_hear_of_a_transaction_that_stays_open_though_nothing_else_comes() -> None:
+    source = Transacted(a=[100], b=[100])
+    query = Query(source, Settings(10, ahead=2**62))
+    assert query.poll()
+    source.write("b", 110, is_open=True)
+    assert query.poll() is None
+    source.seconds = arrow_source.HUNG
+    assert query.poll(), "a micro-batch without rows, of which there is a progress"
+    assert query.poll() is None
+    source.end("b", commits=True)
+    assert query.poll()
+    # A run to the end says so at once, as it ends.
+    source.write("b", 120, is_open=True)
+    source.seconds = 0.0
+    query.to_the_end = True
+    query.start()
+    assert query.poll()
+    assert query.poll() is None

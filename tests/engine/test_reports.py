@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from monoids import Average
 from persistent_state import Application, FileSource, NonWindowState, OrderedTask
 from persistent_state.batch.combine import combine
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.engine import reports as reports_module
 from persistent_state.engine.reports import EVERY, Reports, TaskReport
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits
@@ -24,6 +26,7 @@ from persistent_state.store.files import Files
 from persistent_state.store.late_rows import LATE, NO_TIMESTAMP, UNFIT
 from persistent_state.store.log import Log
 from tests import core
+from tests.engine.test_lines import PROGRESS
 from tests.protocol.test_inputs import World
 from tests.words import SCHEMA, Words
 
@@ -130,6 +133,26 @@ def test_a_silent_channel_that_holds_the_clock_is_named(
     # A run that is stopped has always something to wait for.
     reports.end(entry, is_whole=False)
     assert "waits for" not in caplog.text
+
+
+def test_a_transaction_that_stays_open_is_named_during_a_run_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(reports_module, "time", SimpleNamespace(monotonic=lambda: now))
+    plan = core.plan_of(Words(), SCHEMA)
+    log = Log(plan.files, plan.application)
+    run = Reports("run", [plan], core.start(log, [plan]), False, lambda progress: None)
+    # Most transactions are open for a moment.
+    for moment, seconds, told in ((0, 59.0, 0), (5, 60.0, 1), (64, 119.0, 1), (65, 120.0, 2), (130, 0.5, 2)):
+        now = moment
+        run.hear(replace(PROGRESS, task="Words", pending={f"t-{p}": seconds for p in range(5)}))
+        assert len(caplog.messages) == told
+    named = (
+        "task=Words: messages of 't-0' for 60 s, 't-1' for 60 s, 't-2' for 60 s and 2 more are in an open transaction"
+    )
+    assert caplog.messages[0].startswith(named)
+    run.close()
 
 
 def test_values_that_do_not_fit_are_told_with_what_fits(tmp_path: Path) -> None:

@@ -19,12 +19,14 @@ from persistent_state.engine.deliveries import Deliveries
 from persistent_state.engine.feeds import Part
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.queries import Queries, Setup
+from persistent_state.engine.reports import Listener
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StoreUnavailableError, TaskFailedError
 from persistent_state.event_time.clocks import END
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
+from tests.engine.test_lines import PROGRESS
 from tests.engine.test_start_checks import setup_of
 from tests.waiting import PATIENCE, until
 from tests.words import SCHEMA, Words
@@ -179,6 +181,28 @@ DOWN = StoreUnavailableError("the store is down.")
 def test_a_run_ends_when_its_queries_come_to_their_end() -> None:
     run = play(ends).run()
     assert (run.error, run.restarts, run.entry.epoch) == (None, 0, 1)
+
+
+@pytest.mark.parametrize("pending", [{}, {"t-0": 12.0}, None])
+def test_a_run_that_drains_does_not_pass_messages_of_an_open_transaction(
+    pending: dict[str, float] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reads(script: Script) -> None:
+        script.commit(5, 25)
+        told = replace(PROGRESS, task="Words", epoch=script.newest().epoch, pending={"t-0": 12.0})
+        Listener(script.setup.writer, None)(told)
+        # A step that asks no source says nothing of it.
+        Listener(script.setup.writer, None)(replace(told, pending=pending))
+        ends(script)
+
+    script = play(reads, drains=True, to_the_end=True)
+    script.run()
+    assert script.newest().clock == (30 if pending == {} else 20)
+    named = (
+        "task=Words: messages of 't-0' for 12 s are in an open transaction, or behind one. They are read when that ends"
+    )
+    assert (named in caplog.text) is (pending != {})
+    assert "run(drain=True)" not in caplog.text
 
 
 def test_flows_meet_before_each_start_as_a_driver_of_their_own() -> None:

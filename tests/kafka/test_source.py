@@ -33,8 +33,12 @@ from persistent_state import (
     TaskFailedError,
 )
 from persistent_state.engine import kafka_connector as connector
+from persistent_state.event_time.clocks import Settings
 from persistent_state.kafka import topics
 from persistent_state.kafka.source import DELETED, RECREATED
+from persistent_state.store.entry import Entry
+from tests import core
+from tests.engine.test_arrow_source import Query
 from tests.engine.test_passed import Told, World
 from tests.kafka.security import GUEST, allow, client_options
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
@@ -178,6 +182,62 @@ def test_transactions_are_read_when_and_only_if_they_are_committed(broker: Broke
     assert numbers(reader.all()) == [100]
     everything = Reader(source(broker, topic, options={"isolation.level": "read_uncommitted"})).start().all()
     assert set(numbers(everything)) == {*range(20), 100}
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_transaction_that_hangs_longer_than_idle_after_is_waited_for_and_no_message_of_it_is_late(
+    broker: Broker, commits: bool
+) -> None:
+    topic = new_topic(broker, 2)
+    hanging = Producer({"bootstrap.servers": broker.address, "transactional.id": topic})
+    hanging.init_transactions()
+    produce(broker, topic, range(4), 2)
+    settings = Settings(1_000_000, idle_after=20_000_000, ahead=2**62)
+    query = Query(copied(source(broker, topic)), settings)
+
+    def polled() -> Entry:
+        # A broker shows the end of a transaction a moment later.
+        end = time.monotonic() + 30
+        while (entry := query.poll()) is None:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        return entry
+
+    polled()
+    hanging.begin_transaction()
+    for n in range(100):
+        hanging.produce(topic, json.dumps({"n": n}), partition=1, timestamp=1_700_000_001_000 + n)
+    assert hanging.flush(30) == 0
+    for minute in range(1, 4):
+        # By the time of micro-batches minutes pass.
+        query.now += 60_000_000
+        produce(broker, topic, [minute], 1, millis=lambda n: 1_700_000_000_000 + n * 60_000)
+        entry = polled()
+        assert entry.flow_of("Counts").progress.clock == 1_700_000_000_000_000
+    hanging.commit_transaction(30) if commits else hanging.abort_transaction(30)
+    entry = polled()
+    assert entry.late_rows_of("Counts").counts() == {}
+    assert core.state_at(entry, query.plan, None) == {(): 107 if commits else 7}
+    query.now += 60_000_000
+    assert not polled().flow_of("Counts").progress.holds
+
+
+def test_a_micro_batch_of_great_records_is_bounded_by_their_bytes(broker: Broker) -> None:
+    topic = new_topic(broker, 3)
+    writer = producer(broker)
+    sizes = {0: 200_000, 1: 1_000}
+    for partition, size in sizes.items():
+        for n in range(40):
+            writer.produce(topic, json.dumps({"n": n, "more": "x" * size}), partition=partition)
+    assert writer.flush(30) == 0
+    opened = copied(source(broker, topic, max_bytes_per_batch=2_000_000))
+    opened.open([], {})
+    ends = opened.reach({}, everything=False).ends
+    read = sum(size * ends[f"{topic}-{partition}"] for partition, size in sizes.items())
+    assert 1_500_000 < read < 2_500_000
+    # Each record comes once, whatever the sizes are.
+    reader = Reader(source(broker, topic, max_bytes_per_batch=2_000_000)).start()
+    assert sorted(numbers(reader.all())) == sorted([*range(40), *range(40)])
 
 
 def test_partitions_and_topics_that_appear_are_read_from_their_beginning(broker: Broker) -> None:

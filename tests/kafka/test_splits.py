@@ -44,7 +44,7 @@ def pieces_of(planned: Mapping[int, Planned], parts: int) -> list[list[tuple[int
     """The pieces as (partition, begin, end, whether it tells of a gap)."""
     source = KafkaSource("t", "nowhere:9092")
     names = {number: f"t-{number}" for number in planned}
-    there = {names[n]: Partition("t", n, 0, one.first, one.end, None) for n, one in planned.items()}
+    there = {names[n]: Partition("t", n, 0, one.first, one.end, None, one.end) for n, one in planned.items()}
     start = {names[n]: one.start for n, one in planned.items() if one.start is not None}
     ends = {names[n]: one.end for n, one in planned.items()}
     with mock.patch.object(KafkaSource, "partitions", there):

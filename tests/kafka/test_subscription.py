@@ -21,7 +21,7 @@ import cloudpickle
 import confluent_kafka.admin
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ from persistent_state.batch.advance import advance
 from persistent_state.batch.combine import combine
 from persistent_state.engine import run
 from persistent_state.engine.micro_batch import progress
-from persistent_state.kafka import topics
+from persistent_state.kafka import subscription, topics
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.subscription import merge_journals
 from persistent_state.protocol import commits
@@ -81,6 +81,8 @@ class Log:
 
     id: str
     partitions: list[list[int]]
+    stable: dict[int, int] = field(default_factory=dict)
+    """By partition: where the first open transaction begins."""
 
 
 @dataclass
@@ -91,6 +93,7 @@ class World:
     faults: list[int] = field(default_factory=list)
     ids: Iterator[int] = field(default_factory=count)
     clients: int = 0
+    passes: Callable[[float], None] = lambda seconds: None
 
     def make(self, name: str, partitions: int = 1, records: int = 0) -> Log:
         self.logs[name] = Log(f"id{next(self.ids)}", [[0, records] for _ in range(partitions)])
@@ -121,7 +124,10 @@ class Admin:
         def offset(place: Any, spec: Any) -> Any:
             found: int = -1
             if spec._value < 0:
-                first, end = self.world.logs[place.topic].partitions[place.partition]
+                log = self.world.logs[place.topic]
+                first, end = log.partitions[place.partition]
+                if isolation_level == IsolationLevel.READ_COMMITTED:
+                    end = min(end, log.stable.get(place.partition, end))
                 found = first if type(spec) is type(OffsetSpec.earliest()) else end
             if self.world.faults and (fault := self.world.faults.pop()) != 0:
                 if fault != OFFSET_INVALID:
@@ -156,7 +162,9 @@ def arrange(patch: pytest.MonkeyPatch, world: World) -> None:
         now[0] += seconds
 
     patch.setattr(confluent_kafka.admin, "AdminClient", lambda options: Admin(world))
-    patch.setattr(topics, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=passes))
+    for module in (topics, subscription):
+        patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=passes))
+    world.passes = passes
 
 
 def ends(source: KafkaSource, start: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -625,7 +633,70 @@ def test_what_a_group_is_refused_keeps_no_record_back_and_what_a_topic_is_names_
         list(source.read([part]))
 
 
-def message(topic: str | None, error: KafkaError | None, offset: int = 0) -> Any:
+class Held:
     """What a consumer is handed."""
-    held = {"topic": topic, "error": error, "offset": offset, "partition": 0, "value": b"", "timestamp": (0, 0)}
-    return SimpleNamespace(**{name: lambda value=value: value for name, value in held.items()})
+
+    def __init__(self, topic: str | None, error: KafkaError | None, offset: int, partition: int, value: bytes) -> None:
+        self._value = value
+        self.topic, self.error, self.value = lambda: topic, lambda: error, lambda: value
+        self.offset, self.partition, self.timestamp = lambda: offset, lambda: partition, lambda: (0, 0)
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+
+def message(
+    topic: str | None, error: KafkaError | None, offset: int = 0, partition: int = 0, value: bytes = b""
+) -> Any:
+    return Held(topic, error, offset, partition, value)
+
+
+def test_records_behind_an_open_transaction_are_unread_and_pending_since_they_were_first_seen(world: World) -> None:
+    log = world.make("t", 2, records=50)
+    log.stable[1] = 20
+    source = KafkaSource("t", "nowhere:9")
+    source.open([], {})
+    reach = source.reach({}, everything=False)
+    assert (reach.ends, reach.lag, reach.unread) == ({"t-0": 50, "t-1": 20}, {"t-0": 0, "t-1": 30}, 30)
+    assert reach.pending == {"t-1": 0}
+    world.passes(7)
+    assert source.reach(reach.ends, everything=False).pending == {"t-1": 7}
+    # Another transaction of the same partition is another one.
+    log.stable[1] = 30
+    assert source.reach(reach.ends, everything=False).pending == {"t-1": 0}
+    log.stable.clear()
+    reach = source.reach(reach.ends, everything=False)
+    assert (reach.ends["t-1"], reach.lag["t-1"], reach.pending) == (50, 0, {})
+    # Who reads what is not committed waits for nothing.
+    log.stable[1] = 20
+    source = KafkaSource("t", "nowhere:9", options={"isolation.level": "read_uncommitted"})
+    source.open([], {})
+    reach = source.reach({}, everything=False)
+    assert (reach.ends["t-1"], reach.pending) == (50, {})
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_to_the_end_waits_a_little_for_transactions_that_are_open(world: World, ends: bool) -> None:
+    log = world.make("t", 1, records=50)
+    log.stable[0] = 20
+    passes, waited = subscription.time.sleep, 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal waited
+        passes(seconds)
+        waited += seconds
+        if ends and waited > 2:
+            # The transaction ends, and another begins behind it.
+            log.partitions[0][1], log.stable[0] = 90, 60
+
+    subscription.time.sleep = sleep
+    source = KafkaSource("t", "nowhere:9")
+    source.open([], {})
+    source.freeze()
+    reach = source.reach({}, everything=False)
+    assert waited == pytest.approx(2 if ends else subscription.SETTLING, abs=0.2)
+    assert reach.ends == {"t-0": 60 if ends else 20}
+    assert (reach.pending.keys(), reach.unread) == (set() if ends else {"t-0"}, 0 if ends else 30)
+    before = waited
+    assert source.reach(reach.ends, everything=False).ends == reach.ends
+    assert waited == before

@@ -230,3 +230,19 @@ def test_a_task_in_which_messages_wait_is_named_as_its_user_knows_it() -> None:
     assert held == Holder("InJson.messages", "", None, UNHEARD, None, "InJson")
     assert held is not None
     assert held.words == "task=InJson: its source has never delivered a message; idle_after lets it go"
+
+
+def test_a_channel_whose_messages_can_not_be_read_yet_is_named_with_the_reason() -> None:
+    world = World("A")
+    entry = world.play("A", {"x": 50, "y": 70}, None)
+    held = holding.holder(entry)
+    assert held is not None
+    assert holding.sentence(holding.among_pending(held, "A", {"x": 3.0})) == (
+        "The global clock waits for task=A: messages of channel='x' of its source are in an open transaction, or behind one, "
+        "and are read when that ends."
+    )
+    # Others, of another flow, or of another input.
+    assert holding.among_pending(held, "A", {"y": 3.0}) == held
+    assert holding.among_pending(held, "B", {"x": 3.0}) == held
+    assert holding.among_pending(replace(held, input="more"), "A", {"x": 3.0}) == replace(held, input="more")
+    assert holding.among_pending(None, "A", {"x": 3.0}) is None

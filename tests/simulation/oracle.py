@@ -766,7 +766,8 @@ class Oracle:
         for channel in (*(c for c in channels if judge.lists(input_of(c))), *judge.said_to_come):
             self._learn(judge, channel, old.progress.clock, now)
         judge.gone = {c for c in judge.newest if judge.lists(input_of(c)) and c not in channels}
-        judge.active.update(dict.fromkeys(batch.reach.held & channels.keys(), now))
+        more = {partition for partition, left in batch.reach.lag.items() if left}
+        judge.active.update(dict.fromkeys((batch.reach.held | more) & channels.keys(), now))
         read: list[Sent] = []
         unknown = 0
         for sent in self._delivered(judge, new, (id, entry.epoch, new.progress.batch)):

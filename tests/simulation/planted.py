@@ -269,6 +269,12 @@ BUGS = (
         ("sightings.replaying.update", "set().update"),
     ),
     bug(
+        "unread taken for silent",
+        "A channel of which more is there than can be read, as behind an open transaction, is idle.",
+        advance.advance,
+        ("for name, left in reach.lag.items() if left", "for name in ()"),
+    ),
+    bug(
         "channels outlive a start",
         "After a start channels are believed as far as they were before it.",
         flow_state.SourceState._channels_cut_back,

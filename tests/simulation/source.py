@@ -51,6 +51,10 @@ class Partitions:
     """Whether all of it is there from the first on, and it ends when all is read."""
     forgets: float = 0.0
     """How often a partition is said to end before where it was read to, as by a listing that is late."""
+    transactions: Random | None = None
+    """Decides which partitions have an open transaction, behind which nobody reads; None if nobody says how much there is."""
+    open: set[str] = field(default_factory=set)
+    """The partitions that have one."""
 
     @property
     def said_to_come(self) -> tuple[str, ...]:
@@ -85,10 +89,23 @@ class Partitions:
         """Let more messages arrive, and partitions appear."""
         for partition in self.messages:
             visible, limit = self.visible.get(partition), self._limit(partition)
+            if self._is_open(partition, visible is not None and visible < limit):
+                continue
             if visible is None and limit and rng.random() < 0.3:
                 self.visible[partition] = 0
             elif visible is not None and visible < limit:
                 self.visible[partition] = min(limit, visible + rng.randint(0, most))
+
+    def _is_open(self, partition: str, has_more: bool) -> bool:
+        """Whether the partition has an open transaction now, which is committed at last."""
+        if self.transactions is not None and has_more and self.transactions.random() < 0.1:
+            self.open ^= {partition}
+        return partition in self.open
+
+    def lag(self, ends: Mapping[str, int]) -> dict[str, int]:
+        """How much there is beyond the ends of a micro-batch, as far as that is said."""
+        visible = self.visible.items() if self.transactions is not None else ()
+        return {partition: there - ends[partition] + (partition in self.open) for partition, there in visible}
 
     def _limit(self, partition: str) -> int:
         return int(len(self.messages[partition]) * self.share)
@@ -198,6 +215,7 @@ class WorldSource(TimeReplayableSource):
             channels if lists else None,
             tuple(lines[self.partitions.journal]),
             () if lists else self.partitions.said_to_come,
+            lag=self.partitions.lag(ends),
             is_last=self.partitions.is_read(ends) if self.partitions.finite else None,
         )
 

@@ -468,6 +468,34 @@ class TestBadRecords:
             ((position, _, record),) = bad(of_file)
             assert (position, record) == (ordinal * FILE + count, name)
 
+    def test_no_piece_of_a_parquet_file_has_many_great_rows_and_no_more_is_read_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(formats, "_PIECE_BYTES", most := 100_000)
+        read: list[list[int]] = []
+        batches = pq.ParquetFile.iter_batches
+
+        def noted(self: Any, rows: int, groups: list[int], names: list[str]) -> Any:
+            read.append(groups)
+            return batches(self, rows, groups, names)
+
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", noted)
+        # Four thousand small rows in eight row groups, and great ones in groups of their own: two of twice a piece, ten small.
+        out, number = io.BytesIO(), 0
+        noise = np.random.default_rng(0)
+        with pq.ParquetWriter(out, pa.schema([("value", pa.int64()), ("key", pa.string())])) as writer:
+            for count, size in [(500, 10)] * 8 + [(20, 10_000)] * 2 + [(1, 10_000)] * 10:
+                keys = [noise.bytes(size // 2).hex() for _ in range(count)]
+                writer.write_table(pa.table({"value": range(number, number + count), "key": keys}))
+                number += count
+        write(tmp_path, "a.parquet", out.getvalue())
+        chunks = read_all(tmp_path)
+        assert values(chunks) == at(chunks) == list(range(number))
+        assert max(chunk.rows.nbytes for chunk in chunks) < 1.5 * most
+        assert len(chunks) < 15
+        assert [group for groups in read for group in groups] == list(range(20))
+        assert [groups for groups in read if set(groups) & {8, 9}] == [[8], [9]], "greater than a piece, so read alone"
+
     def test_a_column_that_stands_twice_makes_the_file_one_bad_record(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", "value,value,key,key\n1,2,a,b\n")
         assert len(bad(read_all(tmp_path))) == 1

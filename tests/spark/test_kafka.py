@@ -27,6 +27,7 @@ from persistent_state import (
     read_late_rows,
     read_state,
 )
+from persistent_state.kafka import subscription
 from persistent_state.kafka.source import DELETED
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -187,6 +188,49 @@ def test_offsets_that_are_gone_stop_a_start_before_it_changes_anything(
     (lost,) = (row for rows in read_late_rows(store, NAME, "Fast") for row in rows.to_pylist())
     assert (lost["reason"], lost["position"]) == (DELETED, 90)
     assert json.loads(lost["record"]) == {"topic": topic, "partition": 0, "from": 90, "first": 95}
+
+
+def test_a_drain_leaves_messages_of_an_open_transaction_to_the_next_run(
+    spark: SparkSession,
+    broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(subscription, "SETTLING", 1.0)
+    topic, store = new_topic(broker, 2), str(tmp_path / "store")
+    hanging = Producer({"bootstrap.servers": broker.address, "transactional.id": topic})
+    hanging.init_transactions()
+    writer = producer(broker)
+
+    def write(client: Producer, partition: int, first: int) -> None:
+        for n in range(first, first + 50):
+            value = json.dumps({"k": 0, "n": 1})
+            client.produce(topic, value, partition=partition, timestamp=START + n * 1000)
+        assert client.flush(30) == 0
+
+    def drained() -> int:
+        columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+        app = Application(NAME, store, checkpoint_interval="10 seconds", idle_after="1 second")
+        app.add(Fast(), KafkaSource(topic, broker.address, value=Json(columns))).run(spark, drain=True)
+        return sum(row["value"] for row in read_state(store, NAME, Fast()).to_pylist())
+
+    write(writer, 0, 0)
+    write(writer, 1, 0)
+    assert drained() == 100
+    hanging.begin_transaction()
+    write(hanging, 1, 100)
+    write(writer, 0, 200)
+    # Twice: the second time there is nothing that can be read.
+    for _ in range(2):
+        caplog.clear()
+        assert drained() == 100
+        assert f"task=Fast: messages of '{topic}-1' for" in caplog.text
+    hanging.commit_transaction(30)
+    caplog.clear()
+    assert drained() == 200
+    assert "open transaction" not in caplog.text
+    assert read_late_rows(store, NAME, "Fast") == []
 
 
 def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(
