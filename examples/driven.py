@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -78,6 +80,17 @@ def driver(module: str, folder: Path, *arguments: str) -> Iterator[subprocess.Po
             yield process
         finally:
             process.kill()
+
+
+def stopped_at(process: subprocess.Popen[bytes], is_there: Callable[[], bool]) -> bool:
+    """Stop a process to be killed at a moment, and return whether it is there. A moment may be over in a millisecond."""
+    if not is_there():
+        return False
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.001)
+    if not (is_still_there := is_there()):
+        process.send_signal(signal.SIGCONT)
+    return is_still_there
 
 
 def last_words(folder: Path) -> str:

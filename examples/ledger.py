@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.driven import driver, folder_for, last_words, local_spark, tell, write_stream
+from examples.driven import driver, folder_for, last_words, local_spark, stopped_at, tell, write_stream
 from monoids import Sum
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask, SqlSink
 from persistent_state.formatting import read_clock, show_clock
@@ -164,12 +164,12 @@ MOMENTS = ((1, True), (2, False), (0, True), (3, True))
 def kill(process: subprocess.Popen[bytes], books: Books, clocks: int, in_transaction: bool) -> bool:
     """Kill a driver at its moment; False if it ended before."""
     clock, seen = books.clock(), 0
-    while seen < clocks or (in_transaction and not books.in_transaction):
+    while seen < clocks or (in_transaction and not stopped_at(process, lambda: books.in_transaction)):
         if process.poll() is not None:
             return False
-        if (now := books.clock()) != clock:
+        if seen < clocks and (now := books.clock()) != clock:
             clock, seen = now, seen + 1
-        time.sleep(0.01)
+        time.sleep(0.001)
     process.kill()
     process.wait()
     return True

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from examples import flights
-from examples.driven import Key, driver, folder_for, last_words, let_in, local_spark, tell, windows_in
+from examples.driven import Key, driver, folder_for, last_words, let_in, local_spark, stopped_at, tell, windows_in
 from monoids import Sum
 from persistent_state import (
     Application,
@@ -211,10 +211,10 @@ def run(folder: Path, version: str, *, files: int, drain: bool) -> str | None:
 def kill_rewind(folder: Path, is_there: Callable[[], bool]) -> str | None:
     """Begin a rewind in a process of its own, and kill it at a moment. Return what was wrong, if it was not there."""
     with driver("examples.rewind", folder, "--rewind") as process:
-        while not is_there():
+        while not stopped_at(process, is_there):
             if process.poll() is not None:
                 return f"the rewind ended before it could be killed, and said: {last_words(folder)}"
-            time.sleep(0.001)
+            time.sleep(0.0005)
         process.kill()
         process.wait()
     return None
