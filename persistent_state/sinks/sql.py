@@ -31,7 +31,7 @@ from persistent_state.sinks.base import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from sqlalchemy import URL, Column, ColumnClause, ColumnElement, Connection, Engine, Row, Table
+    from sqlalchemy import URL, Column, ColumnClause, ColumnElement, Connection, Engine, Row, Select, Table
     from sqlalchemy.engine.interfaces import ReflectedColumn
     from sqlalchemy.engine.reflection import Inspector
     from sqlalchemy.types import TypeEngine
@@ -101,6 +101,7 @@ class SqlSink(RecordingSink):
     history: bool = field(default=False, kw_only=True)
     _whole: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
     _longest: Mapping[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _numbered: str = field(default="", init=False, repr=False, compare=False)
     _origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -149,14 +150,23 @@ class SqlSink(RecordingSink):
                 return known_clock(self._prepare(engine, origin))
 
     def write(self, values: DataFrame, clock: int) -> None:
-        with _kept(arrow_batches(values)) as batches, self._asking(), self._transaction(self._engine()) as connection:
+        engine = self._engine()
+        with self._asking(), engine.connect() as connection:
+            # Look first: a job that makes the rows may take long.
+            if clock <= self._own_record(connection).clock:
+                return
+        with _kept(arrow_batches(values)) as batches, self._asking(), self._transaction(engine) as connection:
             if self._record(connection, clock):
                 for batch in batches:
                     self._put(connection, self._with_whole(batch))
 
     def rewind(self, clock: int, values: ValuesThen) -> None:
+        engine = self._engine()
+        with self._asking(), engine.connect() as connection:
+            if self._own_record(connection).timeline == self._timeline:
+                return
         then = () if self.history else values()
-        with _kept(then) as batches, self._asking(), self._transaction(self._engine()) as connection:
+        with _kept(then) as batches, self._asking(), self._transaction(engine) as connection:
             last = self._record_back(connection, clock)
             # A table that was never given the clock keeps what it has: what changed up to the clock is yet to come.
             if last is not None and last >= clock:
@@ -263,6 +273,7 @@ class SqlSink(RecordingSink):
                 self._check_columns(connection, columns_there, origin)
                 object.__setattr__(self, "_whole", frozenset(_whole(columns_there).intersection(origin.times)))
                 object.__setattr__(self, "_longest", _longest(columns_there, engine.dialect.name))
+                object.__setattr__(self, "_numbered", _numbered(columns_there, engine.dialect.name))
             clocks.create(connection, checkfirst=True)
             if TIMELINE not in {column["name"] for column in inspect(connection).get_columns(CLOCKS)}:
                 # It is of an older version, for which there was one timeline.
@@ -310,18 +321,20 @@ class SqlSink(RecordingSink):
 
     def _loose(self, connection: Connection, origin: Origin) -> set[str]:
         """Return the columns of the key for which the database takes different texts for equal."""
-        from sqlalchemy import text
+        from sqlalchemy import column, false, func, literal_column, select, table, text, union
 
-        texts = [item.name for item in origin.schema if item.name in origin.key_columns and _is_text(item.type)]
-        quote = connection.dialect.identifier_preparer.quote
+        texts = {item.name for item in origin.schema if item.name in origin.key_columns and _is_text(item.type)}
         # A union keeps one of those that are equal by its first column.
-        others = "".join(f" UNION SELECT '{value}'" for value in _ALIKE)
-        union = f"SELECT count(*) FROM (SELECT {{}} FROM {quote(self.table)} WHERE 1 = 0{others}) AS alike"
-        loose = {name for name in texts if connection.scalar(text(union.format(quote(name)))) < len(_ALIKE)}
+        others: list[Select[Any]] = [select(literal_column(f"'{value}'")) for value in _ALIKE]
+        place, loose = table(self.table), set[str]()
+        for name in texts:
+            alike = union(select(column(name)).select_from(place).where(false()), *others).subquery()
+            if connection.scalar(select(func.count()).select_from(alike)) != len(_ALIKE):
+                loose.add(name)
         if connection.dialect.name == "postgresql":
-            # What a collation of ICU takes for equal is known to the catalogue alone.
-            found = connection.scalars(text(_NOT_DETERMINISTIC), {"table": quote(self.table)})
-            loose |= set(found).intersection(texts)
+            # Which texts a collation of ICU takes for equal can't be tried out, but the catalogue knows whether there are any.
+            quoted = connection.dialect.identifier_preparer.quote(self.table)
+            loose |= texts.intersection(connection.scalars(text(_NOT_DETERMINISTIC), {"table": quoted}))
         return loose
 
     def _check_record(self, record: Row[Any], origin: Origin, exists: bool) -> None:
@@ -350,7 +363,7 @@ class SqlSink(RecordingSink):
         is_due = self._is_ours(clocks), clocks.c.timeline <= timeline, clocks.c.clock < clock
         if connection.execute(update(clocks).where(*is_due).values(clock=clock, timeline=timeline)).rowcount:
             return True
-        self._check_ours(connection)
+        self._own_record(connection)
         return False
 
     def _record_back(self, connection: Connection, clock: int) -> int | None:
@@ -363,14 +376,14 @@ class SqlSink(RecordingSink):
         clocks, timeline = _clocks(), self._timeline
         is_due = self._is_ours(clocks), clocks.c.timeline < timeline
         if not connection.execute(update(clocks).where(*is_due).values(timeline=timeline)).rowcount:
-            self._check_ours(connection)
+            self._own_record(connection)
             return None
         last = int(connection.scalars(select(clocks.c.clock).where(self._is_ours(clocks))).one())
         connection.execute(update(clocks).where(self._is_ours(clocks)).values(clock=min(last, clock)))
         return last
 
-    def _check_ours(self, connection: Connection) -> None:
-        """Refuse to write without a record, or in a timeline that has ended."""
+    def _own_record(self, connection: Connection) -> Row[Any]:
+        """Return the record of the table. Refuse to write without one, or in a timeline that has ended."""
         from sqlalchemy import select
 
         clocks = _clocks()
@@ -379,6 +392,7 @@ class SqlSink(RecordingSink):
             raise InvalidInputError(f"{self.name} has lost its row of {CLOCKS}; start the application again.")
         if self._origin is not None:
             check_timeline(self.name, record.timeline, self._origin)
+        return record
 
     @property
     def _timeline(self) -> int:
@@ -458,6 +472,11 @@ class SqlSink(RecordingSink):
 
     def _rows(self, batch: pa.RecordBatch, dialect: str) -> Rows:
         names = batch.schema.names
+        if self._numbered in names and batch[self._numbered].null_count:
+            raise InvalidInputError(
+                f"column={self._numbered!r} of {self.name} is an INTEGER PRIMARY KEY, in which SQLite puts a number of its own "
+                "for a key that is null; make it an INTEGER UNIQUE, or name another table."
+            )
         for name, most in self._longest.items():
             if (
                 name in names
@@ -549,6 +568,12 @@ def _longest(columns: Iterable[ReflectedColumn], dialect: str) -> dict[str, int]
     """Return how many characters the columns of a table take, where there is a limit. SQLite heeds none."""
     lengths = {column["name"]: getattr(column["type"], "length", None) for column in columns}
     return {name: most for name, most in lengths.items() if most and dialect != "sqlite"}
+
+
+def _numbered(columns: Iterable[ReflectedColumn], dialect: str) -> str:
+    """Return the column in which SQLite puts the number of the row for null; "" if there is none."""
+    keys = [column for column in columns if column.get("primary_key")] if dialect == "sqlite" else []
+    return keys[0]["name"] if len(keys) == 1 and _kind(keys[0]["type"])[0] is int else ""
 
 
 def _typed(schema: pa.Schema, dialect: str) -> dict[str, ColumnClause[Any]]:

@@ -449,6 +449,23 @@ def test_a_key_of_postgresql_that_takes_different_texts_for_equal_is_refused(pos
     assert SqlSink(postgres.url, "others").open(with_type(pa.string(), "value")) is None
 
 
+def test_a_null_key_gets_no_number_of_sqlite_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "arrow_batches", iter)
+    path, origin = tmp_path / "values.db", with_type(pa.int64(), "key")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE balances (key INTEGER PRIMARY KEY, clock BIGINT, value BIGINT)")
+    sink = SqlSink(path, "balances")
+    sink.open(origin)
+    for key in (7, None):
+        given: Any = [pa.RecordBatch.from_pylist([{"key": key, "clock": 10, "value": 1}], origin.schema)]
+        if key:
+            sink.write(given, 10)
+        else:
+            assert "make it an INTEGER UNIQUE" in problem(lambda given=given: sink.write(given, 20))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT key FROM balances").fetchall() == [(7,)]
+
+
 CHANGED: list[tuple[str, pa.DataType, tuple[str, ...]]] = [
     ("CHAR(3)", pa.string(), ("key", "value")),
     ('"char"', pa.string(), ("key", "value")),
@@ -513,12 +530,12 @@ def test_a_text_is_not_cut_to_a_column_s_length(
 
 
 def test_tables_that_the_sink_makes_hold_values_as_they_are(database: Database) -> None:
-    kinds = {f"k{number}": kind for number, (kind, _) in enumerate(TYPES)}
+    kinds = {f"k{number}": kind for number, (kind, _) in enumerate(TYPES)} | {'a "Key": of %(x)s': pa.string()}
     schema = pa.schema([*kinds.items(), *list(SCHEMA)[1:]])
     keys = tuple(
         name for name, kind in kinds.items() if not pa.types.is_floating(kind) and not pa.types.is_nested(kind)
     )
-    sink, origin = SqlSink(database.url, "balances"), Origin("bank", "Balance", keys, schema)
+    sink, origin = SqlSink(database.url, "The balances"), Origin("bank", "Balance", keys, schema)
     for _ in range(2):
         # The second start looks at the table that the first has made.
         assert sink.open(origin) is None
