@@ -20,12 +20,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.pool import NullPool
 
+from monoids import Sum
+from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
+from persistent_state.engine import frames
+from persistent_state.engine.places import Place
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.protocol import rewind
+from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.deliver import Due
+from persistent_state.protocol.rewind_plan import RETRACT
 from persistent_state.sinks import base, delta, sql
 from persistent_state.sinks.base import Origin, RecordingSink
 from persistent_state.sinks.delta import DeltaSink
 from persistent_state.sinks.parquet import ParquetSink
 from persistent_state.sinks.sql import SqlSink
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from tests import core
 from tests.page_code import run
 from tests.soak import soak_or
 
@@ -222,3 +233,45 @@ def test_a_sink_holds_what_its_state_holds_after_any_rewinds(place: str, monkeyp
                 played.play(step)
 
     play()
+
+
+class Words(PersistentTask):
+    """The sum of each word, until it has had no message for longer than 12 microseconds."""
+
+    key, value, name = "word", "n", "words"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum(), ttl=core.us(12))
+
+
+def test_a_key_that_expired_and_came_again_is_in_the_table_after_two_rewinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of newest values follows an application that is taken back, and then further back."""
+    monkeypatch.setattr(sql, "arrow_batches", lambda frame: iter(frame.given))
+    sink = SqlSink(tmp_path / "values.db", "words")
+    schema = pa.schema([("ts", pa.int64()), ("word", pa.string()), ("n", pa.int64())])
+    plan = replace(core.plan_of(Words(), schema, shards=2), outputs=(sink.name,))
+    log, place = Log(plan.files, plan.application), Place(plan, ValuesAtClock(sink))
+
+    def write(entry: Entry, due: Due) -> None:
+        frame: Any = Frame([*frames.batches_of_values(place.state(entry, due), plan)])
+        place.sink.write(frame, due.clock)
+
+    def rows() -> dict[str, int]:
+        with closing(sqlite3.connect(tmp_path / "values.db")) as database:
+            return {word: value for word, value in database.execute("SELECT word, value FROM words") if value}
+
+    core.start(log, [plan])
+    for time in range(5, 75, 10):
+        words = ["ann", "bob"] if time in (5, 45) else ["ann"]
+        messages = [{"ts": time, "word": word, "n": time} for word in words]
+        core.play(log, plan, pa.RecordBatch.from_pylist(messages, schema), keeping=Keeping(20))
+    giver = place.giver(write)
+    while giver.give_next(core.newest(log).epoch):
+        pass
+    assert rows() == {"ann": 5 + 15 + 25 + 35 + 45 + 55}
+    for to, there in ((30, {"ann": 45}), (10, {"ann": 5, "bob": 5})):
+        rewind.rewind(log, core.plan_rewind(log, to, RETRACT), writer=f"back to {to}", now=0)
+        place.giver(write).follow(core.newest(log).epoch)
+        assert rows() == there == {word: value for (word,), value in core.state_at(core.newest(log), plan, to).items()}
