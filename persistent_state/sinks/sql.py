@@ -477,13 +477,10 @@ class SqlSink(RecordingSink):
                 f"column={self._numbered!r} of {self.name} is an INTEGER PRIMARY KEY, in which SQLite puts a number of its own "
                 "for a key that is null; make it an INTEGER UNIQUE, or name another table."
             )
-        for name, most in self._longest.items():
-            if (
-                name in names
-                and _is_text(batch[name].type)
-                and (pc.max(pc.utf8_length(batch[name])).as_py() or 0) > most
-            ):
-                # Of a longer one databases cut spaces from the end, in silence.
+        for name in self._longest.keys() & names:
+            most = self._longest[name]
+            if (pc.max(pc.utf8_length(batch[name])).as_py() or 0) > most:
+                # PostgreSQL cuts spaces from the end of a longer text in silence.
                 raise InvalidInputError(f"column={name!r} of {self.name} takes {most} characters; make it longer.")
         try:
             columns = [_python_values(column, dialect) for column in batch.columns]
@@ -565,8 +562,10 @@ def _whole(columns: Iterable[ReflectedColumn]) -> set[str]:
 
 
 def _longest(columns: Iterable[ReflectedColumn], dialect: str) -> dict[str, int]:
-    """Return how many characters the columns of a table take, where there is a limit. SQLite heeds none."""
-    lengths = {column["name"]: getattr(column["type"], "length", None) for column in columns}
+    """Return how many characters the columns of text take, where there is a limit. SQLite heeds none."""
+    lengths = {
+        column["name"]: getattr(column["type"], "length", None) for column in columns if _kind(column["type"])[0] is str
+    }
     return {name: most for name, most in lengths.items() if most and dialect != "sqlite"}
 
 
