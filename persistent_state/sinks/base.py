@@ -162,7 +162,8 @@ class Sink(ABC):
             clock: The clock in microseconds UTC. Values at it and below stay. It is -2**63, below every clock, if no value may
                 stay. The sink is given everything with the next clock then.
             values: Returns what the sink would be given at the clock if it had nothing, in batches of Arrow. A place that has
-                only the newest value of a key needs it: what the key was at the clock.
+                only the newest value of a key needs it: what the key was at the clock. It also writes the keys that it lacks,
+                since an earlier rewind, to a later clock, may have deleted them.
         """
         raise NotImplementedError
 

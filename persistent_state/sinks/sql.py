@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, missing_package, translating
 from persistent_state.event_time.clocks import BEGINNING
@@ -29,7 +31,7 @@ from persistent_state.sinks.base import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from sqlalchemy import Column, ColumnElement, Connection, Engine, Row, Table
+    from sqlalchemy import URL, Column, ColumnClause, ColumnElement, Connection, Engine, Row, Select, Table
     from sqlalchemy.engine.interfaces import ReflectedColumn
     from sqlalchemy.engine.reflection import Inspector
     from sqlalchemy.types import TypeEngine
@@ -53,15 +55,30 @@ _PORTS = {"postgresql": "5432"}
 _AWAY = ("locked", "busy", "unable to open", "disk I/O error", "disk is full", "readonly")
 """Words in errors of SQLite after which trying again may help. SQLite has one class for nearly all its errors."""
 
+_LOCKED = ("locked", "busy", "lock timeout")
+"""Words in errors of a writer that has waited in vain for another one."""
+
+_ALIKE = ("a", "A", "a ")
+"""Texts that are equal for a key's column which ignores case or spaces at the end."""
+
+_NOT_DETERMINISTIC = """
+SELECT attname FROM pg_attribute JOIN pg_collation AS c ON c.oid = attcollation
+WHERE attrelid = CAST(:table AS regclass) AND NOT collisdeterministic
+"""
+
+_holders: dict[str, SqlSink] = {}
+"""By file of SQLite: the sink of this process whose transaction has the file's lock."""
+
 
 @dataclass(frozen=True)
 class SqlSink(RecordingSink):
     """A table with the newest value of each key, or with `history` the values of each key at every clock.
 
     The table is created if it is missing: the key columns, `clock` (a timestamp) and `value`. A table of your own may have
-    other columns too, and types and indexes that suit you. A clock is written as a whole or not at all, and once, whoever
-    writes it. A rewind is one transaction: rows above its clock leave a table with `history`; without it, keys that changed
-    since then get their values of then, and keys that were not there are deleted.
+    other columns too, and types and indexes that suit you; a column that would change values in silence is refused, and so is
+    a key's that takes different texts for equal. A clock is written as a whole or not at all, and once, whoever writes it. A
+    rewind is one transaction: rows above its clock leave a table with `history`; without it, keys that changed since then get
+    their values of then, keys that were not there are deleted, and keys that an earlier rewind has deleted come back.
 
     Every value is kept exactly, but for NaN in SQLite, which makes it null. SQLite has no decimals and no time zones: decimals
     are text there, and times are in UTC. Lists, structs and maps are JSON. Keys are neither floats nor nested.
@@ -83,6 +100,8 @@ class SqlSink(RecordingSink):
     table: str
     history: bool = field(default=False, kw_only=True)
     _whole: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
+    _longest: Mapping[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _numbered: str = field(default="", init=False, repr=False, compare=False)
     _origin: Origin | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -132,21 +151,28 @@ class SqlSink(RecordingSink):
 
     def write(self, values: DataFrame, clock: int) -> None:
         engine = self._engine()
-        with self._asking(), engine.begin() as connection:
+        with self._asking(), engine.connect() as connection:
+            # Look first: a job that makes the rows may take long.
+            if clock <= self._own_record(connection).clock:
+                return
+        with _kept(arrow_batches(values)) as batches, self._asking(), self._transaction(engine) as connection:
             if self._record(connection, clock):
-                for batch in arrow_batches(values):
-                    if batch.num_rows:
-                        self._put(connection, self._with_whole(batch))
+                for batch in batches:
+                    self._put(connection, self._with_whole(batch))
 
     def rewind(self, clock: int, values: ValuesThen) -> None:
         engine = self._engine()
-        with self._asking(), engine.begin() as connection:
-            if self._record_back(connection, clock) and self._count_above(connection, clock):
-                if not self.history:
-                    for batch in values():
-                        if batch.num_rows:
-                            self._put_back(connection, self._with_whole(batch), clock)
+        with self._asking(), engine.connect() as connection:
+            if self._own_record(connection).timeline == self._timeline:
+                return
+        then = () if self.history else values()
+        with _kept(then) as batches, self._asking(), self._transaction(engine) as connection:
+            last = self._record_back(connection, clock)
+            # A table that was never given the clock keeps what it has: what changed up to the clock is yet to come.
+            if last is not None and last >= clock:
                 self._delete_above(connection, clock)
+                for batch in batches:
+                    self._put_missing(connection, self._with_whole(batch))
 
     def rows_above(self, clock: int, origin: Origin) -> int | None:
         self._check_unique(origin)
@@ -156,6 +182,21 @@ class SqlSink(RecordingSink):
             return 0
         with self._asking(), engine.begin() as connection:
             return self._count_above(connection, clock) if self._is_recorded(connection, origin) else 0
+
+    @contextmanager
+    def _transaction(self, engine: Engine) -> Iterator[Connection]:
+        """Run the block in a transaction. In SQLite it has the file's lock from the beginning, and is known as its holder."""
+        file = _file(engine.url)
+        try:
+            with engine.begin() as connection:
+                if engine.dialect.name == "sqlite":
+                    # SQLite's driver begins a transaction before it changes rows, but not before it creates tables.
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+                    _holders[file] = self
+                yield connection
+        finally:
+            if _holders.get(file) is self:
+                del _holders[file]
 
     def _engine(self) -> Engine:
         """Make an engine whose connections live for one transaction, because a connection that is kept could be dead later."""
@@ -207,9 +248,7 @@ class SqlSink(RecordingSink):
         clocks, inspector = _clocks(), inspect(connection)
         columns_there = self._columns_there(inspector)
         if columns_there is not None:
-            self._check_columns(
-                columns_there, _columns(origin.with_whole(_whole(columns_there)), connection.dialect.name)
-            )
+            self._check_columns(connection, columns_there, origin)
         if not inspector.has_table(CLOCKS):
             return False
         # Tables of older versions have no timeline.
@@ -228,16 +267,13 @@ class SqlSink(RecordingSink):
         from sqlalchemy import MetaData, Table, UniqueConstraint, insert, inspect, select, text
 
         clocks, columns = _clocks(), _columns(origin, engine.dialect.name)
-        with engine.begin() as connection:
-            if engine.dialect.name == "sqlite":
-                # SQLite's driver begins a transaction before it changes rows, but not before it creates tables.
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
+        with self._transaction(engine) as connection:
             columns_there = self._columns_there(inspect(connection))
             if columns_there is not None:
-                whole = _whole(columns_there)
-                columns = _columns(origin.with_whole(whole), engine.dialect.name)
-                self._check_columns(columns_there, columns)
-                object.__setattr__(self, "_whole", frozenset(whole.intersection(origin.times)))
+                self._check_columns(connection, columns_there, origin)
+                object.__setattr__(self, "_whole", frozenset(_whole(columns_there).intersection(origin.times)))
+                object.__setattr__(self, "_longest", _longest(columns_there, engine.dialect.name))
+                object.__setattr__(self, "_numbered", _numbered(columns_there, engine.dialect.name))
             clocks.create(connection, checkfirst=True)
             if TIMELINE not in {column["name"] for column in inspect(connection).get_columns(CLOCKS)}:
                 # It is of an older version, for which there was one timeline.
@@ -258,16 +294,48 @@ class SqlSink(RecordingSink):
             )
             return BEGINNING
 
-    def _check_columns(self, columns_there: Sequence[ReflectedColumn], columns: Sequence[Column[Any]]) -> None:
+    def _check_columns(self, connection: Connection, columns_there: Sequence[ReflectedColumn], origin: Origin) -> None:
+        """Refuse a table that does not hold each value as it is, or would take a key for another one."""
+        origin, dialect = origin.with_whole(_whole(columns_there)), connection.dialect.name
         types = {column["name"]: column["type"] for column in columns_there}
-        for column in columns:
+        for column, item in zip(_columns(origin, dialect), origin.schema, strict=True):
             if column.name not in types:
                 raise InvalidInputError(f"{self.name} has no column={column.name!r}; add it, or name another table.")
-            if _kind(types[column.name]) != _kind(column.type):
+            there = types[column.name]
+            if _kind(there) != _kind(column.type):
                 raise InvalidInputError(
-                    f"column={column.name!r} of {self.name} is {types[column.name]!r} and should be {column.type!r};"
+                    f"column={column.name!r} of {self.name} is {there!r} and should be {column.type!r};"
                     " change it, or name another table."
                 )
+            if change := _change(there, item.type, dialect):
+                raise InvalidInputError(
+                    f"column={column.name!r} of {self.name} is {there!r}, which {change}; make it {column.type!r}, or name"
+                    " another table."
+                )
+        loose = set() if self.history else self._loose(connection, origin)
+        if loose:
+            raise InvalidInputError(
+                f"column={min(loose)!r} of {self.name} takes different texts for equal, so that keys would lose each other's "
+                "rows; give it a type and a collation that compare exactly, or name another table."
+            )
+
+    def _loose(self, connection: Connection, origin: Origin) -> set[str]:
+        """Return the columns of the key for which the database takes different texts for equal."""
+        from sqlalchemy import column, false, func, literal_column, select, table, text, union
+
+        texts = {item.name for item in origin.schema if item.name in origin.key_columns and _is_text(item.type)}
+        # A union keeps one of those that are equal by its first column.
+        others: list[Select[Any]] = [select(literal_column(f"'{value}'")) for value in _ALIKE]
+        place, loose = table(self.table), set[str]()
+        for name in texts:
+            alike = union(select(column(name)).select_from(place).where(false()), *others).subquery()
+            if connection.scalar(select(func.count()).select_from(alike)) != len(_ALIKE):
+                loose.add(name)
+        if connection.dialect.name == "postgresql":
+            # Which texts a collation of ICU takes for equal can't be tried out, but the catalogue knows whether there are any.
+            quoted = connection.dialect.identifier_preparer.quote(self.table)
+            loose |= texts.intersection(connection.scalars(text(_NOT_DETERMINISTIC), {"table": quoted}))
+        return loose
 
     def _check_record(self, record: Row[Any], origin: Origin, exists: bool) -> None:
         if (record.application, record.task) != (origin.application, origin.task):
@@ -295,26 +363,27 @@ class SqlSink(RecordingSink):
         is_due = self._is_ours(clocks), clocks.c.timeline <= timeline, clocks.c.clock < clock
         if connection.execute(update(clocks).where(*is_due).values(clock=clock, timeline=timeline)).rowcount:
             return True
-        self._check_ours(connection)
+        self._own_record(connection)
         return False
 
-    def _record_back(self, connection: Connection, clock: int) -> bool:
-        """Record the timeline, and no clock above this one, and return True; or return False if the timeline is recorded.
+    def _record_back(self, connection: Connection, clock: int) -> int | None:
+        """Record the timeline, and no clock above this one, and return the last clock; or None if the timeline is recorded.
 
         From now on other writers of the table wait for this transaction.
         """
-        from sqlalchemy import case, update
+        from sqlalchemy import select, update
 
         clocks, timeline = _clocks(), self._timeline
         is_due = self._is_ours(clocks), clocks.c.timeline < timeline
-        last = case((clocks.c.clock < clock, clocks.c.clock), else_=clock)
-        if connection.execute(update(clocks).where(*is_due).values(clock=last, timeline=timeline)).rowcount:
-            return True
-        self._check_ours(connection)
-        return False
+        if not connection.execute(update(clocks).where(*is_due).values(timeline=timeline)).rowcount:
+            self._own_record(connection)
+            return None
+        last = int(connection.scalars(select(clocks.c.clock).where(self._is_ours(clocks))).one())
+        connection.execute(update(clocks).where(self._is_ours(clocks)).values(clock=min(last, clock)))
+        return last
 
-    def _check_ours(self, connection: Connection) -> None:
-        """Refuse to write without a record, or in a timeline that has ended."""
+    def _own_record(self, connection: Connection) -> Row[Any]:
+        """Return the record of the table. Refuse to write without one, or in a timeline that has ended."""
         from sqlalchemy import select
 
         clocks = _clocks()
@@ -323,6 +392,7 @@ class SqlSink(RecordingSink):
             raise InvalidInputError(f"{self.name} has lost its row of {CLOCKS}; start the application again.")
         if self._origin is not None:
             check_timeline(self.name, record.timeline, self._origin)
+        return record
 
     @property
     def _timeline(self) -> int:
@@ -356,24 +426,17 @@ class SqlSink(RecordingSink):
         kind = _sql_type(arrow, dialect)
         return column(CLOCK, kind) > literal(row[CLOCK], kind)
 
-    def _put_back(self, connection: Connection, batch: pa.RecordBatch, clock: int) -> None:
-        """Give keys that changed since a clock their values of then."""
-        from sqlalchemy import bindparam, column, table, update
+    def _put_missing(self, connection: Connection, batch: pa.RecordBatch) -> None:
+        """Write the rows of keys that have none."""
+        from sqlalchemy import bindparam, exists, insert, literal_column, select, table
 
         dialect = connection.dialect.name
-        columns = {item.name: column(item.name, _sql_type(item.type, dialect)) for item in batch.schema}
-        # A parameter that is named as a column is one that SQLAlchemy sets.
-        given = {name: bindparam(f"_{place}", type_=each.type) for place, (name, each) in enumerate(columns.items())}
-        keys = self._keys(columns)
-        new = {name: given[name] for name in columns if name not in keys}
-        place, above = table(self.table, *columns.values()), self._is_above(connection, clock)
+        columns = _typed(batch.schema, dialect)
+        place, keys = table(self.table, *columns.values()), self._keys(columns)
+        values = [bindparam(name, type_=each.type) for name, each in columns.items()]
         for nulls, rows in _by_nulls(keys, self._rows(batch, dialect)).items():
-            same = [
-                columns[key].is_(None) if null else columns[key] == given[key]
-                for key, null in zip(keys, nulls, strict=True)
-            ]
-            some = [{given[name].key: value for name, value in row.items()} for row in rows]
-            connection.execute(update(place).where(*same, above).values(new), some)
+            there = exists(literal_column("1")).select_from(place).where(*_same(columns, keys, nulls))
+            connection.execute(insert(place).from_select([*columns], select(*values).where(~there)), rows)
 
     def _keys(self, columns: Iterable[str]) -> list[str]:
         """Return the columns by which rows are told apart."""
@@ -388,19 +451,15 @@ class SqlSink(RecordingSink):
 
     def _put(self, connection: Connection, batch: pa.RecordBatch) -> None:
         """Write rows. Without `history` they replace the rows of the same keys."""
-        from sqlalchemy import bindparam, column, delete, insert, table
+        from sqlalchemy import delete, insert, table
 
         dialect = connection.dialect.name
-        columns = {item.name: column(item.name, _sql_type(item.type, dialect)) for item in batch.schema}
+        columns = _typed(batch.schema, dialect)
         place, rows = table(self.table, *columns.values()), self._rows(batch, dialect)
         if not self.history:
             keys = self._keys(columns)
             for nulls, some in _by_nulls(keys, rows).items():
-                same = [
-                    columns[key].is_(None) if null else columns[key] == bindparam(key)
-                    for key, null in zip(keys, nulls, strict=True)
-                ]
-                connection.execute(delete(place).where(*same), some)
+                connection.execute(delete(place).where(*_same(columns, keys, nulls)), some)
         connection.execute(insert(place), rows)
 
     def _is_ours(self, clocks: Table) -> ColumnElement[bool]:
@@ -413,6 +472,16 @@ class SqlSink(RecordingSink):
 
     def _rows(self, batch: pa.RecordBatch, dialect: str) -> Rows:
         names = batch.schema.names
+        if self._numbered in names and batch[self._numbered].null_count:
+            raise InvalidInputError(
+                f"column={self._numbered!r} of {self.name} is an INTEGER PRIMARY KEY, in which SQLite puts a number of its own "
+                "for a key that is null; make it an INTEGER UNIQUE, or name another table."
+            )
+        for name in self._longest.keys() & names:
+            most = self._longest[name]
+            if (pc.max(pc.utf8_length(batch[name])).as_py() or 0) > most:
+                # PostgreSQL cuts spaces from the end of a longer text in silence.
+                raise InvalidInputError(f"column={name!r} of {self.name} takes {most} characters; make it longer.")
         try:
             columns = [_python_values(column, dialect) for column in batch.columns]
         except (OverflowError, ValueError) as error:
@@ -433,8 +502,9 @@ class SqlSink(RecordingSink):
 
         if getattr(error, "connection_invalidated", False):
             return True
-        if "sqlite" in type(getattr(error, "orig", None)).__module__:
-            return any(words in str(error) for words in _AWAY)
+        own = getattr(error, "orig", None)
+        if "sqlite" in type(own).__module__:
+            return any(words in str(own) for words in _AWAY)
         return isinstance(error, (InterfaceError, InternalError, OperationalError))
 
     def _as_ours(self, error: Exception) -> StateError:
@@ -445,6 +515,10 @@ class SqlSink(RecordingSink):
             url = make_url(self.url)
             secrets = {"password": url.password, **url.query}
         what = without_secrets(getattr(error, "orig", None) or error, secrets)
+        if any(words in str(getattr(error, "orig", "")) for words in _LOCKED):
+            holder = _holders.get(_file(self._engine().url))
+            who = "another process or connection" if holder is None else f"{holder.name} of this process"
+            return StoreUnavailableError(f"{self.name}: {what}: {who} is writing. Try again when that has ended.")
         if self._is_away(error):
             return StoreUnavailableError(f"{self.name}: {what}. Put it right, then try again.")
         return InvalidInputError(
@@ -452,15 +526,72 @@ class SqlSink(RecordingSink):
         )
 
 
+@contextmanager
+def _kept(batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Read all batches into a file, and give the block those that have rows.
+
+    Other writers wait for a transaction. So it must not wait for the job that makes its rows.
+    """
+    writer = None
+    with tempfile.TemporaryFile() as file:
+        for batch in batches:
+            if batch.num_rows:
+                writer = writer or pa.ipc.new_stream(file, batch.schema)
+                writer.write_batch(batch)
+        if writer is None:
+            yield iter(())
+            return
+        writer.close()
+        file.seek(0)
+        yield iter(pa.ipc.open_stream(file))
+
+
+def _file(url: URL) -> str:
+    """Return the path of the file that is a database of SQLite."""
+    return os.path.realpath((url.database or "").removeprefix("file:").partition("?")[0])
+
+
 def _is_missing_file(engine: Engine) -> bool:
     """Return whether a database is a file of SQLite that is not there."""
-    path = (engine.url.database or "").removeprefix("file:").partition("?")[0]
-    return engine.dialect.name == "sqlite" and not os.path.exists(path)
+    return engine.dialect.name == "sqlite" and not os.path.exists(_file(engine.url))
 
 
 def _whole(columns: Iterable[ReflectedColumn]) -> set[str]:
     """Return the columns of a table that hold whole numbers."""
     return {column["name"] for column in columns if _kind(column["type"])[0] is int}
+
+
+def _longest(columns: Iterable[ReflectedColumn], dialect: str) -> dict[str, int]:
+    """Return how many characters the columns of text take, where there is a limit. SQLite heeds none."""
+    lengths = {
+        column["name"]: getattr(column["type"], "length", None) for column in columns if _kind(column["type"])[0] is str
+    }
+    return {name: most for name, most in lengths.items() if most and dialect != "sqlite"}
+
+
+def _numbered(columns: Iterable[ReflectedColumn], dialect: str) -> str:
+    """Return the column in which SQLite puts the number of the row for null; "" if there is none."""
+    keys = [column for column in columns if column.get("primary_key")] if dialect == "sqlite" else []
+    return keys[0]["name"] if len(keys) == 1 and _kind(keys[0]["type"])[0] is int else ""
+
+
+def _typed(schema: pa.Schema, dialect: str) -> dict[str, ColumnClause[Any]]:
+    """Return the columns of rows, by name."""
+    from sqlalchemy import column
+
+    return {item.name: column(item.name, _sql_type(item.type, dialect)) for item in schema}
+
+
+def _same(
+    columns: Mapping[str, ColumnClause[Any]], keys: Sequence[str], nulls: Sequence[bool]
+) -> list[ColumnElement[bool]]:
+    """Return the conditions for the row of a key, of which these columns are null."""
+    from sqlalchemy import bindparam
+
+    return [
+        columns[key].is_(None) if null else columns[key] == bindparam(key)
+        for key, null in zip(keys, nulls, strict=True)
+    ]
 
 
 def _by_nulls(keys: Sequence[str], rows: Rows) -> dict[tuple[bool, ...], Rows]:
@@ -523,7 +654,7 @@ def _sql_type(kind: pa.DataType, dialect: str) -> TypeEngine[Any] | None:
         return sql.BigInteger()
     if is_.is_floating(kind):
         return sql.Double()
-    if is_.is_string(kind) or is_.is_large_string(kind):
+    if _is_text(kind):
         return sql.Text()
     if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind):
         return sql.LargeBinary()
@@ -544,6 +675,32 @@ def _kind(sql_type: TypeEngine[Any]) -> tuple[type | None, bool]:
         return sql_type.python_type, getattr(sql_type, "timezone", False)
     except NotImplementedError:
         return None, False
+
+
+def _change(there: TypeEngine[Any], kind: pa.DataType, dialect: str) -> str:
+    """Return how a column would change values of an Arrow type in silence; "" if it holds them as they are."""
+    import sqlalchemy as sql
+
+    if dialect == "sqlite":
+        # It takes each value as it is, whatever length or digits the type names.
+        return ""
+    if _is_text(kind) and (isinstance(there, sql.CHAR) or not isinstance(there, (sql.VARCHAR, sql.TEXT))):
+        return "pads, cuts or refuses texts"
+    if (
+        isinstance(there, sql.Numeric)
+        and there.precision is not None
+        and (there.scale or 0) < getattr(kind, "scale", 0)
+    ):
+        return "rounds"
+    if pa.types.is_floating(kind) and kind.bit_width > 32 and isinstance(there, sql.REAL):
+        return "rounds"
+    if pa.types.is_timestamp(kind) and getattr(there, "precision", None) in range(6):
+        return "rounds to less than a microsecond"
+    return ""
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _python_values(column: pa.Array, dialect: str) -> list[Any]:

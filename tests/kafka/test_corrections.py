@@ -51,6 +51,8 @@ class Story:
     given: dict[int, pa.Table] = field(default_factory=dict)
     last: int = BEGINNING
     encode: Encode = WHOLE
+    forgets: float = 0.0
+    """How often the value of a key is none: it is forgotten, and has no value at the clock."""
 
     @property
     def writer(self) -> ClockWriter:
@@ -62,7 +64,8 @@ class Story:
         dice = random.Random(1000 * timeline + clock)
         keys = [*dice.sample([f"key {number}" for number in range(12)], 5), f"only {timeline} {clock}"]
         values = [1000 * clock + timeline + number for number in range(len(keys))]
-        return pa.table({"key": keys, "clock": [clock] * len(keys), "value": values})
+        kept = [value if dice.random() >= self.forgets else None for value in values]
+        return pa.table({"key": keys, "clock": [clock] * len(keys), "value": pa.array(kept, pa.int64())})
 
     def deliver(self, clock: int, parts: int = 2, parts_done: int | None = None) -> None:
         writer = self.writer
@@ -79,7 +82,7 @@ class Story:
         newest = {
             row["key"]: row for each in sorted(self.given) if each <= clock for row in self.given[each].to_pylist()
         }
-        rows = [{**row, "clock": clock} for row in newest.values()]
+        rows = [{**row, "clock": clock} for row in newest.values() if row["value"] is not None]
         return pa.Table.from_pylist(rows, self.values_of(0).schema)
 
     def rewind(self, clock: int) -> None:
@@ -101,14 +104,15 @@ class Story:
 
 
 def as_told(records: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What the newest records of keys tell: no key with a tombstone, and of JSON the value alone, whatever its clock is."""
-    return {key: value and json.loads(value)["value"] for key, value in records.items() if value is not None}
+    """What the newest records of keys tell: no key with a tombstone or without a value, whatever the clock is."""
+    told = {key: value and json.loads(value)["value"] for key, value in records.items() if value is not None}
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def with_holes(rows: pa.RecordBatch) -> tuple[list[str], list[str | bytes | None]]:
     """Some rows as tombstones, and some without a value, as of a set."""
     keys, values = as_json(1, rows)
-    kinds = [value % 4 for value in rows["value"].to_pylist()]
+    kinds = [value and value % 4 for value in rows["value"].to_pylist()]
     return keys, [{0: None, 1: b""}.get(kind, value) for kind, value in zip(kinds, values, strict=True)]
 
 
@@ -135,7 +139,7 @@ def test_whoever_keeps_the_newest_value_of_each_key_has_those_at_the_clock(
     story: Story, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     dice, clock = random.Random(seed), 0
-    story.encode = with_holes if seed % 2 else story.encode
+    story.encode, story.forgets = with_holes if seed % 2 else story.encode, 0.3
     monkeypatch.setattr(read_back, "FIRST_SPAN", 4)
     for _ in range(12):
         if story.given and dice.random() < 0.4:

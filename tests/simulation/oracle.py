@@ -386,6 +386,7 @@ class Oracle:
         assert self.newest is not None
         self.happened["a sink went back"] += sink.applied > clock
         self.happened[f"{sink.kind} went back"] += sink.applied > clock
+        self.happened["a key came back"] += sink.applied >= clock and bool(then.keys() - sink.mirror.keys())
         self.sinks.go_back(self.newest, sink, epoch, timeline, clock, then)
 
     def given(self, name: str, table: Any, layout: Layout) -> dict[tuple[Any, ...], Any]:

@@ -1240,6 +1240,13 @@ BUGS = (
         theme="rewound-outputs",
     ),
     bug(
+        "key that an earlier rewind deleted",
+        "A table of newest values gives only the keys that changed since the clock their values of then.",
+        sinks.WorldSink.go_back,
+        ("cells = _without(then, self.mirror.keys() - lost)", "cells = {key: then[key] for key in lost & then.keys()}"),
+        theme="rewound-further",
+    ),
+    bug(
         "late write after the retraction",
         "A sink that has gone back takes what a driver of a timeline that has ended writes.",
         sinks.WorldSink.is_fenced,

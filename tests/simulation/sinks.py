@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,11 @@ clock in two parts; a function that takes back what it did, one that is given cl
 
 GO_BACK = (HISTORY, NEWEST, PARTS, FUNCTION)
 RECORD = (HISTORY, NEWEST, PARTS, STUBBORN)
+
+
+def _without(values: Values, keys: Iterable[tuple[Any, ...]]) -> Values:
+    left_out = {*keys}
+    return {key: value for key, value in values.items() if key not in left_out}
 
 
 def life_in(entry: Entry, task: str) -> Life:
@@ -110,11 +115,13 @@ class WorldSink:
     def go_back(self, timeline: int, clock: int, then: Values) -> None:
         """Take back what is above a clock, by the values of then, in one step with the record."""
         left = [given for given in self.given if given.clock <= clock]
-        if self.kind == NEWEST and left:
+        if self.kind == NEWEST and left and self.applied >= clock:
+            # It has one row of each key. Of a key that has changed since, nothing older is left.
             lost = {key for given in self.given if given.clock > clock for key in given.values}
-            cells = {key: value for key, value in self.mirror.items() if key not in lost}
-            cells |= {key: value for key, value in then.items() if key in lost}
-            left = [replace(left[-1], is_all=True, values=cells)]
+            left = [replace(given, values=_without(given.values, lost)) for given in left]
+            # An earlier rewind may have deleted a key that was there at this clock.
+            cells = _without(then, self.mirror.keys() - lost)
+            left.append(Given(clock, False, cells, timeline, left[-1].life))
         self.given = left
         self.timeline, self.applied = timeline, min(self.applied, clock)
         # It may go back to a life of its task before the one of which it was given last.
@@ -238,7 +245,13 @@ class Sinks:
             return
         if sink.kind in RECORD and sink.timeline >= timeline:
             return
-        sink.go_back(timeline, clock, self.keyed(sink, then))
+        had_it, there = sink.applied >= clock, self.keyed(sink, then)
+        sink.go_back(timeline, clock, there)
+        has = {key: sink.mirror.get(key) for key in there}
+        facts = {"task": sink.task, "output": sink.output, "kind": sink.kind, "clock": clock}
+        self.must(
+            not had_it or has == there, "a sink that went back has what its state has", has=has, there=there, **facts
+        )
         sink.seen = {each for each in sink.seen if each <= clock}
         if timeline == newest.timeline:
             self._check_void(newest, sink)

@@ -32,6 +32,7 @@ from tests.simulation.world import (
     REWOUND,
     REWOUND_BACKFILL,
     REWOUND_BACKFILL_OUTPUTS,
+    REWOUND_FURTHER,
     REWOUND_GRAPH_OUTPUTS,
     REWOUND_GRAPHS,
     REWOUND_LATE,
@@ -61,6 +62,7 @@ REWOUND_OUTPUTS_WORLDS = soak_or(
         REWOUND_LATE: 15,
         REWOUND_ORDER_OUTPUTS: 10,
         REWOUND_BACKFILL_OUTPUTS: 10,
+        REWOUND_FURTHER: 6,
     },
     soak={
         REWOUND_OUTPUTS: 2000,
@@ -68,6 +70,7 @@ REWOUND_OUTPUTS_WORLDS = soak_or(
         REWOUND_LATE: 500,
         REWOUND_ORDER_OUTPUTS: 200,
         REWOUND_BACKFILL_OUTPUTS: 200,
+        REWOUND_FURTHER: 200,
     },
 )
 REWOUND_GRAPH_WORLDS = soak_or(ci=6, soak=1000)
@@ -218,6 +221,7 @@ def test_applications_that_go_back_take_their_outputs_along(theme: str) -> None:
     if theme in (REWOUND_OUTPUTS, REWOUND_GRAPH_OUTPUTS):
         assert {kind for kind in GO_BACK if happened[f"{kind} went back"]} == {*GO_BACK}
     assert theme != REWOUND_LATE or happened["a write landed after its sink went back"]
+    assert theme != REWOUND_FURTHER or happened["a key came back"]
 
 
 @pytest.mark.soak

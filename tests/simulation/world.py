@@ -138,11 +138,15 @@ REWOUND_ORDER_OUTPUTS = f"rewound-{IN_ORDER}-outputs"
 REWOUND_BACKFILL_OUTPUTS = f"rewound-{BACKFILL}-outputs"
 """The themes of worlds in which tasks with timers, and tasks with history, go back with sinks of all kinds."""
 
+REWOUND_FURTHER = "rewound-further"
+"""The theme of worlds in which tasks whose keys come and go, with tables of newest values, go back, and then further back."""
+
 WITH_SINKS = {
     REWOUND_OUTPUTS: REWOUND,
     REWOUND_LATE: REWOUND,
     REWOUND_GRAPH_OUTPUTS: GRAPH,
     REWOUND_ORDER_OUTPUTS: IN_ORDER,
+    REWOUND_FURTHER: REWOUND,
     REWOUND_BACKFILL_OUTPUTS: BACKFILL,
 }
 """The themes of worlds in which applications go back with sinks of all kinds."""
@@ -169,6 +173,7 @@ class World:
         goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *WITH_SINKS}
         self.places = Random(f"places {seed}") if theme in WITH_SINKS else None
         self.late = late.Writes(Random(f"late {seed}")) if theme == REWOUND_LATE else None
+        self.goes_further = theme == REWOUND_FURTHER
         self.trace: list[str] = []
         self.step = 0
         self.now = START
@@ -263,6 +268,11 @@ class World:
             # Clocks of history stay while the live input is read.
             rules = [(3 * self.interval, 10_000)]
         self.keeping = replace(self.keeping, retain=tuple(rules))
+        if self.goes_further:
+            # Calm worlds of many clocks: a key goes, comes, and goes again by two rewinds.
+            self.fault_rate, self.faulty, self.nap_rate, self.damage_rate, self.lag = 0.0, False, 0.0, 0.0, 0
+            self.keeping, self.interval, self.delay = commits.Keeping(12, 0), 10, 0
+            self.tick, self.most_rows, self.wide, self.idle_after = 1, 3, 0, None
         more = 2 if self.places else 1 if self.theme == BACKFILL else 0
         self.rewinds = self.people.randint(1, 3) + more if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
@@ -273,6 +283,7 @@ class World:
         # Worlds in which all tasks of a source are always fed together stay what they were.
         self.own = Random(f"flows {seed}")
         self.part_rate = self.own.choice([0.3, 0.6] if self.theme == FLOWS else [0.0, 0.0, 0.3])
+        self.part_rate = 0.0 if self.goes_further else self.part_rate
         for partitions in self.sources.values() if self.part_rate else ():
             partitions.journal = self.own.choice([NO_LINES, NO_LINES, NAMES, MOVES])
             # Who is told that there is no more waits for nobody.
@@ -346,7 +357,8 @@ class World:
 
     def _place(self, rng: Random, job: Job | Derived | Part, number: int) -> WorldSink:
         """A sink of an application that goes back."""
-        kind = rng.choice([*(2 * places.GO_BACK), *(2 * (places.AGAIN,)), places.STUBBORN])
+        kinds = [*(2 * places.GO_BACK), *(2 * (places.AGAIN,)), places.STUBBORN]
+        kind = rng.choice([places.NEWEST] if self.goes_further else kinds)
         early = isinstance(job.windowing, SlidingWindow) and rng.random() < 0.4
         return WorldSink(job.name, f"o{number}", kind in places.RECORD, early, kind=kind)
 
@@ -395,7 +407,8 @@ class World:
         }
         sent = []
         most = 9 if self.theme in SEVERAL else 14
-        for position in range(rng.randint(3, most) + (8 if self.theme == "ordered" else 0)):
+        more = 8 if self.theme == "ordered" else 20 if self.goes_further else 0
+        for position in range(rng.randint(3, most) + more):
             channel = rng.choice(list(tops))
             top = tops[channel] + rng.randint(0, pace)
             if gaps and rng.random() < 0.1:
@@ -476,6 +489,9 @@ class World:
         if self.theme == READING_WINDOWS:
             kind = rng.choice(["sum", *(["list", "map"] if placed else [])])
             way, columns, windowing = "reads", rng.choice([(), ("k1",)]), self._windowing()
+        if self.goes_further:
+            way = "message" if way == "reads" else way
+            columns, windowing = rng.choice([("k0",), ("k1",)]), TimeToLive(rng.choice([1, 2, 3]) * self.interval)
         if self.theme == VERSIONS:
             windowing = None
         if self.theme == GRAPH and isinstance(windowing, TimeToLive):
@@ -1110,7 +1126,8 @@ class World:
     def _can_go_back(self) -> bool:
         """Whether an application may go back now. One of joins has something to go back to then."""
         newest = self.oracle.newest
-        return self.theme != JOINS or (newest is not None and len(newest.kept) > 2)
+        most = {JOINS: 2}.get(self.theme, 3 if self.goes_further else 0)
+        return not most or (newest is not None and len(newest.kept) > most)
 
     def _look_back(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who reads all tasks at an old clock, and knows nothing of any driver."""
@@ -1191,8 +1208,12 @@ class World:
         """What somebody does who takes the application back to a kept clock, whoever is running it."""
         files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
 
-        def go() -> None:
+        def go(place: int | None = None) -> None:
             kept = self._kept_below_sinks() or [0]
+            if place is not None:
+                # Of those below what some sink has, the newest or the oldest half.
+                half = len(kept) // 2
+                kept = kept[half:] if place else kept[: half + 1]
             # Where there is history, to the first clock half of the time.
             kept = kept[:1] if self.theme == BACKFILL and self.people.random() < 0.5 else kept
             to = self.people.choice(kept) + self.people.choice([0, 0, 3, -3])
@@ -1228,7 +1249,13 @@ class World:
 
             self._look_at(files, newest, newest.clock, self.people.choice([*newest.tasks]), meanwhile)
 
-        return lambda: self._as_people_do(look)
+        def go_further() -> None:
+            """Go back, and when sinks may have followed, go back again."""
+            for place in (1, 0):
+                self._as_people_do(lambda place=place: go(place))
+                self._nap(self.people.choice([50, 200, 500]))
+
+        return go_further if self.goes_further else lambda: self._as_people_do(look)
 
     def _kept_below_sinks(self) -> list[int]:
         """The kept clocks; where outputs are to go back, those below what some sink has, once there are any."""

@@ -367,7 +367,7 @@ def test_outputs_that_can_not_work_are_refused(spark: SparkSession, tmp_path: Pa
 
 def test_the_sink_of_the_guide_works(spark: SparkSession, tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "write-a-sink.md").read_text(encoding="utf-8")
-    code, test = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    code, _, test = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
     exec(test, names)
