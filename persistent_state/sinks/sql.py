@@ -112,8 +112,7 @@ class SqlSink(RecordingSink):
 
     @property
     def _place(self) -> str:
-        # Remove the user and the password first: a password may contain the "?" that begins a query.
-        return shown(re.sub("://[^/:@]*:.*@", "://", self.url))
+        return shown(self.url)
 
     def open(self, origin: Origin) -> int | None:
         self._check_unique(origin)

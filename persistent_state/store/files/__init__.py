@@ -68,7 +68,8 @@ def open_files(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
 def _open_remote(protocol: str, rest: str, storage_options: dict[str, Any]) -> Files:
     place, *folders = rest.rstrip("/").split("/")
     user, at, host = place.rpartition("@")
-    if ":" in user or any(mark in rest for mark in "?#"):
+    # A password may hold a slash. A port ends at one.
+    if ":" in user or re.match(r"[^/@:]*:(?!\d+/).*@", rest) or any(mark in rest for mark in "?#"):
         raise InvalidInputError(
             f"the store's url with protocol={protocol!r} holds a password, a query or a fragment;"
             " give what is secret as a storage option."
