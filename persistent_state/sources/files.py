@@ -500,7 +500,9 @@ def _originals(
 ) -> pa.RecordBatch:
     """Return the records of a file at these positions; `original` counts from the position `first`."""
     originals = [original(place) for place in (positions - first).tolist()]
-    origins = [{"file": path, "line": each.line} for each in originals]
+    # A name that is not UTF-8 is shown as the journal writes it.
+    name = path.encode(errors="backslashreplace").decode()
+    origins = [{"file": name, "line": each.line} for each in originals]
     record = pa.array([each.record for each in originals], pa.large_binary())
     return pa.record_batch({"record": record, "origin": pa.array(origins, ORIGIN)})
 
