@@ -78,14 +78,19 @@ def exact(value: Any, type: DataType) -> Any:
 
     Raises:
         DecimalException: A decimal has other digits than the type.
+        TypeError: A map has an entry without a key.
     """
     if isinstance(value, Decimal):
         return exact_decimal(type)(value) if pa.types.is_decimal(type) else value
     if isinstance(value, Mapping) and pa.types.is_struct(type):
         return {**value, **{field.name: exact(value[field.name], field.type) for field in type if field.name in value}}
     if isinstance(value, (Mapping, list, tuple)) and pa.types.is_map(type):
-        pairs = value.items() if isinstance(value, Mapping) else value
-        return [(exact(key, type.key_type), exact(item, type.item_type)) for key, item in pairs]
+        pairs = [*value.items()] if isinstance(value, Mapping) else value
+        if any(pair is None for pair in pairs):
+            # pyarrow ends the process.
+            raise TypeError(f"{value!r} is no map")
+        if all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            return [(exact(key, type.key_type), exact(item, type.item_type)) for key, item in pairs]
     if isinstance(value, (list, tuple)) and hasattr(type, "value_type"):
         return [exact(item, type.value_type) for item in value]
     return value

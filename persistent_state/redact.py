@@ -82,7 +82,9 @@ def _secrets(name: str, value: Any) -> Iterator[str]:
         is_secret = _SECRET.search(name) is not None
         if is_secret or not (_PLAIN.search(name) or _PLAIN_VALUE.fullmatch(str(value))):
             for text in _parts(str(value), 1 if is_secret else 4):
-                yield from {text, quote(text), quote(text, safe=""), quote_plus(text)}
+                # A text of the environment need not be UTF-8.
+                quoted = text.encode(errors="surrogatepass")
+                yield from {text, quote(quoted), quote(quoted, safe=""), quote_plus(quoted)}
 
 
 def _parts(value: str, shortest: int) -> Iterator[str]:

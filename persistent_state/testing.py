@@ -546,7 +546,7 @@ class _Messages(TimeReplayableSource):
             if schema is not None:
                 records = [exact(record, pa.struct(list(schema))) for record in records]
             rows = pa.Table.from_pylist(records, schema)
-        except (pa.ArrowException, ArithmeticError) as error:
+        except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
             columns = "" if schema is None else f" ({', '.join(f'{column.name}: {column.type}' for column in schema)})"
             raise InvalidInputError(
                 f"messages={len(messages)} are no rows of the same columns{columns}: {error}; correct values or schema."

@@ -269,7 +269,7 @@ def _storage_options(given: str, name: str = "--storage-options") -> dict[str, A
             given = file.read()
     try:
         options = json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
         raise InvalidInputError(f'{name}=... is not a JSON object; write it as {{"key": "value"}}, or as @FILE.')

@@ -27,7 +27,7 @@ def address(metrics: int | str) -> tuple[str, int]:
         InvalidInputError: It is neither.
     """
     host, _, port = (LOOPBACK, "", str(metrics)) if isinstance(metrics, int) else str(metrics).rpartition(":")
-    is_port = port.isdecimal() and int(port) < 1 << 16 and not isinstance(metrics, bool)
+    is_port = port.isdecimal() and len(port) < 6 and int(port) < 1 << 16 and not isinstance(metrics, bool)
     if not (is_port and host and isinstance(metrics, (int, str))):
         raise InvalidInputError(
             f'metrics={metrics!r} is not a port; give one, such as metrics=9108, or "0.0.0.0:9108" to be asked from elsewhere.'

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, missing_package, translating
+from persistent_state.errors import (
+    InvalidInputError,
+    StateError,
+    StoreUnavailableError,
+    check_path,
+    missing_package,
+    translating,
+)
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, show_clock, to_json
 from persistent_state.redact import shown, without_secrets
@@ -87,6 +94,7 @@ class SqlSink(RecordingSink):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", os.fspath(self.url))
+        check_path("url", self.url)
         if "://" not in self.url:
             object.__setattr__(self, "url", os.path.abspath(os.path.expanduser(self.url)))
         if self.table.lower() == CLOCKS:

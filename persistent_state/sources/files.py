@@ -27,6 +27,7 @@ from persistent_state.errors import (
     StateError,
     StoreUnavailableError,
     TaskFailedError,
+    check_path,
     check_whole,
     raised,
     translating,
@@ -128,6 +129,7 @@ class FileSource(TimeReplayableSource):
                 f"{path=} is neither a path nor a url; write a url as {path.replace(':/', '://', 1)!r}."
             )
         # Made absolute, since workers may stand in another folder.
+        check_path("path", path)
         is_url = "://" in path or path.startswith("file:")
         self.path = path if is_url else os.path.abspath(os.path.expanduser(path))
         self.timestamp = timestamp

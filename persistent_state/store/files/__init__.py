@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, check_path
 from persistent_state.store.files.base import Ages, BytesLike, Files, Names
 from persistent_state.store.files.hdfs import HdfsFiles
 from persistent_state.store.files.local import LocalFiles
@@ -37,6 +37,7 @@ def open_files(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
     """
     options = dict(storage_options or {})
     url = os.fspath(url)
+    check_path("url", url)
     protocol, colon, path = url.partition("://")
     protocol = _ALIASES.get(protocol, protocol)
     if protocol == "memory":
