@@ -16,7 +16,15 @@ DIGITS = st.sampled_from(
     ["", "0", "1", "9", "00", "9" * 38, "9" * 39, "0" * 50, "1" + "0" * 60, "9" * 5_000]
 ) | st.text("0123456789", max_size=50)
 
-NUMBERS = st.builds(
+TINY = st.builds(
+    "{}{}e-{}".format,
+    st.sampled_from(["", "-"]),
+    st.sampled_from([0, 1, 123]),
+    st.sampled_from([39, 41, 10**7, 999_999_999]),
+)
+"""Decimals for which pyarrow looks beyond its table of powers of ten: as another number, or by the end of the process."""
+
+NUMBERS = TINY | st.builds(
     lambda sign, whole, point, part, e, way, exponent: f"{sign}{whole}{point}{part}" + (f"{e}{way}{exponent}" if e else ""),
     st.sampled_from(["", "-", "+"]),
     DIGITS,
@@ -109,6 +117,22 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
         st.dictionaries(st.sampled_from(["a", "b", "d", "l", ""]), inner, max_size=3),
     ),
     max_leaves=6,
+)
+
+NUMBERS_OF_JSON = st.builds(
+    lambda column, quote, number: column % f"{quote}{number}{quote}",
+    st.sampled_from(
+        [
+            '{"d":%s}',
+            '{"w":%s}',
+            '{"\\u0064":%s}',
+            '{"a":{"d":%s}}',
+            '{"a":{"l":[{"d":1},{"d":%s}]}}',
+            '{"l":%s,"f":1e-99}',
+        ]
+    ),
+    st.sampled_from(["", '"']),
+    NUMBERS,
 )
 
 JSON_TEXTS: st.SearchStrategy[str] = st.recursive(
