@@ -94,7 +94,7 @@ def test_the_parts_of_a_connection_string_are_hidden(message: str) -> None:
     assert "c2VjcmV0" not in text_of(message, options)
 
 
-PASSWORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=5).map("Pw#?/@:{}".format)
+PASSWORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12).map("Pw#?/@:{}Zq9".format)
 """Passwords as people write them into urls, unquoted."""
 
 
@@ -102,7 +102,7 @@ PASSWORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size
 def test_no_part_of_a_password_in_a_url_shows(password: str, protocol: str) -> None:
     url = f"{protocol}://ann:{password}@host.example:80/x"
     for text in (shown(url), text_of(f"no {url} there", {}), repr(FileSource(url, timestamp="ts"))):
-        assert not any(part in text for part in ("Pw", password[-5:], "ann")), text
+        assert not any(part in text for part in ("Pw", "Zq9", "ann")), text
         assert "host.example:80/x" in text
 
 
