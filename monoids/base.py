@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, segments, told_by, valid
 from monoids.nested import codec_of, fill
+from monoids.scalars import exact
 
 __all__ = ["Aggregator", "Group", "Monoid", "MonoidError", "Semigroup", "Summary", "from_pair"]
 
@@ -295,8 +296,8 @@ class _Pair(Monoid[T]):
 def _presented(monoid: Monoid[B], present: Callable[[B], C], type: DataType, column: Array) -> Array:
     said = [None if value is None else present(value) for value in monoid.from_arrow(column)]
     try:
-        return pa.array(said, type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        return pa.array([exact(value, type) for value in said], type)
+    except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
         raise MonoidError(f"{monoid.name}: present gives what is no {type}: {error}. Give its Arrow type.") from error
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -55,6 +56,44 @@ def family(type: DataType) -> Family | None:
     """Return the family of a primitive type, None for other types."""
     word = re.split(r"\W", str(type))[0] + (", tz" if getattr(type, "tz", None) else "")
     return next((family for family in _FAMILIES if re.fullmatch(family.types, word)), None)
+
+
+@cache
+def exact_decimal(type: DataType) -> Callable[[Decimal], Decimal]:
+    """Return a function that writes a decimal with as many digits after the point as a decimal type has.
+
+    pyarrow must get decimals in this form only. It has a table of powers of ten. For a decimal with more digits after the point
+    it reads memory behind that table: then the decimal is refused, or becomes another number, or the process dies.
+
+    Raises:
+        DecimalException: By the function, if a value has other digits after the point, or more digits than the type. NaN stays.
+    """
+    unit = Decimal(1).scaleb(-type.scale)
+    context = Context(prec=type.precision, traps=[Inexact, InvalidOperation])
+    return lambda value: value.quantize(unit, context=context)
+
+
+def exact(value: Any, type: DataType) -> Any:
+    """Return a value for an Arrow type, which may be nested, with its decimals as `exact_decimal` writes them.
+
+    Raises:
+        DecimalException: A decimal has other digits than the type.
+        TypeError: A map has an entry without a key.
+    """
+    if isinstance(value, Decimal):
+        return exact_decimal(type)(value) if pa.types.is_decimal(type) else value
+    if isinstance(value, Mapping) and pa.types.is_struct(type):
+        return {**value, **{field.name: exact(value[field.name], field.type) for field in type if field.name in value}}
+    if isinstance(value, (Mapping, list, tuple)) and pa.types.is_map(type):
+        pairs = [*value.items()] if isinstance(value, Mapping) else value
+        if any(pair is None for pair in pairs):
+            # pyarrow ends the process.
+            raise TypeError(f"{value!r} is no map")
+        if all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            return [(exact(key, type.key_type), exact(item, type.item_type)) for key, item in pairs]
+    if isinstance(value, (list, tuple)) and hasattr(type, "value_type"):
+        return [exact(item, type.value_type) for item in value]
+    return value
 
 
 def numbers(column: Array) -> NDArray[Any]:
@@ -114,8 +153,10 @@ class Scalar(Codec[Any]):
         try:
             if self.family.name in ("time", "local", "instant") and not all(map(self._survives, values)):
                 return None
+            if self.family.name == "decimal":
+                values = [exact(value, self.type) for value in values]
             column = pa.array(values, self.type)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        except (pa.ArrowException, DecimalException, ValueError, TypeError, OverflowError):
             return None
         return self._canonical(column) if self._fits(column).all() else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -143,6 +144,21 @@ def check_whole(name: str, given: object) -> None:
     """
     if isinstance(given, bool) or not hasattr(given, "__index__"):
         raise InvalidInputError(f"{name}={given!r} is not a whole number; give one, such as {name}=2.")
+
+
+def check_path(name: str, given: str) -> None:
+    """Refuse a text that can't be the path of a file; `name` is the parameter that it was given as.
+
+    Raises:
+        InvalidInputError: The text has a NUL, or can't be encoded.
+    """
+    try:
+        is_path = b"\0" not in os.fsencode(given)
+    except UnicodeEncodeError:
+        is_path = False
+    if not is_path:
+        # Not the text itself, which may hold a secret.
+        raise InvalidInputError(f"{name}=... has a character that no path can have; leave it out.")
 
 
 @contextmanager

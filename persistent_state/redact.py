@@ -18,6 +18,9 @@ _PLAIN = re.compile(
 )
 """Words in the name of an option that is known to hold no secret. Under any other name, a text may be one, and is hidden."""
 
+_CONTAINERS = ("abfs", "abfss", "az", "wasb", "wasbs")
+"""The protocols of urls that name a container before the @."""
+
 _PLAIN_VALUE = re.compile(r"(?i)true|false|none|null|auto|default|\d{1,6}")
 
 
@@ -46,15 +49,22 @@ def text_without_secrets(text: str, options: Any) -> str:
     for secret in sorted(set(_secrets("", options)), key=len, reverse=True):
         # Within words, a short text may stand by chance.
         text = text.replace(secret, "***") if len(secret) >= 4 else re.sub(rf"\b{re.escape(secret)}\b", "***", text)
-    text = re.sub(r"(?<=//)[^\s/@]*(?::[^\s@]*)?@", "***@", text)
+    text = re.sub(r"(?<=//)[^\s/@]*(?::\S*)?@", "***@", text)
     return re.sub(r"(?<=[\w/*])\?[^\s'\"<>()]*", "?***", text)[:_LONGEST].rstrip(". ")
 
 
 def shown(url: str) -> str:
-    """Return a url without user-info, query and fragment; a path as it is."""
-    if "://" not in url:
+    """Return a url without user-info, query and fragment; a path as it is.
+
+    What stands before the @ of a url of Azure is a container, and no secret.
+    """
+    protocol, is_url, rest = url.partition("://")
+    if not is_url:
         return url
-    return re.sub(r"//(?:[^/@:]*:.*@|[^/@]*@)", "//", re.split("[?#]", url)[0])
+    if protocol not in _CONTAINERS or ":" in rest.rpartition("@")[0]:
+        # First, because a password may hold the marks that begin a query or a fragment.
+        url = re.sub(r"//(?:[^/@:]*:.*@|[^/@]*@)", "//", url)
+    return re.split("[?#]", url)[0]
 
 
 def _secrets(name: str, value: Any) -> Iterator[str]:
@@ -72,7 +82,9 @@ def _secrets(name: str, value: Any) -> Iterator[str]:
         is_secret = _SECRET.search(name) is not None
         if is_secret or not (_PLAIN.search(name) or _PLAIN_VALUE.fullmatch(str(value))):
             for text in _parts(str(value), 1 if is_secret else 4):
-                yield from {text, quote(text), quote(text, safe=""), quote_plus(text)}
+                # A text of the environment need not be UTF-8.
+                quoted = text.encode(errors="surrogatepass")
+                yield from {text, quote(quoted), quote(quoted, safe=""), quote_plus(quoted)}
 
 
 def _parts(value: str, shortest: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any, overload
 
 import pyarrow as pa
 
+from monoids.scalars import exact
 from persistent_state.application import Application
 from persistent_state.batch import changes, in_order
 from persistent_state.batch.combine import combine
@@ -541,8 +542,11 @@ class _Messages(TimeReplayableSource):
             raise InvalidInputError(f"batch_size={batch_size}; a micro-batch holds at least one message.")
         stamps = _timestamps(messages)
         try:
-            rows = pa.Table.from_pylist([dict(message) for message in messages], schema)
-        except (pa.ArrowException, OverflowError) as error:
+            records = [dict(message) for message in messages]
+            if schema is not None:
+                records = [exact(record, pa.struct(list(schema))) for record in records]
+            rows = pa.Table.from_pylist(records, schema)
+        except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
             columns = "" if schema is None else f" ({', '.join(f'{column.name}: {column.type}' for column in schema)})"
             raise InvalidInputError(
                 f"messages={len(messages)} are no rows of the same columns{columns}: {error}; correct values or schema."

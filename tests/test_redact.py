@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state.redact import without_secrets
+from persistent_state import FileSource, InvalidInputError
+from persistent_state.redact import shown, without_secrets
+from persistent_state.store.files import open_files
 
 SECRETS = (
     st.text(string.ascii_letters + string.digits + "/+=-_.~ ", min_size=4).map(str.strip).filter(lambda s: len(s) >= 4)
@@ -89,6 +92,44 @@ def test_user_info_and_queries_of_urls_are_hidden(message: str, text: str) -> No
 def test_the_parts_of_a_connection_string_are_hidden(message: str) -> None:
     options = {"connection_string": "Protocol=https;AccountName=dev;AccountKey=c2VjcmV0"}
     assert "c2VjcmV0" not in text_of(message, options)
+
+
+PASSWORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12).map("Pw#?/@:{}Zq9".format)
+"""Passwords as people write them into urls, unquoted."""
+
+
+@given(PASSWORDS, st.sampled_from(["sftp", "https", "postgresql+psycopg", "abfs", "zip://a/b.zip::sftp"]))
+def test_no_part_of_a_password_in_a_url_shows(password: str, protocol: str) -> None:
+    url = f"{protocol}://ann:{password}@host.example:80/x"
+    for text in (shown(url), text_of(f"no {url} there", {}), repr(FileSource(url, timestamp="ts"))):
+        assert not any(part in text for part in ("Pw", "Zq9", "ann")), text
+        assert "host.example:80/x" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("/a/b#c?d@e", "/a/b#c?d@e"),
+        ("s3://bucket/x", "s3://bucket/x"),
+        ("s3://bucket/x?sig=1#y", "s3://bucket/x"),
+        ("sftp://token@host/x", "sftp://host/x"),
+        ("sftp://to?k#en@host/x", "sftp://host/x"),
+        ("https://host:80/x", "https://host:80/x"),
+        ("k8s://https://ann:pw@host", "k8s://host"),
+        ("abfs://container@account.dfs.core.windows.net/x", "abfs://container@account.dfs.core.windows.net/x"),
+        ("abfs://ann:pw@account/x", "abfs://account/x"),
+    ],
+)
+def test_the_rest_of_a_url_is_shown(url: str, text: str) -> None:
+    assert shown(url) == text
+
+
+@pytest.mark.parametrize("url", ["s3://ann:pw@host/x", "s3://ann:p/w@host/x", "webhdfs://ann:p/w@host:9870/x"])
+def test_a_store_takes_no_password_in_its_url(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="holds a password") as caught:
+        open_files(url)
+    assert not re.search("p/?w|ann", str(caught.value).replace("password", ""))
+    assert open_files("webhdfs://host:9870/x@y").url == "webhdfs://host:9870/x@y"
 
 
 def test_a_short_secret_is_hidden_as_a_word_and_not_within_others() -> None:

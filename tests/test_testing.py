@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -391,9 +392,36 @@ class TestUserCode:
             state.update(message.timestamp, 1)
 
         with pytest.raises(
-            TaskFailedError, match=r"^monoid Broken raised ValueError\('boom'\) .*; correct the monoid\.$"
+            TaskFailedError,
+            match=r"^task=Kept key='a': monoid Broken raised ValueError\('boom'\) .*; correct the monoid\.$",
         ):
             run_local(Kept(Broken(), process), said((1, "a"), (2, "a")), batch_size=batch_size)
+
+    @pytest.mark.parametrize("kind", [Kept, Reading])
+    @pytest.mark.parametrize("batch_size", [1, 4])
+    def test_a_sum_of_too_many_digits_names_the_task_the_key_and_what_to_do(self, kind: Any, batch_size: int) -> None:
+        def process(state: PersistentState[Any], message: Message) -> None:
+            state.update(message.timestamp, Decimal("9" * 36) if message["word"] == "b" else Decimal(1))
+
+        task = kind(Sum(pa.decimal128(38, 2)), process)
+        with pytest.raises(TaskFailedError) as caught:
+            run_local(task, said((1, "a"), (2, "b"), (3, "c"), (4, "b")), batch_size=batch_size)
+        sentence = str(caught.value)
+        assert f"task={kind.__name__}" in sentence
+        assert ("key='b': " if kind is Kept else "key={'word': 'b'}: ") in sentence
+        assert "Sum: a sum has more digits than decimal128(38, 2) holds." in sentence
+        assert "leave out the ones that are too large in the task's code" in sentence
+        assert "rebuild or reset" in sentence
+
+    def test_a_decimal_of_too_many_digits_is_a_bad_row(self) -> None:
+        def process(state: PersistentState[Any], message: Message) -> None:
+            state.update(message.timestamp, Decimal(message["word"]))
+
+        run = run_local(
+            Kept(Sum(pa.decimal128(38, 2)), process, None),
+            said((1, "1.5"), (2, "1e-41"), (3, "1e-999999999"), (4, "2")),
+        )
+        assert (run.state, reasons(run)) == ({(): Decimal("3.50")}, {"value does not fit": 2})
 
     def test_an_update_must_be_at_the_timestamp_of_the_message(self) -> None:
         def process(state: PersistentState[Any], message: Message) -> None:

@@ -46,6 +46,11 @@ class Groups:
         """Return the name of the group of a row."""
         return self.names[self.of if isinstance(self.of, int) else self.of[row]]
 
+    def are(self, names: Sequence[str], rows: int) -> NDArray[np.bool_]:
+        """Return which of so many rows are of a group with one of these names."""
+        is_one = np.array([name in names for name in self.names], np.bool_)
+        return np.full(rows, is_one[0]) if isinstance(self.of, int) else is_one[self.of]
+
     def met(self, where: NDArray[np.bool_]) -> list[str]:
         """Return the names of the groups of the rows that a mask picks."""
         if isinstance(self.of, int):

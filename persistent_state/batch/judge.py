@@ -16,15 +16,17 @@ from persistent_state.batch.units import check_unit
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import beyond_limit
 from persistent_state.event_time.clocks import Bounds
+from persistent_state.event_time.inputs import input_of
 from persistent_state.event_time.positions import NO_POSITION, Position, is_accounted
 from persistent_state.partials.sort import running_max
 from persistent_state.store import late_rows
 
-ACCEPTED, SKIPPED, REPLAYED_OR_LATE, NO_TIMESTAMP, OUTSIDE, LATE, AHEAD, JUMP = range(8)
+ACCEPTED, SKIPPED, REPLAYED_OR_LATE, NO_TIMESTAMP, FOREIGN, OUTSIDE, LATE, AHEAD, JUMP = range(9)
 """The verdicts. A row gets the first that applies, in the order of `judge`."""
 
 ASIDE = {
     NO_TIMESTAMP: late_rows.NO_TIMESTAMP,
+    FOREIGN: late_rows.FOREIGN,
     OUTSIDE: late_rows.OUTSIDE,
     LATE: late_rows.LATE,
     AHEAD: late_rows.AHEAD,
@@ -69,9 +71,13 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
         return codes
     fresh = codes == ACCEPTED
     check_unit(plan, basis, sightings.newest, place.timestamps[fresh & place.valid])
+    foreign = [name for name in place.channels.names if not plan.input and input_of(name, plan.among)]
     if not fresh.all():
-        sightings.replaying.update(place.channels.met(~fresh))
+        sightings.replaying.update({*place.channels.met(~fresh)}.difference(foreign))
     _mark(codes, NO_TIMESTAMP, ~place.valid)
+    if foreign:
+        # Names of channels are data. Such a row must not move the channel of the other input.
+        _mark(codes, FOREIGN, place.channels.are(foreign, len(codes)))
     _judge_bounds(plan.settings.bounds, place, codes, sightings)
     # No interval begins below the clock, so what is taken in all the same is part of the first one above it.
     _mark(codes, LATE, (place.timestamps < basis.clock) & (not plan.takes_late))

@@ -134,7 +134,7 @@ class Plan:
         if self.task.message_id is not None:
             type = keys.normal_type(self.schema.field(self.task.message_id).type)
             once = Once(type, length("horizon", self.task.horizon or ""))
-        return Layout(types, self.state.monoid, kind_of(self.state.windowing), once)
+        return Layout(types, self.state.monoid, kind_of(self.state.windowing), once, self.named)
 
     @cached_property
     def state(self) -> KeptState[Any]:

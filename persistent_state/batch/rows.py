@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.errors import TaskFailedError
-from persistent_state.event_time.inputs import UNNAMED, input_of, named
+from persistent_state.event_time.inputs import UNNAMED, named
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.store.late_rows import LATE, OUTSIDE, PARTITION, SIDE_COLUMNS
@@ -81,22 +81,8 @@ def place_of(plan: Plan, chunk: Chunk) -> Place:
         partitions = channels = Groups([chunk.partition])
         if plan.channel is not None:
             channels = Groups.of_column(chunk.rows.column(plan.channel))
-            channels = replace(channels, names=[_named(plan, name) for name in channels.names])
+            channels = replace(channels, names=[named(plan.input, name) for name in channels.names])
     return Place(partitions, channels, chunk.positions, timestamps, valid, chunk.originals)
-
-
-def _named(plan: Plan, name: str) -> str:
-    """Return a channel as it is called among those of all inputs.
-
-    Raises:
-        TaskFailedError: It looks like one of another input.
-    """
-    if not plan.input and input_of(name, plan.among):
-        raise TaskFailedError(
-            f"task={plan.named}: channel={name!r} of the input without a name looks like one of the input "
-            f"{input_of(name, plan.among)!r}; give that another name."
-        )
-    return named(plan.input, name)
 
 
 def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64], Mask]:

@@ -7,6 +7,7 @@ shuffle, by `updates_by_key`, with the messages of each key in their order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,14 @@ def update_table(plan: Plan, columns: Mapping[str, pa.Array], updates: Updates) 
         known = values.is_valid().to_numpy(zero_copy_only=False)
         taken, values = taken[known], values.drop_null()
         begins = np.flatnonzero(np.append(True, taken[1:] != taken[:-1])[: len(taken)])
-        values = fold.sums(values, begins, layout) if len(begins) < len(taken) else values
+        if len(begins) < len(taken):
+            summed, keyed = values, pa.table({name: columns[name] for name in layout.key_names})
+
+            def sums(first: int, end: int) -> pa.Array:
+                some = begins[(begins >= first) & (begins < end)]
+                return fold.sums(summed.slice(first, end - first), some - first, layout)
+
+            values = fold.of_keys(sums, begins, len(taken), keyed, taken, layout)
         taken = taken[begins]
     if taken is not None:
         columns = {name: column.take(pa.array(taken)) for name, column in columns.items()}
@@ -285,13 +293,23 @@ class ReadingRecorder(Recorder):
             self._so_far.undo()
             return
         if known is not None and self._is_fit:
-            self._so_far.add(known)
+            with _naming_ways_out():
+                self._so_far.add(known)
 
     def get(self) -> object:
-        return self._so_far.get()
+        with _naming_ways_out():
+            return self._so_far.get()
 
 
 ReadingRecorder.update.__qualname__ = "state.update"
+
+
+@contextmanager
+def _naming_ways_out() -> Iterator[None]:
+    try:
+        yield
+    except MonoidError as error:
+        raise InvalidInputError(f"{error} {fold.TOO_LARGE}") from error
 
 
 def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:

@@ -57,14 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, or 1 if `verify` or `doctor` found problems or a rewind was declined, or 2 if the command failed.
         `run` has more of them.
     """
+    status = _run_command(argv)
+    if argv is None:
+        # Threads of the user's code may go on, and a client of Spark Connect calls a server that has gone again and again.
+        stop_signals.exit_within(EXIT_SECONDS, status)
+        stop_signals.exit_beside_threads(status)
+    return status
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
     streams.open_missing()
     try:
         arguments = _parser().parse_args(argv)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
-        if argv is None:
-            # Threads of the user's code may go on, and a client of Spark Connect calls a server that has gone again and again.
-            stop_signals.exit_within(EXIT_SECONDS, status)
         return status
     except BrokenPipeError:
         # The reader has gone.
@@ -263,7 +269,7 @@ def _storage_options(given: str, name: str = "--storage-options") -> dict[str, A
             given = file.read()
     try:
         options = json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
         raise InvalidInputError(f'{name}=... is not a JSON object; write it as {{"key": "value"}}, or as @FILE.')

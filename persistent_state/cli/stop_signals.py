@@ -17,6 +17,9 @@ SECONDS = 60.0
 REPEAT_SECONDS = 1.0
 """The time after the first signal in which others are the same request: `timeout` signals the process, and then its group."""
 
+OF_LIBRARY = "persistent-state "
+"""The names of this library's threads begin with this."""
+
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 """The signals that ask for an end. The pipe has all that Python handles, such as a SIGHUP for which a module has a handler."""
 
@@ -29,6 +32,19 @@ def exit_within(seconds: float, status: int) -> None:
     timer = threading.Timer(seconds, os._exit, [status])
     timer.daemon = True
     timer.start()
+
+
+def exit_beside_threads(status: int) -> None:
+    """End this process with an exit status, if threads of this library are left, which wait for a sink or a store.
+
+    They may be within a library that is not written in Python. If Python took itself down first, such a thread would end the
+    process by a signal as soon as it comes back. Threads that Python waits for have their time before.
+    """
+    if any(thread.daemon and thread.name.startswith(OF_LIBRARY) for thread in threading.enumerate()):
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.main_thread():
+                thread.join()
+        os._exit(status)
 
 
 def _next_of(pipe: int, seconds: float | None) -> int | None:

@@ -24,7 +24,7 @@ from persistent_state.ordered import OrderedPart
 from persistent_state.protocol import holding
 from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
-from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, OUTSIDE, UNFIT, UNFIT_KEY
+from persistent_state.store.late_rows import AHEAD, FOREIGN, JUMP, LATE, NO_TIMESTAMP, OUTSIDE, UNFIT, UNFIT_KEY
 
 _logger = logging.getLogger("persistent_state")
 _runs: dict[str, Reports] = {}
@@ -35,7 +35,7 @@ EVERY = 60.0
 MOST_REASONS = 3
 """The number of reasons that a warning names; it takes those with the most rows."""
 
-_OF_ROWS = {LATE, AHEAD, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
+_OF_ROWS = {LATE, AHEAD, FOREIGN, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
 """The reasons that concern rows. All others concern records that could not be made a row, and are not messages."""
 
 
@@ -238,6 +238,8 @@ class TaskReport:
                 hint += f"; {monoid.name}(...).of(item) makes one of an item"
         elif reason == AHEAD:
             hint = "max_ahead says how far is right"
+        elif reason == FOREIGN:
+            hint = "an input that has a name calls its channels so; give the other input a name, too"
         elif reason.endswith(NO_FORMAT):
             hint = "give the source format="
         else:

@@ -12,7 +12,7 @@ from typing import Any
 from monoids import Aggregator, Monoid
 from persistent_state.engine.named_state import NamedState
 from persistent_state.errors import InvalidInputError, raised
-from persistent_state.formatting import read_clock
+from persistent_state.formatting import read_clock, shortened
 
 STATE, CHANGES, LATE = "state", "changes", "late"
 LISTS = ("applications", "tasks", "clocks", "outputs")
@@ -160,13 +160,13 @@ def _flag(own: Mapping[str, str], name: str) -> bool:
 def _keys(text: str) -> tuple[Mapping[str, Any], ...]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     keys = found if isinstance(found, list) else [found]
     if not all(isinstance(key, dict) for key in keys):
         raise InvalidInputError(
-            f"key={text!r} is not a JSON object, nor a list of some; write a key by the names of its columns, as in "
-            '{"shop": "Oslo", "item": 7}.'
+            f"key={shortened(repr(text))} is not a JSON object, nor a list of some; write a key by the names of its columns, "
+            'as in {"shop": "Oslo", "item": 7}.'
         )
     return tuple(keys)
 
@@ -176,7 +176,7 @@ def _storage(text: str) -> Any:
     if text in ("true", "false", "null") or text[:1] in ("{", "["):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
     return text
 

@@ -33,7 +33,7 @@ def duration(name: str, given: Duration) -> int:
     if isinstance(given, timedelta):
         length = given // timedelta(microseconds=1)
     else:
-        found = re.fullmatch(r"\s*(\d+)\s+([a-z]+?)s?\s*", given) if isinstance(given, str) else None
+        found = re.fullmatch(r"\s*(\d{1,20})\s+([a-z]+?)s?\s*", given) if isinstance(given, str) else None
         if not found or found[2] not in UNITS:
             raise InvalidInputError(
                 f'{name}={given!r} is not a duration; give text such as "10 seconds", a whole number and one of '

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -226,12 +227,12 @@ class Avro(Decoder):
     def _parsed(self) -> Any:
         try:
             from fastavro import parse_schema
-            from fastavro.schema import SchemaParseException, UnknownType
         except ImportError as error:
             raise missing_package("fastavro", "Avro", "kafka") from error
         try:
             return parse_schema(json.loads(self.written) if isinstance(self.written, str) else dict(self.written))
-        except (SchemaParseException, UnknownType, ValueError) as error:
+        # fastavro raises errors of many classes for what is not a schema.
+        except Exception as error:
             raise InvalidInputError(f"the Avro schema can't be read: {error}; correct it.") from error
 
 
@@ -268,7 +269,8 @@ def _arrow_type(avro: Any, defined: dict[str, pa.DataType]) -> pa.DataType:
     elif (logical := avro.get("logicalType")) in _LOGICAL:
         return _LOGICAL[logical]
     elif logical == "decimal":
-        return pa.decimal128(avro["precision"], avro.get("scale", 0))
+        with suppress(ValueError, TypeError, OverflowError):
+            return pa.decimal128(avro["precision"], avro.get("scale", 0))
     elif logical is None:
         kind = avro["type"]
         if kind == "array":

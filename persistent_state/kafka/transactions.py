@@ -578,7 +578,7 @@ class ClockWriter:
             record: Mapping[str, Any] = json.loads(value)
             if record.keys() >= ({"format"} if key == self.owner else {"begun", "through", "rows", "done"}):
                 return record
-        except (TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, RecursionError):
             pass
         raise DamagedError(f"record={key!r} of topic={self.bookkeeping!r} is not what was written; restore it.")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -25,7 +27,7 @@ def address(metrics: int | str) -> tuple[str, int]:
         InvalidInputError: It is neither.
     """
     host, _, port = (LOOPBACK, "", str(metrics)) if isinstance(metrics, int) else str(metrics).rpartition(":")
-    is_port = port.isdecimal() and int(port) < 1 << 16 and not isinstance(metrics, bool)
+    is_port = port.isdecimal() and len(port) < 6 and int(port) < 1 << 16 and not isinstance(metrics, bool)
     if not (is_port and host and isinstance(metrics, (int, str))):
         raise InvalidInputError(
             f'metrics={metrics!r} is not a port; give one, such as metrics=9108, or "0.0.0.0:9108" to be asked from elsewhere.'
@@ -92,11 +94,74 @@ class Server:
         self._server.server_close()
 
 
+REQUEST = 10.0
+"""The most seconds until the head of a request has come, and for which a client may not read on."""
+
+CONNECTIONS = 16
+"""The most connections at a time, of which each has a thread."""
+
+
 class _Server(ThreadingMixIn, WSGIServer):
+    """Answers in threads.
+
+    If there are too many connections, the one that has kept its thread waiting for the longest time is closed: who asks is
+    answered.
+    """
+
     daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        self._waiting: dict[Any, float] = {}
+        self._open: set[Any] = set()
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open.add(request)
+            self._waiting[request] = time.monotonic()
+            if len(self._open) > CONNECTIONS:
+                longest = next(iter(self._waiting))
+                del self._waiting[longest]
+                self._open.discard(longest)
+                _end(longest)
+        super().process_request(request, client_address)
+
+    def has_come(self, request: Any) -> None:
+        """Let a request whose head has come take the time that its answer needs."""
+        with self._lock:
+            self._waiting.pop(request, None)
+
+    def service_actions(self) -> None:
+        with self._lock:
+            for request in [each for each, since in self._waiting.items() if time.monotonic() - since > REQUEST]:
+                _end(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.discard(request)
+            self._waiting.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: a client has gone, or was too slow."""
+
+
+def _end(request: Any) -> None:
+    """Let the thread of a connection read its end."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(WSGIRequestHandler):
+    timeout = REQUEST
+
+    def parse_request(self) -> bool:
+        is_good = super().parse_request()
+        assert isinstance(self.server, _Server)
+        self.server.has_come(self.request)
+        return is_good
+
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: somebody asks every few seconds."""
 

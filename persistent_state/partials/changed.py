@@ -92,7 +92,7 @@ def _of_keys(levels: Levels, layout: Layout, since: int, clock: int, every: int 
     was = folded(rows.take(pa.array(first)), [below(level, since) for level in levels], layout)
     some = first
     while len(some):
-        now = plus(was, taken(values, some), layout)
+        now = plus(was, taken(values, some), rows, some, layout)
         yield Changed(rows.select(names).take(pa.array(some)), was, now, ends[some])
         goes_on = ~np.append(begins_key, True)[some + 1]
         was, some = now.filter(pa.array(goes_on)), some[goes_on] + 1

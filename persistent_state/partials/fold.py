@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from monoids import MonoidError
 from persistent_state.errors import TaskFailedError, raised
 from persistent_state.event_time import clocks
+from persistent_state.formatting import plain, shortened
 from persistent_state.partials import sizes
 from persistent_state.partials.layout import (
     CURRENT,
@@ -32,6 +33,13 @@ SLICE = 1 << 20
 
 SLICE_BYTES = 256 << 20
 """About how many bytes they are at the most: Arrow's texts, lists and maps hold no more than 2 GiB at a time."""
+
+
+TOO_LARGE = (
+    "Every start meets these messages again: leave out the ones that are too large in the task's code, or choose a larger type "
+    "and name the task in rebuild or reset of run or start."
+)
+"""The ways out for a task with a sum that its type does not hold."""
 
 
 def together(tables: Sequence[pa.Table], layout: Layout, with_current: bool = False) -> pa.Table:
@@ -134,7 +142,14 @@ def reduce(table: pa.Table, order: RowOrder, first: NDArray[np.bool_], layout: L
         return table
     values = taken(one_chunk(table["value"]), order)
     if len(begins) < table.num_rows:
-        values = sums(values, begins, layout)
+        values = of_keys(
+            lambda low, high: sums(values.slice(low, high - low), np.flatnonzero(first[low:high]), layout),
+            begins,
+            table.num_rows,
+            table,
+            order,
+            layout,
+        )
     place = table.schema.get_field_index("value")
     heads = layout.kind.with_span(_heads(table.remove_column(place), order, begins, layout), table, order, begins)
     return heads.add_column(place, layout.schema.field("value"), values)
@@ -149,6 +164,50 @@ def _heads(table: pa.Table, order: RowOrder, begins: NDArray[np.intp], layout: L
     return pa.table({name: table[name].take(last if name in ORDER else first) for name in table.column_names})
 
 
+def of_keys(
+    work: Callable[[int, int], pa.Array],
+    begins: NDArray[np.intp],
+    count: int,
+    table: pa.Table,
+    rows: RowOrder,
+    layout: Layout,
+) -> pa.Array:
+    """Return what `work` makes of the values [0, count).
+
+    Args:
+        work: Makes a column of the values [low, high), which begin a segment at `low`.
+        begins: The first value of each segment.
+        count: How many values there are.
+        table: A table with the key columns.
+        rows: The row of the table that each value is of; None if each is of its own.
+        layout: The layout of the table.
+
+    Raises:
+        TaskFailedError: `work` raises. The error names the task, and the key of a segment for which `work` raises.
+    """
+    try:
+        return work(0, count)
+    except TaskFailedError as error:
+        place = f"task={layout.task}" if layout.task else ""
+        bounds, low, high = [*begins.tolist(), count], 0, len(begins)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if _fails(work, bounds[low], bounds[middle]) else (middle, high)
+        if layout.key_types and _fails(work, bounds[low], bounds[high]):
+            row = bounds[low] if rows is None else int(rows[bounds[low]])
+            key = [plain(table[name][row]) for name in layout.key_names]
+            place += f" key={shortened(repr(key[0] if len(key) == 1 else tuple(key)))}"
+        raise TaskFailedError(f"{place}: {error}" if place else str(error)) from error
+
+
+def _fails(work: Callable[[int, int], pa.Array], low: int, high: int) -> bool:
+    try:
+        work(low, high)
+    except TaskFailedError:
+        return True
+    return False
+
+
 def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array:
     """Return the monoid's sum of each segment of a column.
 
@@ -161,7 +220,7 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
     except TaskFailedError:
         raise
     except MonoidError as error:
-        raise TaskFailedError(str(error)) from error
+        raise TaskFailedError(f"{error} {TOO_LARGE}") from error
     except Exception as error:
         raise TaskFailedError(
             f"monoid {layout.monoid.name} raised {raised(error)}, for values that it made; correct the monoid."

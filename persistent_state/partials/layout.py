@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -163,12 +163,16 @@ class Kind(ABC):
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a task's tables of partial sums: the types of its key columns, its monoid, and how it lies in time."""
+    """The layout of a task's tables of partial sums: the types of its key columns, its monoid, and how it lies in time.
+
+    Errors name the task.
+    """
 
     key_types: tuple[pa.DataType, ...]
     monoid: Monoid[Any]
     kind: Kind
     once: Once | None = None
+    task: str = field(default="", compare=False)
 
     @property
     def is_ordered(self) -> bool:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.partials import fold, keys, sort
-from persistent_state.partials.layout import CURRENT, Layout, as_numpy, one_chunk, with_values
+from persistent_state.partials.layout import CURRENT, Layout, RowOrder, as_numpy, one_chunk, with_values
 
 
 def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tuple[pa.Table, pa.Table]:
@@ -24,7 +24,7 @@ def add_current(new: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> tu
     """
     _, first = sort.sort(new, layout)
     keyed = fold.reduce(new, None, first, layout)
-    values = plus(current(keyed, levels, layout), one_chunk(keyed["value"]), layout)
+    values = plus(current(keyed, levels, layout), one_chunk(keyed["value"]), keyed, None, layout)
     is_last = np.append(first[1:], True)
     column = values.take(pa.array(np.cumsum(first) - 1, mask=~is_last)) if not is_last.all() else values
     return new.append_column(CURRENT, column), with_values(keyed, values)
@@ -118,8 +118,19 @@ def _spans(asked: pa.Table, stored: pa.Table, layout: Layout) -> tuple[NDArray[n
     return lows, highs
 
 
-def plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:
-    """Return two columns of values row by row together; where there is no value before, the other alone."""
+def plus(before: pa.Array, more: pa.Array, table: pa.Table, rows: RowOrder, layout: Layout) -> pa.Array:
+    """Return two columns of values row by row together; where there is no value before, the other alone.
+
+    The keys of the values are those of these `rows` of a table (None: of its own).
+    """
+
+    def together(first: int, end: int) -> pa.Array:
+        return _plus(before.slice(first, end - first), more.slice(first, end - first), layout)
+
+    return fold.of_keys(together, np.arange(len(more)), len(more), table, rows, layout)
+
+
+def _plus(before: pa.Array, more: pa.Array, layout: Layout) -> pa.Array:
     known = before.is_valid().to_numpy(zero_copy_only=False)
     if not known.any():
         return more

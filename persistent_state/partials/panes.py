@@ -5,7 +5,7 @@ A pane is a stretch of time in which no window begins or ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -112,7 +112,7 @@ class Panes(Kind):
             found, is_recent = _windows_of(rows, layout, windows, after, upto, recent)
         else:
             parts = [_windows_of(rows, layout, windows, after, upto, recent)[0] for rows in some]
-            found = fold.fold(parts, Layout(layout.key_types, layout.monoid, Unbounded()))
+            found = fold.fold(parts, replace(layout, kind=Unbounded(), once=None))
             is_recent = np.zeros(0, np.bool_)
         ends = pa.array(as_numpy(found, "start") + windows.size)
         place = found.schema.get_field_index("value")
@@ -147,7 +147,15 @@ def _windows_of(
     if HEAD in rows.column_names and upto is not None:
         sums = sliding.of_edges(rows, begins, lows, highs, size, layout)
     else:
-        sums = sliding.fold_ranges(one_chunk(rows["value"]), lows, highs, layout)
+        values = one_chunk(rows["value"])
+        sums = fold.of_keys(
+            lambda first, end: sliding.fold_ranges(values, lows[first:end], highs[first:end], layout),
+            np.arange(len(lows)),
+            len(lows),
+            rows,
+            lows,
+            layout,
+        )
     found = rows.select(["hash", *layout.key_names]).take(pa.array(lows)).append_column("start", pa.array(begins))
     return found.append_column(layout.schema.field("value"), sums), starts[highs - 1] >= recent
 

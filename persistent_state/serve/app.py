@@ -166,7 +166,7 @@ class Pages:
 
 def _let_in(token: Token, request: Request, to: str) -> Response:
     """Return a redirection that gives the browser the cookie."""
-    cookie = {"Set-Cookie": token.set_cookie(request.url.scheme == "https")}
+    cookie = {"Set-Cookie": token.set_cookie(request.scope["scheme"] == "https")}
     return RedirectResponse(to, 303, cookie)
 
 
@@ -221,7 +221,8 @@ class Gate:
             return PlainTextResponse(
                 "This server is asked under a name of this machine only, such as localhost.\n", 421
             )
-        path = request.url.path
+        # The router goes by this path. That of `request.url` is made of the Host header, too.
+        path = request.scope["path"]
         if request.method not in ("GET", "HEAD") and (request.method, path) != ("POST", "/login"):
             return PlainTextResponse("Nothing can be changed here; ask by GET or HEAD.\n", 405, {"Allow": "GET, HEAD"})
         if self._token is None or path in ("/health", "/login"):
@@ -264,7 +265,10 @@ def application(
         _route("/health", pages.health),
         Route("/login", pages.login, methods=["GET", "POST"]),
     ]
-    return Gate(Starlette(routes=routes, exception_handlers={HTTPException: not_found}), host, secret)
+    served = Starlette(routes=routes, exception_handlers={HTTPException: not_found})
+    # A redirection would repeat the Host header.
+    served.router.redirect_slashes = False
+    return Gate(served, host, secret)
 
 
 def _route(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:

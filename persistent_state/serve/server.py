@@ -16,12 +16,6 @@ HOST, PORT = "127.0.0.1", 8642
 TOKEN = "PERSISTENT_STATE_TOKEN"
 """The environment variable that names the token."""
 
-KEEP_ALIVE = 75
-"""The seconds for which a connection without requests stays open: longer than most clients keep one."""
-
-END = 5
-"""The most seconds that answers under way have when the server ends."""
-
 
 def check(host: str, token: str | None, no_token: bool) -> None:
     """Refuse to let everybody look who can reach this machine, unless that is wished.
@@ -57,9 +51,8 @@ def serve(store: OpenStore, host: str, port: int, token: str | None, announce: C
         InvalidInputError: The packages are not installed, the port is in use, or the host is not of this machine.
     """
     try:
-        import uvicorn
-
         from persistent_state.serve.app import application
+        from persistent_state.serve.connections import few_lines, server
     except ImportError as error:
         raise InvalidInputError(
             f"package={error.name!r} is missing to serve a store; pip install 'persistent-state[serve]'."
@@ -67,27 +60,12 @@ def serve(store: OpenStore, host: str, port: int, token: str | None, announce: C
     with _listen(host, port) as listening:
         name, bound, *_ = listening.getsockname()
         app = application(store, host, token, time.monotonic, _now_us)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=END,
-            timeout_keep_alive=KEEP_ALIVE,
-        )
-
-        class Server(uvicorn.Server):
-            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-                await super().startup(sockets)
-                shown_host = f"[{name}]" if ":" in name else name
-                announce(f"http://{shown_host}:{bound}/")
-
+        shown_host = f"[{name}]" if ":" in name else name
         # The library raises the signal again that has ended it. SIGTERM is how servers are ended, and no failure.
         before = signal.signal(signal.SIGTERM, lambda *_: None)
         try:
-            Server(config).run([listening])
+            with few_lines(time.monotonic):
+                server(app, lambda: announce(f"http://{shown_host}:{bound}/")).run([listening])
         finally:
             signal.signal(signal.SIGTERM, before)
 

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, missing_package, translating
+from persistent_state.errors import (
+    InvalidInputError,
+    StateError,
+    StoreUnavailableError,
+    check_path,
+    missing_package,
+    translating,
+)
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, show_clock, to_json
 from persistent_state.redact import shown, without_secrets
@@ -106,6 +113,7 @@ class SqlSink(RecordingSink):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", os.fspath(self.url))
+        check_path("url", self.url)
         if "://" not in self.url:
             object.__setattr__(self, "url", os.path.abspath(os.path.expanduser(self.url)))
         if self.table.lower() == CLOCKS:
@@ -131,8 +139,7 @@ class SqlSink(RecordingSink):
 
     @property
     def _place(self) -> str:
-        # Remove the user and the password first: a password may contain the "?" that begins a query.
-        return shown(re.sub("://[^/:@]*:.*@", "://", self.url))
+        return shown(self.url)
 
     def open(self, origin: Origin) -> int | None:
         self._check_unique(origin)

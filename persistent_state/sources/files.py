@@ -27,6 +27,7 @@ from persistent_state.errors import (
     StateError,
     StoreUnavailableError,
     TaskFailedError,
+    check_path,
     check_whole,
     raised,
     translating,
@@ -128,6 +129,7 @@ class FileSource(TimeReplayableSource):
                 f"{path=} is neither a path nor a url; write a url as {path.replace(':/', '://', 1)!r}."
             )
         # Made absolute, since workers may stand in another folder.
+        check_path("path", path)
         is_url = "://" in path or path.startswith("file:")
         self.path = path if is_url else os.path.abspath(os.path.expanduser(path))
         self.timestamp = timestamp
@@ -500,7 +502,9 @@ def _originals(
 ) -> pa.RecordBatch:
     """Return the records of a file at these positions; `original` counts from the position `first`."""
     originals = [original(place) for place in (positions - first).tolist()]
-    origins = [{"file": path, "line": each.line} for each in originals]
+    # A name that is not UTF-8 is shown as the journal writes it.
+    name = path.encode(errors="backslashreplace").decode()
+    origins = [{"file": name, "line": each.line} for each in originals]
     record = pa.array([each.record for each in originals], pa.large_binary())
     return pa.record_batch({"record": record, "origin": pa.array(origins, ORIGIN)})
 

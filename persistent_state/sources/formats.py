@@ -5,9 +5,11 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal, DecimalException
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +21,7 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from monoids.scalars import exact_decimal
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
 from persistent_state.sources.base import BadRecord
@@ -37,6 +40,10 @@ NO_FORMAT = "its ending tells no format"
 _PIECE_ROWS = 1 << 18
 _PIECE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 24
+_DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
+"""The most digits of decimals, by the bits of their type. To such differences of digits after the point pyarrow's tables go."""
+
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 
@@ -142,7 +149,13 @@ def _cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     """Return a column as another type, without loss."""
     if column.type.equals(type):
         return column
+    if pa.types.is_dictionary(column.type):
+        return _cast(column.cast(column.type.value_type), type)
+    if _is_text(column.type) and not pa.types.is_string(column.type):
+        return _cast(column.cast(pa.string()), type)
     if not pa.types.is_string(column.type):
+        if _has_unsafe_decimals(column.type, type):
+            raise pa.ArrowInvalid(f"decimals of {type} are not read of {column.type}")
         return column.cast(type)
     try:
         return _parse(column, type)
@@ -150,7 +163,29 @@ def _cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
         return _parse(pc.utf8_trim_whitespace(column), type)
 
 
+def _is_text(type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type))
+
+
+def _has_unsafe_decimals(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a cast reads decimals that pyarrow might not know: see `exact_decimal`."""
+    if pa.types.is_nested(given) and pa.types.is_nested(wanted):
+        pairs = [(given.field(i), wanted.field(i)) for i in range(min(given.num_fields, wanted.num_fields))]
+        if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+            pairs = [(given.field(each.name), each) for each in wanted if given.get_field_index(each.name) >= 0]
+        return any(_has_unsafe_decimals(before.type, after.type) for before, after in pairs)
+    if pa.types.is_dictionary(given):
+        return _has_unsafe_decimals(given.value_type, wanted)
+    if not pa.types.is_decimal(wanted):
+        return False
+    if pa.types.is_decimal(given):
+        return bool(abs(given.scale - wanted.scale) > _DIGITS[max(given.bit_width, wanted.bit_width)])
+    return _is_text(given)
+
+
 def _parse(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
+    if pa.types.is_decimal(type):
+        return _decimals(column, type)
     if not pa.types.is_timestamp(type):
         return column.cast(type)
     local, utc = pa.timestamp(type.unit), pa.timestamp(type.unit, "UTC")
@@ -160,6 +195,29 @@ def _parse(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
         has_zone = pc.match_substring_regex(column, _ZONE)
         naive, zoned = pc.if_else(has_zone, None, column), pc.if_else(has_zone, column, None)
         return pc.coalesce(zoned.cast(utc), naive.cast(local).cast(utc)).cast(type)
+
+
+def _decimals(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
+    """Return texts as decimals. Python reads those whose digits after the point pyarrow might not know: see `exact_decimal`."""
+    is_odd = pc.or_(pc.match_substring_regex(column, "[eE]"), pc.greater(pc.binary_length(column), _most_digits(type)))
+    if not pc.any(is_odd).as_py():
+        return column.cast(type)
+    odd = [None if text is None else _decimal(text, type) for text in pc.if_else(is_odd, column, None).to_pylist()]
+    return pc.coalesce(pc.if_else(is_odd, None, column).cast(type), pa.array(odd, type))
+
+
+def _most_digits(type: pa.DataType) -> int:
+    """Return how many digits after the point pyarrow knows of a decimal that becomes one of this type."""
+    return _DIGITS[int(type.bit_width)] + min(0, int(type.scale))
+
+
+def _decimal(text: str, type: pa.DataType) -> Decimal:
+    if not _DECIMAL.fullmatch(text):
+        raise Unfit(f"not {type}")
+    try:
+        return exact_decimal(type)(Decimal(text))
+    except DecimalException:
+        raise Unfit(f"not {type}") from None
 
 
 def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
@@ -392,6 +450,7 @@ def _json_parser(schema: pa.Schema) -> Parser:
     is_text = [pa.types.is_date(field.type) or pa.types.is_timestamp(field.type) for field in schema]
     fields = [field.with_type(pa.string()) if text else field for field, text in zip(schema, is_text, strict=True)]
     rules = pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+    odd = _odd_decimals(schema)
 
     def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, list[int]]:
         codes = np.frombuffer(text, np.uint8)
@@ -401,6 +460,11 @@ def _json_parser(schema: pa.Schema) -> Parser:
         # only be one between two objects, so that no object lies in two lines and each line makes a row or more.
         if (codes[starts] != ord("{")).any() or (last != ord("}")).any():
             raise Unfit("not a JSON object")
+        if odd:
+            offsets = pa.py_buffer(np.append(starts, ends[-1]).astype(np.int64))
+            rows = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, pa.py_buffer(text)])
+            for line in rows.filter(pc.match_substring_regex(rows, odd)).to_pylist():
+                _check_decimals(line, schema)
         source: Any = pa.BufferReader(text)
         read = pa_json.ReadOptions(block_size=len(text), use_threads=False)
         try:
@@ -409,6 +473,60 @@ def _json_parser(schema: pa.Schema) -> Parser:
             raise Unfit(_unfit_json(text, fields, schema) if len(starts) == 1 else "") from error
 
     return parse
+
+
+def _odd_decimals(schema: pa.Schema) -> str:
+    """Return a pattern of all lines of JSON with decimals that pyarrow might not know; "" if the schema has no decimals."""
+    most = [_most_digits(type) for type in _leaves(schema.types) if pa.types.is_decimal(type)]
+    # An exponent of one digit, and the digits after the point before it, stay within the table. Any of that may be escaped.
+    return rf"[eE]-[0-9]{{2}}|\.[0-9]{{{max(0, min(most) - 9)}}}|\\u00([46]5|2[dDeE]|3[0-9])" if most else ""
+
+
+def _leaves(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
+    """Yield the types that are not nested, of types and within them."""
+    for type in types:
+        if pa.types.is_nested(type):
+            yield from _leaves(type.field(i).type for i in range(type.num_fields))
+        else:
+            yield type
+
+
+def _check_decimals(line: bytes, schema: pa.Schema) -> None:
+    """Refuse a line of JSON with a decimal that pyarrow might not know: see `exact_decimal`.
+
+    Raises:
+        Unfit: The line has one, or is not JSON.
+    """
+    try:
+        # Members that stand twice are all looked at. Numbers are as they were written.
+        record = json.loads(line, object_pairs_hook=_Members, parse_float=str, parse_int=str, strict=False)
+    except (ValueError, RecursionError):
+        raise Unfit("not a JSON object") from None
+    for field in schema:
+        for name, value in record:
+            if name == field.name and not _are_known(value, field.type):
+                raise Unfit(f"column {name} is not {field.type}")
+
+
+class _Members(list[tuple[str, Any]]):
+    """The members of a JSON object, in their order."""
+
+
+def _are_known(value: Any, type: pa.DataType) -> bool:
+    """Return whether the decimals of a JSON value are decimals that pyarrow knows."""
+    if isinstance(value, _Members):
+        fields = {field.name: field.type for field in type} if pa.types.is_struct(type) else {}
+        return all(_are_known(each, fields[name]) for name, each in value if name in fields)
+    if isinstance(value, list):
+        return not isinstance(type, pa.ListType) or all(_are_known(each, type.value_type) for each in value)
+    # What is not a decimal is refused by pyarrow.
+    if not (isinstance(value, str) and pa.types.is_decimal(type) and _DECIMAL.fullmatch(value)):
+        return True
+    try:
+        _, digits, exponent = Decimal(value).as_tuple()
+    except DecimalException:
+        return False
+    return len(digits) <= _most_digits(type) and int(exponent) >= -_most_digits(type)
 
 
 def _unfit_json(text: bytes, fields: Iterable[pa.Field], schema: pa.Schema) -> str:

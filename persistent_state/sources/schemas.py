@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
+from persistent_state.formatting import shortened
 
 AnySchema: TypeAlias = "pa.Schema | str | Any"
 """A pyarrow.Schema, DDL such as "word string, ts timestamp", or a StructType of Spark."""
@@ -45,7 +46,10 @@ def arrow_schema(schema: AnySchema) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return schema
     if isinstance(schema, str):
-        return _Reader(schema).schema()
+        try:
+            return _Reader(schema).schema()
+        except RecursionError:
+            raise InvalidInputError(f"schema={shortened(schema)!r} has too many types within each other.") from None
     record = schema.jsonValue() if hasattr(schema, "jsonValue") else None
     if not isinstance(record, dict) or record.get("type") != "struct":
         raise InvalidInputError(
@@ -135,7 +139,10 @@ class _Reader:
                 numbers.append(self._number())
             self._expect(")")
         if name in ("decimal", "dec", "numeric") and 0 < len(numbers) <= 2:
-            return pa.decimal128(*numbers)
+            try:
+                return pa.decimal128(*numbers)
+            except (ValueError, OverflowError) as error:
+                raise InvalidInputError(f"schema={self._text!r} has a {name} that is none: {error}.") from None
         if name in ("char", "varchar") and len(numbers) == 1:
             return pa.string()
         if name not in _TYPES or numbers:
@@ -156,7 +163,7 @@ class _Reader:
 
     def _number(self) -> int:
         word = self._take()
-        if not word.isdecimal():
+        if not word.isdecimal() or len(word) > 9:
             raise self._wrong()
         return int(word)
 

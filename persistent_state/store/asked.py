@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from typing import Any
 
 import pyarrow as pa
 
+from monoids.scalars import exact
 from persistent_state.errors import InvalidInputError
 from persistent_state.partials.keys import normalise
 from persistent_state.partials.lookup import each_once
@@ -38,8 +39,9 @@ def key_column(state: StateAt, place: int, given: Sequence[Any]) -> pa.Array:
     """
     name, type = state.key_columns[place], state.layout.key_types[place]
     try:
+        given = [exact(value, type) for value in given]
         column = pa.array(given, type)
-    except OverflowError:
+    except (OverflowError, DecimalException):
         raise _misfit(state, f"a value of column {name!r} is beyond {type}") from None
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise _misfit(state, f"a value of column {name!r} is not {type}: {error}") from None
@@ -62,7 +64,7 @@ def key_value(task: str, name: str, given: Any, type: pa.DataType) -> Any:
         return None
     try:
         return _of_text(given, type) if isinstance(given, str) else _of_json(given, type)
-    except (pa.ArrowException, ValueError, TypeError, InvalidOperation, OverflowError):
+    except (pa.ArrowException, ValueError, TypeError, DecimalException, OverflowError):
         raise InvalidInputError(
             f"{given!r} of column {name!r} of task={task} is not {type}; write a value of that type: a time as "
             "2026-11-20T14:00:00Z, bytes as base64."
@@ -74,7 +76,7 @@ def _of_json(given: Any, type: pa.DataType) -> Any:
     if kind.is_boolean(type) != isinstance(given, bool) or isinstance(given, (list, dict)):
         raise ValueError
     if isinstance(given, int) and kind.is_decimal(type):
-        return Decimal(given)
+        return exact(Decimal(given), type)
     if not (kind.is_integer(type) or kind.is_floating(type) or kind.is_boolean(type)):
         raise ValueError
     return given
@@ -92,7 +94,7 @@ def _of_text(given: str, type: pa.DataType) -> Any:
         # Python would read these, too.
         raise ValueError
     if kind.is_decimal(type):
-        return Decimal(text)
+        return exact(Decimal(text), type)
     if kind.is_integer(type):
         return int(text)
     if kind.is_floating(type):

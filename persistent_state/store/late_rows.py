@@ -170,6 +170,7 @@ REPLAYED_OR_LATE = "replayed or late"
 NO_TIMESTAMP = "no timestamp"
 AHEAD = "timestamp ahead of the batch time"
 JUMP = "timestamp too far ahead of its channel"
+FOREIGN = "channel named as one of another input"
 UNFIT = "value does not fit"
 UNFIT_KEY = "key does not fit"
 

@@ -299,7 +299,7 @@ def find_state(
         kept = _named(found.identity, monoids) if isinstance(task, str) else _checked(task, found.identity)
         columns = found.identity["key"]
         types = tuple(parse_type(column["type"]) for column in columns)
-        layout = Layout(types, kept.monoid, kind_of(windows.from_identity(found.identity)))
+        layout = Layout(types, kept.monoid, kind_of(windows.from_identity(found.identity)), task=name)
     except MonoidError as error:
         raise InvalidInputError(f"task={name}: {error}") from error
     state = state_at(files, application, entry, name, layout, at)

@@ -98,6 +98,20 @@ def test_accepted_rows_become_updates_and_the_others_step_aside() -> None:
     assert read.spans == [("p", 0, 120)]
 
 
+def test_a_row_whose_channel_is_named_as_one_of_another_input_steps_aside() -> None:
+    plan = core.plan_of(Sums(), SCHEMA, settings=Settings(10, ahead=2**62), channel="key")
+    plan = replace(plan, among=("", "history"))
+    basis = plan_batch(core.start(Log(plan.files, "app"), [plan]), core.alone(plan), Reach({}), 0)
+    read, found = lifted(plan, basis, chunk_of([(110, "a", 1), (120, "history:x", 2), (130, "b:c", 3)]))
+    assert found.tables[0]["value"].to_pylist() == [1, 3]
+    assert aside(read.late) == [("channel named as one of another input", 1)]
+    assert [row["channel"] for row in read.late[0].to_pylist()] == ["history:x"]
+    with pytest.raises(
+        TaskFailedError, match="met a bad row \\(channel named as one of another input\\) at channel='history:x'"
+    ):
+        lifted(replace(plan, on_bad_row=FAIL), basis, chunk_of([(120, "history:x", 2)]))
+
+
 class ByTime(Sums):
     """Sums by a time, of which one of nanoseconds can't be stored."""
 

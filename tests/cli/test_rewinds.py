@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +16,11 @@ import pytest
 from persistent_state import ValuesAtClock
 from persistent_state.cli.commands import main
 from persistent_state.protocol.naming import keep
+from tests.processes import start_guarded
 from tests.protocol.test_rewind import World
 from tests.test_rewinds import Table, application, nothing, played
+
+ROOT = Path(__file__).parents[2]
 
 PLAN = """\
 application  app
@@ -114,6 +119,40 @@ def test_show_tells_the_timeline_and_which_sink_has_yet_to_go_back(
     told = json.loads(capsys.readouterr().out)
     assert (told["timeline"], told["kept"][-1]) == (3, {"clock": 60, "names": []})
     assert told["tasks"][0]["outputs"] == [{"output": "table", "clock": 60, "behind": 0, "lag": 0, "back_to": 60}]
+
+
+DIES = """
+import atexit, os, signal, sys, threading
+from persistent_state.cli import commands
+from persistent_state.engine import rewinds
+from tests.test_rewinds import Hung, application, played
+
+commands.EXIT_SECONDS = 20
+rewinds.SINK_SECONDS = 0.3
+sink = Hung([0, 110])
+world = played("hung")
+app = application(world, sink)
+# Python takes itself down: what a thread does in other languages' code then may be this.
+atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+if __name__ == "__main__":
+    sys.argv[1:] = ["rewind", __file__ + ":app", "--to", "65", "--yes"]
+    sys.exit(commands.main())
+"""
+
+
+def test_a_command_ends_with_its_status_while_a_sink_has_yet_to_go_back(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text(DIES)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "dies.py")]
+    process = start_guarded(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    assert process.wait(timeout=60) == 0
+    assert process.stdin is not None
+    assert process.stdout is not None
+    # What guards the process holds its output open as long as this.
+    process.stdin.close()
+    out = process.stdout.read().decode()
+    assert "is back at clock=" in out
+    assert "goes back at the next start" in out
 
 
 @pytest.mark.parametrize("answer", ["", "\n", "n\n", "yess\n"])

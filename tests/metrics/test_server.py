@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.metrics import measures
+from persistent_state.metrics import measures, server
 from persistent_state.metrics.exposition import Samples
 from persistent_state.metrics.server import Server, address
 from tests.waiting import PATIENCE
@@ -64,6 +67,70 @@ def test_it_says_whether_it_is_alive_and_ready(world: World) -> None:
     assert ask(f"{world.server.url}/ready") == (503, text, "application=app is starting.\n")
     status, _, said = ask(f"{world.server.url}/other")
     assert (status, said) == (404, "There is nothing here; look at /metrics, /health, /ready.\n")
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n"])
+def test_a_request_that_never_ends_is_closed(world: World, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setattr(server, "REQUEST", 0.6)
+    with connect(world) as client:
+        begin = time.monotonic()
+        client.sendall(begun)
+        client.settimeout(0.1)
+        while time.monotonic() < begin + 15:
+            try:
+                if not client.recv(1 << 16):
+                    break
+            except TimeoutError:
+                # What comes drop by drop has no more time.
+                client.sendall(b"x" if begun else b"")
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the connection is open")
+        assert 0.5 < time.monotonic() - begin < 10
+    assert ask(f"{world.server.url}/health")[0] == 200
+
+
+def test_half_requests_hold_few_threads_and_those_who_ask_are_answered(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, idle = threading.active_count(), []
+    for _ in range(150):
+        idle.append(connect(world))
+        idle[-1].sendall(b"GET /health HTTP/1.1\r\n")
+    assert ask(f"{world.server.url}/health")[0] == 200
+    until = time.monotonic() + 10
+    while threading.active_count() > before + server.CONNECTIONS:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    # The newest of those that wait were not closed.
+    idle[-1].sendall(b"\r\n")
+    assert idle[-1].recv(100).startswith(b"HTTP/1.0 200 ")
+    for client in idle:
+        client.close()
+    for garbage in (b"\x16\x03\x01 hello\r\n\r\n", b"GET\r\n\r\n", b"GET /health HTTP/9.9\r\n\r\n", b"\xff" * 70_000):
+        with connect(world) as client:
+            client.sendall(garbage)
+            with suppress(ConnectionError):
+                while client.recv(1 << 16):
+                    pass
+    assert ask(f"{world.server.url}/health")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def connect(world: World) -> socket.socket:
+    host, _, port = world.server.url.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST", 0.3)
+    world = World()
+    monkeypatch.setattr(type(world), "why", property(lambda self: time.sleep(1.0) or ""), raising=False)
+    try:
+        assert ask(f"{world.server.url}/ready")[0] == 200
+    finally:
+        world.server.close()
 
 
 def test_it_frees_its_port_and_refuses_one_that_is_in_use() -> None:

@@ -60,6 +60,19 @@ def test_a_sum_of_more_than_38_digits_is_an_error(values: list[Decimal]) -> None
         WHOLE.minus(values[0], values[1].copy_negate())
 
 
+@pytest.mark.parametrize(
+    "text", ["1e-3", "1e-41", "1e-77", "1e-999999999", "1e37", "1e999999999", "NaN", "sNaN", "-Infinity"]
+)
+def test_a_decimal_that_is_not_exactly_one_of_the_type_does_not_fit(text: str) -> None:
+    with pytest.raises(MonoidError, match=r"does not fit decimal128\(38, 2\), which takes decimals of 38 digits"):
+        CENTS.to_arrow([Decimal(text)])
+
+
+def test_zeros_after_the_point_may_be_many() -> None:
+    exact = [Decimal("1." + "0" * 60), Decimal("0e-999999999"), Decimal("-0e-50")]
+    assert CENTS.to_arrow(exact).to_pylist() == [1, 0, 0]
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-(10**36), 10**36) | st.integers(1 - 10**38, 10**38 - 1), min_size=1), st.data())
 def test_decimals_of_38_digits_are_added_as_integers_are(units: list[int], data: st.DataObject) -> None:

@@ -1810,8 +1810,8 @@ BUGS = (
     bug(
         "channel of another input",
         "Channels of the same name are one, whatever input they are of.",
-        rows._named,
-        ("return named(plan.input, name)", "return name"),
+        rows.place_of,
+        ("named(plan.input, name) for name", "name for name"),
         theme="inputs",
     ),
     bug(

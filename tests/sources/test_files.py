@@ -311,6 +311,22 @@ class TestFormats:
 
 
 class TestBadRecords:
+    @pytest.mark.parametrize("name", [b"a\xff.csv", b"\xe9\n.json", b"\xed\xa0\x80.parquet"])
+    def test_the_name_of_a_file_need_not_be_text(self, tmp_path: Path, name: bytes) -> None:
+        path = os.path.join(os.fsencode(tmp_path), name)
+        good = table(0, 1)
+        content = {"csv": b"ts,key,value\n,a,0\nnot a time,a,1\n", "json": b'{"value": 0}\n{"value": "x"}\n'}
+        with open(path, "wb") as file:
+            file.write(content.get(name.decode("latin-1").rpartition(".")[2]) or encode(good, "a.parquet"))
+        chunks = read_all(tmp_path)
+        assert values(chunks) == [0]
+        originals = chunks[0].originals
+        assert originals is not None
+        shown = name.decode(errors="surrogateescape").encode(errors="backslashreplace").decode()
+        # Late rows and bad ones name the file.
+        for position in at(chunks) + [position for position, _, _ in bad(chunks)]:
+            assert originals(np.array([position], np.int64)).to_pylist()[0]["origin"]["file"] == shown
+
     def test_a_bad_csv_line_stands_alone(self, tmp_path: Path) -> None:
         lines = [
             "ts,key,value",

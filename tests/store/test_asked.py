@@ -51,6 +51,12 @@ def test_values_that_json_has_are_taken_as_they_are(type: pa.DataType, given: An
     assert key_value("T", "c", given, type) == value
 
 
+@pytest.mark.parametrize("text", ["1e-3", "1e-41", "1e-999999999", "1e999999999", "sNaN", "Infinity"])
+def test_a_decimal_of_other_digits_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"of column 'c' of task=T is not decimal128\(5, 2\)"):
+        key_value("T", "c", text, pa.decimal128(5, 2))
+
+
 @pytest.mark.parametrize(
     ("type", "given"), [(pa.string(), 1), (pa.int64(), True), (pa.bool_(), 1), (pa.int64(), [1]), (pa.date32(), 5)]
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, check_path
 from persistent_state.store.files.base import Ages, BytesLike, Files, Names
 from persistent_state.store.files.hdfs import HdfsFiles
 from persistent_state.store.files.local import LocalFiles
@@ -37,6 +37,7 @@ def open_files(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
     """
     options = dict(storage_options or {})
     url = os.fspath(url)
+    check_path("url", url)
     protocol, colon, path = url.partition("://")
     protocol = _ALIASES.get(protocol, protocol)
     if protocol == "memory":
@@ -68,7 +69,8 @@ def open_files(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
 def _open_remote(protocol: str, rest: str, storage_options: dict[str, Any]) -> Files:
     place, *folders = rest.rstrip("/").split("/")
     user, at, host = place.rpartition("@")
-    if ":" in user or any(mark in rest for mark in "?#"):
+    # A password may hold a slash. A port ends at one.
+    if ":" in user or re.match(r"[^/@:]*:(?!\d+/).*@", rest) or any(mark in rest for mark in "?#"):
         raise InvalidInputError(
             f"the store's url with protocol={protocol!r} holds a password, a query or a fragment;"
             " give what is secret as a storage option."
