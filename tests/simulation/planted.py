@@ -474,11 +474,11 @@ BUGS = (
     ),
     bug(
         "replay of one partition from another's position",
-        "Of rows of many partitions, the first position of any says where a replay of each starts.",
-        lift._firsts,
+        "Of rows of many partitions, the last position of any says where a replay of each starts.",
+        lift._note_spans,
         (
-            "return place.partitions.least(place.positions)",
-            "return [int(place.positions.max())] * len(place.partitions.names)",
+            "partitions.least(accepted.place.positions)",
+            "[int(accepted.place.positions.max())] * len(partitions.names)",
         ),
     ),
     bug(
