@@ -10,7 +10,7 @@ import pyarrow as pa
 from persistent_state.formatting import Clock
 from persistent_state.open_state import Monoids, open_store
 from persistent_state.store.files import open_files
-from persistent_state.store.state_at import find_sides, read_side
+from persistent_state.store.state_at import find_sides, read_sides
 from persistent_state.task import BaseTask
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def read_late_rows(
         [('late', 25), ('no timestamp', 13), ('no timestamp', 47)]
     """
     files = open_files(store, storage_options)
-    return [read_side(files, side) for side in find_sides(files, application, task)]
+    return read_sides(files, application, task)
 
 
 def late_rows_frame(

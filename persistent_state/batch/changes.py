@@ -212,7 +212,8 @@ def _with_newest_runs(fed: Plan, plan: Plan, span: Span) -> Span:
 def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
     """Yield what `read` does, by the plan of the task that gives it."""
     if isinstance(span.source, ClosedWindows):
-        table = seen_below(plan.files, span.closed_runs(plan), plan.layout, span.clock, Since(span.since))
+        since = Since(span.since)
+        table = seen_below(plan.files, span.closed_runs(plan), plan.layout, span.clock, since, anew=True)
         values = _shown(plan, one_chunk(table["value"]))
         yield Chunk(**_rows(plan, table, values, as_numpy(table, WINDOW[1]), name))
     elif isinstance(span.source, Emitted):
@@ -225,7 +226,7 @@ def _read(fed: Plan, plan: Plan, span: Span, name: str) -> Iterator[Chunk]:
             yield from in_order.read(plan, fed, span, name)
     else:
         for some in changed_between(
-            plan.files, plan.layout, span.runs, span.since, span.clock, every=span.every, ended=span.ended
+            plan.files, plan.layout, span.runs, span.since, span.clock, every=span.every, ended=span.ended, anew=True
         ):
             yield from _messages(plan, span, some, name)
 

@@ -27,7 +27,6 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.rows import (
     Mask,
-    MixedChunk,
     Place,
     StepChunk,
     TakenBack,
@@ -152,7 +151,7 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if not is_accepted.all():
         accepted = accepted.take(is_accepted)
     if not flow.first.is_fed_by_task:
-        _note_spans(before, _firsts(chunk, place), accepted, read.spans)
+        _note_spans(before, chunk.replay, accepted, read.spans)
     for plan, result in zip(flow.tasks, lifted, strict=True):
         if isinstance(chunk, TakenBack):
             _take_back(plan, basis, accepted, result)
@@ -237,16 +236,21 @@ def _is_key(column: pa.Array) -> bool:
 
 
 def _note_spans(
-    before: Sequence[Position], firsts: Sequence[int], accepted: Accepted, spans: list[tuple[str, int, int]]
+    before: Sequence[Position], replay: int | None, accepted: Accepted, spans: list[tuple[str, int, int]]
 ) -> None:
-    """Note how new the accepted rows of each partition are, and from where a replay that needs them starts."""
+    """Note how new the accepted rows of each partition are, and from where a replay that needs them starts.
+
+    It starts at the first of them, unless the source says from which position on it can read them. Rows before the first are
+    accounted for. If a replay began at them, it would begin there after each start, as the first chunk of a start begins where
+    the replay did: a chain of short runs would read all again each time.
+    """
     partitions = accepted.place.partitions
-    newest = partitions.greatest(accepted.times)
+    newest, firsts = partitions.greatest(accepted.times), partitions.least(accepted.place.positions)
     for name, position, first, top in zip(partitions.names, before, firsts, newest, strict=True):
         if top != NO_ROWS:
             # What is before the position is accounted for; rows without one come again wherever a replay starts.
-            replay = position.next if first == NO_POSITION else max(first, position.next)
-            spans.append((name, replay, top))
+            begin = position.next if first == NO_POSITION else max(first if replay is None else replay, position.next)
+            spans.append((name, begin, top))
 
 
 def _note_ends(basis: Basis, place: Place, ends: dict[str, int]) -> None:
@@ -258,13 +262,6 @@ def _note_ends(basis: Basis, place: Place, ends: dict[str, int]) -> None:
     for name, position in zip(place.partitions.names, last, strict=True):
         if name not in basis.ends:
             ends[name] = max(position + 1, ends.get(name, 0))
-
-
-def _firsts(chunk: Chunk, place: Place) -> list[int]:
-    """Return for each partition the position from which a replay that needs the chunk starts."""
-    if isinstance(chunk, MixedChunk):
-        return place.partitions.least(place.positions)
-    return [chunk.first if chunk.replay is None else chunk.replay]
 
 
 def _put_aside(flow: FlowPlan, chunk: Chunk, place: Place, position: Position, codes: Codes, read: Read) -> None:

@@ -290,7 +290,7 @@ def _open(plan: Plan, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[
     """Return the rows of runs. With `asked`, rows of other hashes than these may be missing."""
     read = runs_io.read_run_with_sums if plan.keeps_current else runs_io.read_run
     with runs_io.named_by_newest():
-        return plan.files.for_each(lambda run: read(plan.files, run, asked, plan.layout), runs)
+        return plan.files.for_each(lambda run: read(plan.files, run, asked, plan.layout, anew=True), runs)
 
 
 def _opened(plan: Plan, runs: Sequence[Run], looked_up: Sequence[pa.Table]) -> list[pa.Table]:

@@ -86,4 +86,4 @@ class Span:
 
 def open_runs(plan: Plan, runs: Sequence[Run], asked: Asked = None) -> list[pa.Table]:
     """Return the rows of runs of a task. With `asked`, rows of other hashes than these may be missing."""
-    return net_changes.open_runs(plan.files, plan.layout, runs, asked)
+    return net_changes.open_runs(plan.files, plan.layout, runs, asked, anew=True)

@@ -35,6 +35,9 @@ from persistent_state.sources.formats import one_batch
 _HEADER, _PARTITION, _POSITION, _REPLAY, _REASON, _ORIGINALS = (
     f"_persistent_state_{name}" for name in ("header", "partition", "position", "replay", "reason", "originals")
 )
+_NONE = -1
+"""The position of no row: its chunk does not say from where a replay starts."""
+
 _BESIDE = pa.schema(
     [
         (_HEADER, pa.binary()),
@@ -96,7 +99,7 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
             raise failures.error_of(header) or AssertionError("a part has one header")
         kind = np.stack([_is_valid(batch, _REASON), _is_valid(batch, _ORIGINALS)])
         partitions = pc.dictionary_encode(batch.column(_PARTITION))
-        replays = batch.column(_REPLAY).fill_null(0).to_numpy()
+        replays = batch.column(_REPLAY).fill_null(_NONE).to_numpy()
         place = np.stack([*kind, partitions.indices.to_numpy(), replays])
         begins = np.flatnonzero(np.any(place[:, 1:] != place[:, :-1], axis=0)) + 1
         rows, positions = source_rows(batch, flow), batch.column(_POSITION).fill_null(0).to_numpy()
@@ -111,8 +114,8 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
                 bad = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))
                 yield Chunk(partition, int(at[0]), rows.slice(0, 0), bad, at=at[:0], originals=originals.get(partition))
             else:
-                some, replay = rows.slice(begin, end - begin), int(replays[begin])
-                came = originals.get(partition)
+                some, came = rows.slice(begin, end - begin), originals.get(partition)
+                replay = None if replays[begin] == _NONE else int(replays[begin])
                 yield Chunk(partition, int(at[0]), some, replay=replay, at=at, originals=came)
 
 
@@ -146,7 +149,6 @@ class RowReader(ArrowReader):
             yield row(failures.as_row(error, self.attempts))
 
     def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        replay = chunk.first if chunk.replay is None else chunk.replay
         count, bad = chunk.rows.num_rows, chunk.bad
         # Spark changes the values, so find the unfit keys before.
         unfit = {plan.unfit_column: unfit_rows(plan, chunk.rows) for plan in self.flow.tasks}
@@ -160,7 +162,7 @@ class RowReader(ArrowReader):
                 **{field.name: self._column(chunk.rows, field) for field in self.flow.first.schema},
                 _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), count),
                 _POSITION: pa.array(chunk.positions),
-                _REPLAY: pa.repeat(pa.scalar(replay, pa.int64()), count),
+                _REPLAY: pa.repeat(pa.scalar(chunk.replay, pa.int64()), count),
                 **{name: pa.array(mask) for name, mask in unfit.items()},
             },
         )

@@ -9,6 +9,10 @@ The first entry of a branch says what a rewind to the clock would say, but for w
 - The epoch of a branch is above that of each file, as above that of each file of the application that it was. So its collector
   deletes what an earlier try has left, and no life of a task is taken for another one.
 - A file of a kept clock stays as long as the clock is kept. If one is missing, the clock may have gone.
+- It is the way past a newest entry that is damaged. Nothing goes on in that log: what the entries that can't be read had
+  changed is unknown, such as what sinks were given, or which epoch it is. A branch needs none of it. It is of a clock that the
+  newest sound entry keeps, and that was named: no older clock is taken in place of the newest by itself. Each entry begins at
+  most one epoch, so that the branch's is above all of them. Files of the clock may have gone since: then there is no branch.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ def branch(
 ) -> Entry:
     """Make another application of one as it was at a kept clock, and return its first entry.
 
-    The application may run meanwhile. Whatever ends this early leaves no branch, and it can be done again.
+    The application may run meanwhile. Whatever ends this early leaves no branch, and it can be done again. The newest entry of
+    the log may be damaged if the clock is given.
 
     Args:
         source: The log of the application.
@@ -69,9 +74,7 @@ def branch(
         CommitUnknownError: The store did not answer. Look whether the branch is there, and else do it again.
     """
     check_name(target.application)
-    newest = source.newest()
-    if newest is None:
-        raise no_application(source.files, source.application)
+    newest = _newest(source, is_clock_given=clock is not None)
     _check_free(target)
     at = newest.clock if clock is None else clock
     if at not in newest.kept:
@@ -87,8 +90,8 @@ def branch(
         entry = _first_entry(copies.renamed(), newest.epoch + 1, f"branch of {source.application}", now)
         copies.make(tell)
     except (FileNotFoundError, DamagedError) as error:
-        still = source.newest()
-        if still is None or not kept_entries.is_kept(still.kept, at, number):
+        still = _newest(source, is_clock_given=True)
+        if not kept_entries.is_kept(still.kept, at, number):
             raise InvalidInputError(
                 f"clock={full_clock(at)} of application={source.application} was released, or taken back, before all was "
                 f"copied, and {target.application} was not made; keep a clock by a name, and branch from it."
@@ -108,6 +111,28 @@ def branch(
     with suppress(StoreUnavailableError):
         target.files.for_each(target.files.delete, copies.left_before)
     return entry
+
+
+def _newest(source: Log, is_clock_given: bool) -> Entry:
+    """Return the newest entry. If it is damaged, return the newest sound one, with the highest epoch that there may be.
+
+    Raises:
+        InvalidInputError: There is no such application.
+        DamagedError: The newest entry is damaged, and no clock is given; or no entry can be read.
+    """
+    try:
+        newest = source.newest()
+    except DamagedError as error:
+        sound, lost = source.newest_sound()
+        if not is_clock_given:
+            raise DamagedError(
+                f"{error} Name the clock to branch from: those of the newest sound entry are "
+                f"{', '.join(map(full_clock, sorted(sound.kept, reverse=True))) or 'none'}."
+            ) from None
+        return replace(sound, epoch=sound.epoch + lost)
+    if newest is None:
+        raise no_application(source.files, source.application)
+    return newest
 
 
 def _check_free(target: Log) -> None:

@@ -5,9 +5,14 @@ Invariants, before and after every start, whatever delivery each start had:
   `again`. So a start that cuts a flow back to a clock leaves no pair of a position above that clock.
 - All messages before a position's `taken` are in the runs or aside, but for what a delivery may lose. A start under
   at-most-once delivery reads none of them again.
-- At-most-once delivery may lose the messages of the micro-batch that was in flight. At-least-once delivery may lose messages
-  that came late and that a start cut away. Late and bad rows that a start under at-least-once delivery took back are missing
-  until that start has read them again. A start under at-most-once delivery never does: then they stay missing.
+- At-most-once delivery may lose the messages of the micro-batch that was in flight. Late and bad rows that a start under
+  at-least-once delivery took back are missing until that start has read them again. A start under at-most-once delivery never
+  does: then they stay missing.
+- A flow under at-least-once delivery has messages that came late in the first interval above its clock of then. A cut takes
+  away those that are above the cut, while the pair of the cut says that they are accounted for: nothing tells them from the
+  others. So a cut of such a flow (a rewind, a branch, a start without its tasks) leaves `again` at the beginning. The next
+  start under at-least-once delivery counts again all that it reads again, and so does each start after it until that is
+  read. A start under another delivery believes the pair: then those messages are lost.
 - What a sink was given up to the clock `delivered` is what the checkpoints were, unless its output is `voided`. Then the sink's
   values are right up to the clock that stands there, and the sink is given everything with the next clock.
 """
@@ -18,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
@@ -77,18 +82,20 @@ def restored(
     `intervals` are the checkpoint intervals of the entry before and of this one.
     """
     if not keeps_all(plan):
-        return cut_back(files, group, clock, shards, now)
+        back = cut_back(files, group, clock, shards, now)
+        return replace(back, flow=back.flow.with_source(restored_source(group, plan, clock, now)))
+    source = restored_source(group, plan, clock, now)
     flow = replace(
         group.flow,
         progress=group.flow.progress.keep_all(),
         coarse=group.flow.coarse_on(group.runs, *intervals),
-    ).with_source(restored_source(group, plan, clock, now))
+    ).with_source(source)
     tasks = {
         name: replace(task, stored=task.stored.keep_all(shards), active=True) for name, task in group.tasks.items()
     }
     kept = TaskGroup(flow, tasks)
     if plan.delivery == AT_LEAST_ONCE:
-        return kept.with_rows_taken_back(files, _counts_again_from(group.flow, plan, clock))
+        return kept.with_rows_taken_back(files, source.again)
     return kept
 
 
@@ -97,19 +104,22 @@ def restored_source(group: TaskGroup, plan: Plan, clock: int, now: int) -> Sourc
     source = group.flow.source
     replay = min(clock, group.flow.progress.clock)
     if not keeps_all(plan):
-        return source.cut_back(replay, now)
+        return replace(source.cut_back(replay, now), again=END)
     if plan.delivery == AT_MOST_ONCE:
         return source.skip_planned()
-    # What tasks that were away had taken in late was cut away with the clock that it was taken for.
-    was_active = all(task.active for task in group.tasks.values())
-    again = _counts_again_from(group.flow, plan, clock) if was_active or not plan.takes_late else BEGINNING
-    return source.read_again(replay, again, now)
+    return source.read_again(replay, _counts_again_from(group, plan, clock), now)
 
 
-def _counts_again_from(flow: FlowState, plan: Plan, clock: int) -> int:
+def _counts_again_from(group: TaskGroup, plan: Plan, clock: int) -> int:
     """Return the clock from which a start under at-least-once delivery counts again what was read."""
-    # A flow that takes no late messages would count a message below its own clock as late.
-    return min(clock, flow.progress.clock) if plan.takes_late else flow.progress.clock
+    own = group.flow.progress.clock
+    if not plan.takes_late:
+        # It would count a message below its own clock as late.
+        return own
+    # An older version left no mark on tasks that a start was without.
+    if group.flow.source.lacks_late or not all(task.active for task in group.tasks.values()):
+        return BEGINNING
+    return min(clock, own)
 
 
 def all_cut_back(files: Files, entry: Entry, now: int) -> Entry:

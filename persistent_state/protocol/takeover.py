@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import AT_LEAST_ONCE, FlowPlan, Plan
 from persistent_state.errors import ExistsError, FencedError, InvalidInputError, StoreUnavailableError
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import evolution, flows, graph, refusals, restore
 from persistent_state.protocol.restore import TaskGroup
@@ -162,7 +162,11 @@ def _fed(group: TaskGroup, plan: FlowPlan, upstream: Mapping[str, Upstream], clo
             f"{plan.title} has yet to take what other tasks gave up to clock={full_clock(flow.progress.clock)}; start it with "
             "the inputs that it had until it has, and end them then."
         )
-    return replace(group, flow=replace(flow.with_inputs(plan.first.bounds), upstream=upstream))
+    flow = flow.with_inputs(plan.first.bounds)
+    if plan.first.delivery == AT_LEAST_ONCE and flow.source.again == END:
+        # It has counted nothing yet. A later cut sees by this that late messages may be above the clock.
+        flow = flow.with_source(replace(flow.source, again=flow.progress.clock))
+    return replace(group, flow=replace(flow, upstream=upstream))
 
 
 def _with_sources(group: TaskGroup, clock: int) -> TaskGroup:

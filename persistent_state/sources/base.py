@@ -53,7 +53,8 @@ class Chunk:
         first: The position of the first record.
         rows: The rows, with the source's schema.
         bad: The records that could not be made rows.
-        replay: The position from which a replay that needs the chunk starts; None is `first`.
+        replay: The position from which a replay that needs any row of the chunk starts; None is the position of the first row
+            that it needs.
         at: The position of each row (int64); by default the positions from `first` on that no record of `bad` has.
         originals: Returns the records at given positions as they came, of rows and of bad ones; None if the source has none.
         input: The name of the task's input that the rows are of. A source leaves it out.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from persistent_state.errors import DamagedError
 from persistent_state.partials.layout import as_numpy
 from persistent_state.store.files import cache
-from persistent_state.store.files.base import Files
+from persistent_state.store.files.base import Files, Stamp
 from persistent_state.store.named_files import Stored
 
 BLOCK = 256 << 10
@@ -61,7 +61,7 @@ class Index:
     checksums: tuple[str, ...]
 
     sound: set[int] = field(default_factory=set)
-    """The blocks of a mapped file that this process has verified."""
+    """The blocks of a mapped file that this process has verified since the file was written to last."""
 
     def pieces(self, data: pa.Buffer, numbers: Iterable[int]) -> dict[int, pa.Buffer]:
         """Return the bytes of blocks of a whole file."""
@@ -72,7 +72,10 @@ class Index:
         return sum(self.bounds[i + 1] - self.bounds[i] for i in numbers)
 
 
-_indexes: dict[tuple[str, str, str | int], Index] = {}
+Known: TypeAlias = tuple[str, str, str, Stamp | None]
+"""The store, the path and the checksum of a file, and its stamp if it is mapped: what an index is remembered by."""
+
+_indexes: dict[Known, Index] = {}
 
 
 def write_blocks(files: Files, path: str, table: pa.Table) -> Stored:
@@ -86,7 +89,12 @@ def write_blocks(files: Files, path: str, table: pa.Table) -> Stored:
 
 
 def read_blocks(
-    files: Files, stored: Stored, low: int = 0, high: int = 1 << 64, asked: Sequence[NDArray[np.uint64]] | None = None
+    files: Files,
+    stored: Stored,
+    low: int = 0,
+    high: int = 1 << 64,
+    asked: Sequence[NDArray[np.uint64]] | None = None,
+    anew: bool = False,
 ) -> pa.Table:
     """Return the rows of the blocks that may hold hashes in [low, high), and others of their blocks.
 
@@ -96,6 +104,7 @@ def read_blocks(
         low: The lowest hash.
         high: The first hash that is too high.
         asked: Sorted arrays of the hashes that are looked for; None if all are.
+        anew: True verifies what is read also if this process has verified it before.
 
     Raises:
         DamagedError: The index or a block that is needed is not what was written.
@@ -103,8 +112,11 @@ def read_blocks(
     """
     needed = partial(_needed, low=low, high=high, asked=asked)
     if files.near:
-        return _read_mapped(files.read(stored.path), (files.url, stored.path, stored.checksum), stored, needed)
-    return _read_far(files, stored, needed)
+        stamp = files.stamp(stored.path)
+        known = (files.url, stored.path, stored.checksum, stamp)
+        # Where nobody can say whether it was written to, all is verified each time.
+        return _read_mapped(files.read(stored.path), known, stored, needed, anew or stamp is None)
+    return _read_far(files, stored, needed, anew)
 
 
 def problems(data: pa.Buffer, stored: Stored) -> Iterator[str]:
@@ -187,26 +199,27 @@ def _needed(index: Index, low: int, high: int, asked: Sequence[NDArray[np.uint64
     return np.flatnonzero(needed).tolist()
 
 
-def _index(known: tuple[str, str, str | int], stored: Stored, read: Callable[[], pa.Buffer]) -> Index:
-    """Return the index of a file, verified once per process; `read` reads it and all behind it."""
+def _index(known: Known, stored: Stored, read: Callable[[], pa.Buffer], anew: bool = False) -> Index:
+    """Return the index of a file, verified once per process or, if so asked, anew; `read` reads it and all behind it."""
     index = _indexes.get(known)
-    if index is None:
+    if index is None or anew:
         tail = read()
         if _checksum(tail) != stored.checksum:
             raise stored.damage()
+    if index is None:
         if len(_indexes) >= MOST_INDEXES:
             _indexes.clear()
         index = _indexes[known] = _parsed(tail)
     return index
 
 
-def _read_mapped(data: pa.Buffer, known: tuple[str, str, str | int], stored: Stored, needed: Needed) -> pa.Table:
-    """Return blocks of a mapped file, each verified once per process."""
+def _read_mapped(data: pa.Buffer, known: Known, stored: Stored, needed: Needed, anew: bool) -> pa.Table:
+    """Return blocks of a mapped file, each verified once per process or, if so asked, anew."""
     if len(data) != stored.length:
         raise stored.damage()
-    index = _index(known, stored, lambda: data[-stored.index :])
+    index = _index(known, stored, lambda: data[-stored.index :], anew)
     numbers = needed(index)
-    _check(index.pieces(data, {*numbers} - index.sound), index, stored)
+    _check(index.pieces(data, {*numbers} - (set() if anew else index.sound)), index, stored)
     index.sound.update(numbers)
     reader = pa.ipc.open_file(data)
     if len(numbers) == len(index.rows):
@@ -214,19 +227,19 @@ def _read_mapped(data: pa.Buffer, known: tuple[str, str, str | int], stored: Sto
     return pa.Table.from_batches([reader.get_batch(i) for i in numbers], index.schema)
 
 
-def _read_far(files: Files, stored: Stored, needed: Needed) -> pa.Table:
+def _read_far(files: Files, stored: Stored, needed: Needed, anew: bool) -> pa.Table:
     """Return blocks of a far file: of a copy of it, of copies of its blocks, or fetched."""
     if (copy := cache.opened(stored.checksum)) is not None:
-        data, inode = copy
+        data, stamp = copy
         try:
-            return _read_mapped(data, ("", stored.checksum, inode), stored, needed)
+            return _read_mapped(data, ("", "", stored.checksum, stamp), stored, needed, anew)
         except DamagedError:
             cache.drop(stored.checksum)
     begin = stored.length - stored.index
-    known = (files.url, stored.path, stored.checksum)
+    known = (files.url, stored.path, stored.checksum, None)
     index = _index(known, stored, lambda: files.read_ranges(stored.path, [(begin, stored.length)])[0])
     numbers = needed(index)
-    pieces = {i: cache.find(index.checksums[i]) for i in numbers}
+    pieces = {i: cache.find(index.checksums[i], anew) for i in numbers}
     missing = [i for i in numbers if pieces[i] is None]
     if 2 * index.size(missing) > stored.length:
         data = files.read(stored.path)

@@ -44,6 +44,10 @@ _REWRITTEN: tuple[dict[str, tuple[str, ...]], ...] = (
 """The added fields that each later version of format 1 knew and always wrote."""
 
 
+class LaterVersionError(DamagedError):
+    """An entry is whole, and a later version of the library wrote it: nothing goes past it."""
+
+
 @dataclass(frozen=True)
 class Written:
     """An undamaged entry as it stands in the log: whole, or as what changed since the entry before it, or both.
@@ -75,7 +79,7 @@ class Written:
             else:
                 raise self._goes_not_on()
         except UnknownFieldError as error:
-            raise DamagedError(
+            raise LaterVersionError(
                 f"log entry {self.name} has {error}, which a later version wrote; upgrade persistent-state."
             ) from None
         read: Entry = replace(entry, checksum=self.checksum, base=self.base)
@@ -90,7 +94,7 @@ class Written:
     def _goes_not_on(self) -> DamagedError:
         return DamagedError(
             f"log entry {self.name} does not go on from entry {self.number - 1} as that is now; bring back both files from a "
-            "copy of the store; nothing was changed."
+            "copy of the store, or branch from a kept clock; nothing was changed."
         )
 
 
@@ -149,12 +153,13 @@ def open_entry(data: bytes, name: str) -> Written:
     body, newline, seal = data.partition(b"\n")
     if not newline or seal != _seal(body + newline):
         raise DamagedError(
-            f"log entry {name} is damaged; bring back the file from a copy of the store; nothing was changed."
+            f"log entry {name} is damaged; bring back the file from a copy of the store, or branch from a kept clock; nothing "
+            "was changed."
         )
     record = json.loads(body)
     format, number = record.pop("format"), record["number"]
     if format not in READABLE:
-        raise DamagedError(f"log entry {name} has a format later than {FORMAT}; upgrade persistent-state.")
+        raise LaterVersionError(f"log entry {name} has a format later than {FORMAT}; upgrade persistent-state.")
     if format < 3:
         for task in record["tasks"].values():
             task["shards"] = [{"runs": runs} for runs in _grouped(task.pop("runs"), record["shards"])]

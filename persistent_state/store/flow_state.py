@@ -82,7 +82,9 @@ class SourceState:
     """By partition, under at-most-once delivery: how far the micro-batch that is under way reads."""
 
     again: int = END
-    """The clock from which this start, under at-least-once delivery, counts messages again that earlier starts counted."""
+    """The clock from which this start, under at-least-once delivery, counts messages again that earlier starts counted.
+
+    `END` under any other delivery. After a cut of a flow that was under at-least-once delivery it is `BEGINNING`."""
 
     since: int = BEGINNING
     """The lower bound of the input: its messages have this timestamp or a later one."""
@@ -94,6 +96,12 @@ class SourceState:
     def has_begun(self) -> bool:
         """Return whether a message has ever moved a channel."""
         return any(channel.has_delivered for channel in self.channels.values())
+
+    @property
+    def lacks_late(self) -> bool:
+        """Return whether messages that came late may be missing though positions account for them, as a cut took them away."""
+        pairs = (pair for position in self.positions.values() for pair in position.accounted)
+        return self.again == BEGINNING and any(BEGINNING < below < END for _, below in pairs)
 
     @property
     def next_positions(self) -> dict[str, int]:
@@ -127,7 +135,9 @@ class SourceState:
     def cut_back(self, clock: int, now: int) -> SourceState:
         """Return the record for a start that takes back what is at or above the clock, and reads it again."""
         positions = {partition: rewind_position(position, clock) for partition, position in self.positions.items()}
-        return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=END)
+        # What came late was taken in above its own time, and may leave though it is below the clock.
+        again = END if self.again == END else BEGINNING
+        return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=again)
 
     def read_again(self, clock: int, again: int, now: int) -> SourceState:
         """Return the record for a start that takes nothing back, and reads again what is at or above `clock`.

@@ -30,7 +30,8 @@ LARGE = 16 << 20
 
 def read(files: Files, side: SideFile) -> pa.Table:
     """Return the rows of a file that no start has taken back."""
-    table = left(runs.read_table(files, side.file), side)
+    # Many are read to be written into a file with others.
+    table = left(runs.read_table(files, side.file, anew=True), side)
     # Older versions kept text.
     fields = (field.with_type(pa.large_binary()) if field.name == "record" else field for field in table.schema)
     return table.cast(pa.schema(fields))

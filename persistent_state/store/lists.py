@@ -31,7 +31,7 @@ def append(files: Files, pages: Pages, items: Sequence[str], path: Callable[[], 
     kept = pages.files[: len(pages.files) - not_larger([file.length for file in pages.files], len(data), LARGE)]
     try:
         with runs_io.named_by_newest():
-            older = [bytes(runs_io.read_bytes(files, file)) for file in pages.files[len(kept) :]]
+            older = [bytes(runs_io.read_bytes(files, file, anew=True)) for file in pages.files[len(kept) :]]
     except DamagedError:
         # It is named when somebody needs the list, and keeps nobody from adding to it.
         kept, older = pages.files, []
@@ -68,7 +68,8 @@ def read_journals(files: Files, flow: FlowState) -> dict[str, list[str]]:
 def read_file(files: Files, file: Stored) -> list[str]:
     """Return the items in one of a list's files."""
     # Decoded as one array, which takes a third of the time. No line has an end of line in it.
-    lines = bytes(runs_io.read_bytes(files, file)).removesuffix(b"\n").replace(b"\n", b",")
+    # What is read of a list is written on: it says what a source has read, and which files a collector must leave.
+    lines = bytes(runs_io.read_bytes(files, file, anew=True)).removesuffix(b"\n").replace(b"\n", b",")
     items: list[str] = json.loads(b"[%b]" % lines)
     return items
 

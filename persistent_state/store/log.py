@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from persistent_state.errors import (
@@ -22,7 +23,7 @@ from persistent_state.errors import (
     InvalidInputError,
     StoreUnavailableError,
 )
-from persistent_state.store.codec import Written, checksum, open_entry, to_bytes
+from persistent_state.store.codec import LaterVersionError, Written, checksum, open_entry, to_bytes
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 
@@ -133,8 +134,33 @@ class Log:
                 # Collected. While we looked, so a newer one exists, or long ago, and then the listing is right.
                 self._highest = 0
         if missing is not None:
-            raise DamagedError(f"{missing}; bring back the file from a copy of the store; nothing was changed.")
+            raise DamagedError(
+                f"{missing}; bring back the file from a copy of the store, or branch from a kept clock; nothing was changed."
+            )
         raise StoreUnavailableError(f"the log of {self.application} changes faster than it can be read; try again.")
+
+    def newest_sound(self) -> tuple[Entry, int]:
+        """Return the newest entry that can be read though newer ones are damaged, and how many these are.
+
+        It is no newest entry: nobody may go on from it in this log.
+
+        Raises:
+            DamagedError: A later version wrote a newer one, or none can be read.
+            StoreUnavailableError: The store did not answer. So nobody knows whether an entry is damaged.
+        """
+        numbers = self.numbers()
+        for number in reversed(numbers):
+            with suppress(FileNotFoundError):
+                try:
+                    # In a log of its own, so that this one takes no older entry for the newest.
+                    return Log(self.files, self.application).read(number), numbers[-1] - number
+                except LaterVersionError:
+                    raise
+                except DamagedError:
+                    continue
+        raise DamagedError(
+            f"no entry of the log of {self.application} can be read; bring back its files from a copy of the store."
+        )
 
     def read(self, number: int) -> Entry:
         """Return one entry. Whoever reads all entries in their order reads each once.

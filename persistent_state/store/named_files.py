@@ -11,6 +11,11 @@ from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import LAST_POSITION
 from persistent_state.partials.evolve import Path
 
+WAYS = (
+    "bring it back from a copy of the store, read or go back to a kept clock that does not need it, or reset the task"
+)
+"""The ways out, in an error, for who needs a file that is damaged or missing."""
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -27,9 +32,7 @@ class Stored:
 
     def damage(self) -> DamagedError:
         """Return the error for a file that is not what was written."""
-        return DamagedError(
-            f"{self.path} is damaged: it is not what was written; restore it, read another clock, or reset the task."
-        )
+        return DamagedError(f"{self.path} is damaged: it is not what was written; {WAYS}.")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from persistent_state.errors import DamagedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import fold
 from persistent_state.partials.changed import Changed, changed, paired
@@ -50,6 +51,7 @@ def changed_between(
     *,
     every: int | None = None,
     ended: int = BEGINNING,
+    anew: bool = False,
 ) -> Iterator[Changed]:
     """Yield the keys, or windows, that changed between two clocks, which the runs keep apart. All files are opened first.
 
@@ -61,6 +63,7 @@ def changed_between(
         clock: The clock after.
         every: Microseconds; each multiple between the clocks is looked at, too. None: none is.
         ended: A clock that the runs keep apart: what is of messages below it had ended by `since`.
+        anew: True verifies what is read also if this process has verified it before.
 
     Raises:
         FileNotFoundError: A run was collected.
@@ -68,13 +71,13 @@ def changed_between(
     """
     some = {*runs_from(runs, since, clock), *ending_runs(runs, layout.kind, since, clock, ended)}
     first = [run for run in runs if run in some]
-    opened = dict(zip(first, open_runs(files, layout, first), strict=True))
+    opened = dict(zip(first, open_runs(files, layout, first, anew=anew), strict=True))
     fresh = [_changed_rows(table, layout, since, clock) for table in opened.values()]
     if not any(map(len, fresh)):
         return
     # Of the other runs only the blocks are read that may have the same keys.
     asked = [as_numpy(table, "hash") for table in fresh]
-    others = iter(open_runs(files, layout, [run for run in runs if run not in opened], asked))
+    others = iter(open_runs(files, layout, [run for run in runs if run not in opened], asked, anew))
     levels = [opened[run] if run in opened else next(others) for run in runs]
     for low, high in fold.slices(fresh, asked=fresh, levels=levels):
         # Blocks hold many other keys. What is done to all their rows would take longer, the more keys there are.
@@ -84,9 +87,11 @@ def changed_between(
         yield from changed(rows, layout, since, clock, every)
 
 
-def open_runs(files: Files, layout: Layout, runs: Sequence[Run], asked: runs_io.Asked = None) -> list[pa.Table]:
-    """Return the rows of runs of one layout. With `asked`, rows of other hashes than these may be missing."""
-    return files.for_each(lambda run: runs_io.read_run(files, run, asked, layout), runs)
+def open_runs(
+    files: Files, layout: Layout, runs: Sequence[Run], asked: runs_io.Asked = None, anew: bool = False
+) -> list[pa.Table]:
+    """Return the rows of runs of one layout, perhaps verified anew. With `asked`, rows of other hashes may be missing."""
+    return files.for_each(lambda run: runs_io.read_run(files, run, asked, layout, anew=anew), runs)
 
 
 def _changed_rows(table: pa.Table, layout: Layout, since: int, clock: int) -> pa.Table:
@@ -133,10 +138,10 @@ class NetChanges:
         if self.apart:
             try:
                 return [*changed_between(until.files, until.layout, until.runs, since.clock, until.clock)]
-            except FileNotFoundError:
+            except (FileNotFoundError, DamagedError):
                 again = net_changes(since, until)
                 if again != self:
-                    # The runs were rewritten, and new ones hold both states, or each is in others.
+                    # The runs were rewritten, and new ones hold both states, or each is in others, as that of a kept clock is.
                     return again.read()
         before, after = (state.answer(_folded)[0] for state in (since, until))
         return [paired(before, after, until.clock)] if len(before) or len(after) else []

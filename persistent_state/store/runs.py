@@ -1,6 +1,10 @@
-"""Immutable files: written whole under a name of their own, and verified once per process.
+"""Immutable files: written whole under a name of their own, and verified when they are read.
 
 Runs are read by blocks. Those that older versions wrote have none, and are verified whole, as lists and late rows are.
+
+A process verifies a mapped file once, and again whenever the file's inode, size or time is another. A bit that flips on the
+disk shows in none of them. So what is read to be written on is read `anew`: it is verified however often the process has read
+it before. Else a merge would write the damage into a new file, whose checksum is right.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ from persistent_state.partials.layout import CURRENT, DUE, HEAD, TAIL, Layout, a
 from persistent_state.store import blocks
 from persistent_state.store.blocks import read_blocks, write_blocks
 from persistent_state.store.files import cache
-from persistent_state.store.files.base import Files
-from persistent_state.store.named_files import Run, Stored
+from persistent_state.store.files.base import Files, Stamp
+from persistent_state.store.named_files import WAYS, Run, Stored
 
 MOST_VERIFIED = 10_000
 """The most verified files that a process remembers."""
@@ -32,7 +36,7 @@ MOST_VERIFIED = 10_000
 Asked: TypeAlias = Sequence[NDArray[np.uint64]] | None
 """The hashes that are looked for, in sorted arrays; None if all are."""
 
-_verified: set[tuple[str, str, str]] = set()
+_verified: set[tuple[str, str, str, Stamp]] = set()
 
 
 def write_bytes(files: Files, path: str, data: bytes | pa.Buffer) -> Stored:
@@ -59,23 +63,30 @@ def _write(sink: Any, table: pa.Table) -> None:
         writer.write_table(table)
 
 
-def read_bytes(files: Files, stored: Stored) -> pa.Buffer:
+def read_bytes(files: Files, stored: Stored, anew: bool = False) -> pa.Buffer:
     """Return the content of a file without blocks that a log entry names.
+
+    Args:
+        files: The store.
+        stored: The file.
+        anew: True verifies it also if this process has verified it before.
 
     Raises:
         DamagedError: It is not what was written.
         FileNotFoundError: It was collected.
     """
-    if not files.near and (kept := cache.find(stored.checksum)) is not None:
+    if not files.near and (kept := cache.find(stored.checksum, anew)) is not None:
         return kept
+    stamp = files.stamp(stored.path)
     data = files.read(stored.path)
-    known = (files.url, stored.path, stored.checksum)
-    if not files.near or known not in _verified:
+    known = None if stamp is None else (files.url, stored.path, stored.checksum, stamp)
+    if anew or known not in _verified:
         if len(data) != stored.length or hashlib.sha256(data).hexdigest() != stored.checksum:
             raise stored.damage()
         if len(_verified) >= MOST_VERIFIED:
             _verified.clear()
-        _verified.add(known)
+        if known is not None:
+            _verified.add(known)
     if not files.near:
         cache.keep(stored.checksum, data)
     return data
@@ -101,34 +112,45 @@ def named_by_newest() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise DamagedError(
-            f"a file that the newest log entry names is gone ({error}); restore it, or reset the task."
-        ) from None
+        raise missing_of_newest(error) from None
 
 
-def read_table(files: Files, stored: Stored) -> pa.Table:
+def missing_of_newest(error: Exception) -> DamagedError:
+    """Return the error for a file that is missing though the newest entry names it."""
+    return DamagedError(f"a file that the newest log entry names is gone ({error}); {WAYS}.")
+
+
+def read_table(files: Files, stored: Stored, anew: bool = False) -> pa.Table:
     """Return the table of an Arrow file without blocks, without a copy where the file system can map it."""
-    return pa.ipc.open_file(read_bytes(files, stored)).read_all()
+    return pa.ipc.open_file(read_bytes(files, stored, anew)).read_all()
 
 
-def read_run(files: Files, run: Run, asked: Asked = None, layout: Layout | None = None) -> pa.Table:
+def read_run(
+    files: Files, run: Run, asked: Asked = None, layout: Layout | None = None, *, anew: bool = False
+) -> pa.Table:
     """Return the rows of a run that are part of the state, sorted by hash.
 
     With `asked`, which are sorted arrays of hashes, rows of other hashes may be missing. With `layout`, values that were
-    written when they had another type come as values of the layout's.
+    written when they had another type come as values of the layout's. With `anew` all that is read is verified.
     """
-    table = _rows(files, run, asked, layout)
+    table = _rows(files, run, asked, layout, anew)
     return table.drop_columns([name for name in (CURRENT, HEAD, TAIL) if name in table.column_names])
 
 
-def read_run_with_sums(files: Files, run: Run, asked: Asked = None, layout: Layout | None = None) -> pa.Table:
+def read_run_with_sums(
+    files: Files, run: Run, asked: Asked = None, layout: Layout | None = None, *, anew: bool = False
+) -> pa.Table:
     """Return the rows of `read_run`, with `current`, `head` and `tail` if no start has cut this run or an older one."""
-    return _rows(files, run, asked, layout) if run.below is None else read_run(files, run, asked, layout)
+    is_whole = run.below is None
+    return _rows(files, run, asked, layout, anew) if is_whole else read_run(files, run, asked, layout, anew=anew)
 
 
-def _rows(files: Files, run: Run, asked: Asked, layout: Layout | None) -> pa.Table:
+def _rows(files: Files, run: Run, asked: Asked, layout: Layout | None, anew: bool) -> pa.Table:
     stored = run.file
-    table = read_blocks(files, stored, run.low, run.high, asked) if stored.index else read_table(files, stored)
+    is_by_blocks = bool(stored.index)
+    table = (
+        read_blocks(files, stored, run.low, run.high, asked, anew) if is_by_blocks else read_table(files, stored, anew)
+    )
     table = below(between(table, run.low, run.high), run.below)
     return table if layout is None else _of_type(table, run, layout)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import starmap
@@ -16,6 +17,7 @@ from monoids import Aggregator, Monoid, MonoidError, from_identity
 from monoids.types import parse_type
 from persistent_state import windows
 from persistent_state.errors import (
+    DamagedError,
     InvalidInputError,
     NotThereError,
     StoreRefusedError,
@@ -149,24 +151,38 @@ class StateAt:
     def answer(self, ask: Callable[[StateAt], Answer]) -> tuple[Answer, StateAt]:
         """Return the answer to a question that reads the runs, and the state with the runs that hold it now.
 
+        The state at a kept clock is in the runs of its own entry, too: it is read of these if a newer run is damaged.
+
         Raises:
             NotThereError: The clock is no longer retained.
-            DamagedError: A file is not what was written.
+            DamagedError: A file is not what was written, or is missing.
         """
-        state = self
+        state, tried = self, list[StateAt]()
         while True:
             try:
                 return ask(state), state
-            except FileNotFoundError as error:
-                # Runs are rewritten and the old ones deleted, but the state at a clock that is retained or kept is in others.
+            except (FileNotFoundError, DamagedError) as error:
+                tried.append(state)
                 entry = entry_at(self.files, self.application, self.clock)
-                found = state.within(entry)
-                if found is None:
-                    # It may be of a life that has ended since.
-                    found = state.within(entry_at(self.files, self.application, self.clock, self.task))
-                if found is None or found == state:
+                # Runs are rewritten and the old ones deleted, but the state at a clock that is retained or kept is in others.
+                other = next((found for found in self._holders(entry) if found not in (None, *tried)), None)
+                if other is not None:
+                    state = other
+                elif isinstance(error, DamagedError):
+                    raise
+                elif any(found is not None for found in self._holders(entry)):
+                    raise runs_io.missing_of_newest(error) from error
+                else:
                     raise self._gone(entry) from error
-                state = found
+
+    def _holders(self, entry: Entry) -> Iterator[StateAt | None]:
+        """Yield the same state by the entry from which the clock is read; None if it is not there, or no more."""
+        yield self.within(entry)
+        # It may be of a life that has ended since.
+        yield self.within(entry_at(self.files, self.application, self.clock, self.task))
+        if (number := _kept_by(entry, self.clock)) is not None:
+            with suppress(FileNotFoundError, DamagedError):
+                yield self.within(kept_entries.read(Log(self.files, self.application), number))
 
     def within(self, entry: Entry) -> StateAt | None:
         """Return the same state, held by the runs of an entry; None if these do not hold it."""
@@ -239,24 +255,42 @@ def _apart(entry: Entry, task: TaskState) -> tuple[int, ...]:
 
 
 def seen_below(
-    files: Files, runs: Sequence[Run], layout: Layout, clock: int, since: Since | None = None, floor: int = BEGINNING
+    files: Files,
+    runs: Sequence[Run],
+    layout: Layout,
+    clock: int,
+    since: Since | None = None,
+    floor: int = BEGINNING,
+    *,
+    anew: bool = False,
 ) -> pa.Table:
     """Return what the rows of these runs below the clock add up to: the state, or the values since another clock."""
-    return pa.concat_tables(opened_below(files, runs, layout, clock, since, floor))
+    return pa.concat_tables(opened_below(files, runs, layout, clock, since, floor, anew=anew))
 
 
 def opened_below(
-    files: Files, runs: Sequence[Run], layout: Layout, clock: int, since: Since | None = None, floor: int = BEGINNING
+    files: Files,
+    runs: Sequence[Run],
+    layout: Layout,
+    clock: int,
+    since: Since | None = None,
+    floor: int = BEGINNING,
+    *,
+    anew: bool = False,
 ) -> Iterator[pa.Table]:
     """Open the runs, and return an iterator of what `seen_below` returns, piece by piece: at least one.
+
+    With `anew` what is read is verified also if this process has verified it before.
 
     Raises:
         FileNotFoundError: A run was collected. The iterator does not raise this.
         DamagedError: A file is not what was written.
     """
+    # A run that begins at the clock or above it has nothing to say, even if it is damaged.
+    runs = [run for run in runs if run.first < clock]
     if since is not None and not layout.kind.expires and all(run.last < since.clock for run in runs):
         runs = ()
-    read = files.for_each(partial(runs_io.read_run_with_sums, files, layout=layout), runs)
+    read = files.for_each(partial(runs_io.read_run_with_sums, files, layout=layout, anew=anew), runs)
     tables = [layout.schema.empty_table(), *(below(table, clock) for table in read)]
 
     def fold_slice(low: int, high: int) -> pa.Table:
@@ -382,6 +416,24 @@ def find_sides(files: Files, application: str, task: BaseTask | str) -> list[Sid
     # Late messages of an ordered task are with the task in which its messages wait.
     names = [name] if messages_of(name) not in entry.tasks else [messages_of(name), name]
     return [side for each in names for side in late_rows.all_of(files, entry.late_rows_of(each))]
+
+
+def read_sides(files: Files, application: str, task: BaseTask | str) -> list[pa.Table]:
+    """Return the late and bad rows of a task, oldest file first.
+
+    Raises:
+        NotThereError: There is no such application or task.
+        DamagedError: A file is not what was written, or is missing.
+    """
+    sides = find_sides(files, application, task)
+    while True:
+        try:
+            return [read_side(files, side) for side in sides]
+        except NotThereError as error:
+            # Files are joined and the old ones deleted, but the rows are in others then.
+            if (again := find_sides(files, application, task)) == sides:
+                raise runs_io.missing_of_newest(error) from error
+            sides = again
 
 
 def read_side(files: Files, side: SideFile) -> pa.Table:

@@ -95,7 +95,7 @@ def test_accepted_rows_become_updates_and_the_others_step_aside() -> None:
     assert aside(read.late) == [("no timestamp", 2), ("late", 0)]
     assert aside(found.sides) == [("value does not fit", 3)]
     assert +read.counts == {"messages": 5, "late": 1, "no timestamp": 1}
-    assert read.spans == [("p", 0, 120)]
+    assert read.spans == [("p", 1, 120)]
 
 
 def test_a_row_whose_channel_is_named_as_one_of_another_input_steps_aside() -> None:
@@ -158,7 +158,7 @@ def test_what_was_read_before_is_counted_and_no_more() -> None:
     assert [table["value"].to_pylist() for table in found.tables] == [[3, 4]]
     assert +read.counts == {"messages": 2, "skipped": 2, "replayed": 1, "broken": 1}
     assert (aside(read.late), found.sides) == ([("broken", 5)], [])
-    assert read.spans == [("p", 2, 114)]
+    assert read.spans == [("p", 3, 114)]
 
 
 def test_a_chunk_of_which_nothing_is_accepted_adds_no_update_and_no_span() -> None:

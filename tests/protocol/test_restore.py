@@ -23,7 +23,7 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.protocol import commits, rewind
+from persistent_state.protocol import branch, commits, rewind
 from persistent_state.protocol.deliver import Due, Giver, due, record
 from persistent_state.sources.base import Reach
 from persistent_state.store import codec, lists
@@ -159,6 +159,69 @@ def test_a_task_that_leaves_at_least_once_reads_again_what_it_took_in_late() -> 
     assert core.start(log, [other]).flow_of("ids").source.positions[""].next == 0
     core.start(log, [plan, other])
     assert state(core.play(log, plan, rows((31, 1), (7, 2))), plan) == [2, 1]
+
+
+def rewound(log: Log, clock: int) -> Log:
+    rewind.rewind(log, core.plan_rewind(log, clock), writer="somebody", now=0)
+    return log
+
+
+def branched(log: Log, clock: int) -> Log:
+    files = core.memory()
+    branch.branch(log, Log(files, "app"), clock, now=0, new_id=core.new_id)
+    return Log(files, "app")
+
+
+def with_a_late_message_above_the_clock() -> tuple[Log, list[Plan]]:
+    """Two flows at the global clock 30. The first is at 30, too, and has taken in a late message, which counts above it."""
+    plan, slow = planned(Ids(), AT_LEAST_ONCE), planned(Times(), AT_LEAST_ONCE)
+    slow = replace(slow, files=plan.files)
+    log = Log(plan.files, "app")
+    core.start(log, [plan, slow])
+    core.play(log, plan, rows((5, 1), (31, 2)))
+    core.play(log, plan, rows((33, 3), (7, 4), (8, 5)))
+    core.play(log, slow, rows((31, 1)))
+    return log, [plan, slow]
+
+
+SENT = (5, 1), (31, 2), (33, 3), (7, 4), (8, 5)
+
+
+@pytest.mark.parametrize("back", [rewound, branched])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_at_least_once_a_late_message_that_a_rewind_or_a_branch_cuts_away_counts_again(
+    back: Any, is_killed: bool
+) -> None:
+    log, plans = with_a_late_message_above_the_clock()
+    assert (newest(log).clock, state(newest(log), plans[0], 30)) == (30, [1])
+    log = back(log, 30)
+    ids, slow = (replace(plan, files=log.files) for plan in plans)
+    entry = core.start(log, [ids, slow])
+    if is_killed:
+        # Some starts end before they have read all that they read again.
+        core.start(log, [ids, slow])
+        core.play(log, ids, rows(*SENT[entry.flow_of("ids").source.positions[""].next : 4]))
+        entry = core.start(log, [ids, slow])
+    first = entry.flow_of("ids").source.positions[""].next
+    entry = core.play(log, ids, rows(*SENT[first:], (44, 6)))
+    found = state(entry, ids)
+    assert {*found} == {1, 2, 3, 4, 5, 6}
+    assert found.count(5) == 1
+    # What was read again is known from now on: a message below the clock counts no more.
+    core.start(log, [ids, slow])
+    entry = core.play(log, slow, rows((31, 1), (44, 6)))
+    first = core.start(log, [ids, slow]).flow_of("ids").source.positions[""].next
+    entry = core.play(log, ids, rows(*[*SENT, (44, 6)][first:]))
+    assert state(entry, ids).count(5) == 1
+
+
+def test_after_a_rewind_another_delivery_takes_in_nothing_late() -> None:
+    log, plans = with_a_late_message_above_the_clock()
+    rewound(log, 30)
+    ids, slow = (replace(plan, delivery=EXACTLY_ONCE) for plan in plans)
+    first = core.start(log, [ids, slow]).flow_of("ids").source.positions[""].next
+    entry = core.play(log, ids, rows(*SENT[first:], (44, 6)))
+    assert (state(entry, ids), entry.late_rows_of("ids").counts()) == ([1, 2, 3, 6], {})
 
 
 def test_at_most_once_a_start_goes_on_behind_what_was_about_to_be_read() -> None:

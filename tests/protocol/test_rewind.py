@@ -264,10 +264,10 @@ def test_a_rewind_cuts_back_what_counts_at_least_once() -> None:
 
 
 def test_who_has_found_a_clock_is_never_given_another_timeline_s() -> None:
-    world = World(Keeping(2))
+    world = World(Keeping(3))
     world.play(12)
     found = find_state(world.files, "app", "total", 110)
-    world.back(100)
+    world.back(90)
     core.start(world.log, [world.plan])
     world.keeping = Keeping(2, 0)
     world.play(12, value=100)

@@ -21,10 +21,10 @@ from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.partials import fold
 from persistent_state.partials.sessions import Living
 from persistent_state.partials.since import Since
-from persistent_state.protocol import commits, takeover
+from persistent_state.protocol import branch, commits, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.store import blocks, late_rows, lists
+from persistent_state.store import blocks, kept_entries, late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes
 from persistent_state.store.entry import Entry
@@ -100,9 +100,15 @@ def is_below(less: dict[Any, Any], more: dict[Any, Any]) -> bool:
 
 
 class DeliveryWorld:
-    """All that one seed decides. `run` plays it; what is left to compare are `states` and `folds`, by task and key."""
+    """All that one seed decides. `run` plays it; what is left to compare are `states` and `folds`, by task and key.
 
-    def __init__(self, seed: int, delivery: str) -> None:
+    In a world that `goes_back` the application is taken back between its starts, or goes on as a branch. There it has no
+    outputs and no windows: worlds of `sinks.py` and `world.py` take those back.
+    """
+
+    def __init__(self, seed: int, delivery: str, goes_back: bool = False) -> None:
+        self.goes_back, self.application = goes_back, APPLICATION
+        self.back = Random(f"back {delivery} {seed}")
         self.rng = rng = Random(f"{delivery} {seed}")
         self.slow = Random(f"slow sinks {seed}")
         self.own = Random(f"own deliveries {seed}")
@@ -155,6 +161,8 @@ class DeliveryWorld:
         """By task: the delivery of the newest start."""
         self.given_up: dict[str, set[At]] = {job.name: set() for job in self.jobs}
         """What starts at most once do not read, since it was in flight."""
+        self.began: dict[str, int] = {}
+        """By flow of the newest epoch: the clock to which its start took it back."""
         self.was: dict[tuple[str, int, int], Any] = {}
         self.newest: Entry | None = None
         self.happened: Counter[str] = Counter()
@@ -195,7 +203,7 @@ class DeliveryWorld:
         way = rng.choice({"sum": ["value", "message", "reads"], "list": ["batch"]}[kind])
         windowing = rng.choice([None, None, None, TumblingWindow(us(40)), SessionWindow(us(25)), TimeToLive(60)])
         horizon = rng.choice([None, None, None, 50])
-        if way == "reads" or kind == "list":
+        if self.goes_back or way == "reads" or kind == "list":
             windowing = None
         elif self.delivery == MIXED and rng.random() < 0.3:
             windowing = rng.choice([TumblingWindow(us(40)), TumblingWindow(us(20)), SessionWindow(us(25))])
@@ -206,7 +214,7 @@ class DeliveryWorld:
             pass
 
         return Plan(
-            application=APPLICATION,
+            application=self.application,
             files=files,
             task=job.task(note),
             schema=SCHEMA,
@@ -215,7 +223,7 @@ class DeliveryWorld:
             channel=None,
             settings=Settings(interval, DELAY, ahead=2**62),
             shards=shards,
-            outputs=("out",),
+            outputs=() if self.goes_back else ("out",),
             delivery=delivery,
         )
 
@@ -247,6 +255,8 @@ class DeliveryWorld:
     def _play(self) -> None:
         for number in range(self.starts):
             is_last = number + 1 == self.starts
+            if self.goes_back and self.newest and self.newest.kept and self.back.random() < 0.6:
+                self._go_back(self.newest)
             delivery = self.rng.choice(self.deliveries) if self.delivery == MIXED else self.delivery
             life = Life(None if is_last else self.rng.choice(self.lives), self.rng.random() < 0.5)
             if life.left is not None:
@@ -256,10 +266,29 @@ class DeliveryWorld:
             except Killed:
                 self.happened["killed"] += 1
 
+    def _go_back(self, newest: Entry) -> None:
+        """Take the application back to a kept clock, or go on with a branch of it: often at the newest clock."""
+        clock = self.back.choice([*newest.kept, *[newest.clock] * 3])
+        log = Log(self.files, self.application)
+        if clock not in newest.kept:
+            return
+        was_complete = all(task.active for task in kept_entries.read(log, newest.kept[clock].entry).tasks.values())
+        # What a checkpoint was above the clock means nothing any more.
+        self.newest = None
+        self.was.clear()
+        # A branch retains its own clock alone, so a task that had left at a lower one could not return.
+        if was_complete and self.back.random() < 0.3:
+            self.happened["branched"] += 1
+            self.application = f"{APPLICATION}{self.happened['branched']}"
+            branch.branch(log, Log(self.files, self.application), clock, now=self.now, new_id=self.new_id)
+        else:
+            self.happened["rewound"] += 1
+            rewind.rewind(log, core.plan_rewind(log, clock), writer="rewind", now=self.now)
+
     def _drive(self, number: int, delivery: str, life: Life, is_last: bool) -> None:
         rng = self.rng
         files = MortalFiles("sim://", disk=self.disk, life=life)
-        log = Log(files, APPLICATION)
+        log = Log(files, self.application)
         interval, shards = rng.choice([10, 10, 15, 40]), rng.randint(1, 3)
         jobs = self.jobs
         if self.leaves and not is_last and self.newest and self.newest.clock != BEGINNING and len(jobs) > 1:
@@ -352,7 +381,7 @@ class DeliveryWorld:
 
         def write(entry: Entry, due: Due) -> None:
             since = Since(due.since, False, False, due.recent)
-            table = state_at(plan.files, APPLICATION, entry, plan.name, plan.layout, due.clock, since)
+            table = state_at(plan.files, self.application, entry, plan.name, plan.layout, due.clock, since)
             life.come_to(lambda: self._given(plan, due, as_dict(table.read(), plan.layout)))
             assert self.newest is not None
             if life.left is not None and due.clock > self.newest.clock and self.slow.random() < 0.8:
@@ -394,17 +423,21 @@ class DeliveryWorld:
     def _closed(self, plan: Plan, entry: Entry, clock: int) -> Any:
         """By key and window, what has closed at a clock and can still be told."""
         since = Since(BEGINNING, False, False, BEGINNING)
-        table = state_at(self.files, APPLICATION, entry, plan.name, plan.layout, clock, since)
+        table = state_at(self.files, self.application, entry, plan.name, plan.layout, clock, since)
         return as_dict(table.read(), plan.layout)
 
     # What must be true
 
     def _made(self, path: str) -> None:
-        if not path.startswith(f"{APPLICATION}/log/"):
+        if not path.startswith(f"{self.application}/log/"):
             return
         before, self.newest = self.newest, from_bytes(bytes(self.disk.read(path)), path, self.newest)
         entry = self.newest
         must(before is None or entry.clock >= before.clock, "the global clock never goes back")
+        if before is None or entry.epoch > before.epoch:
+            self.began = {id: flow.progress.clock for id, flow in entry.flows.items()}
+        if self.delivery == EXACTLY_ONCE:
+            self._begin_where_needed(entry)
         for name, task in entry.tasks.items():
             flow = entry.flow_of(name)
             self.happened["voided"] += bool(
@@ -434,6 +467,15 @@ class DeliveryWorld:
                 self._check_below(name, state, clock)
                 was = self.was.setdefault((name, task.born, clock), state)
                 must(state == was, "a checkpoint stays what it is", task=name, clock=clock, was=was, state=state)
+
+    def _begin_where_needed(self, entry: Entry) -> None:
+        """A replay begins at a message that the newest start has taken in: none below the clock of that start is one."""
+        for id, flow in entry.flows.items():
+            for partition, position in flow.source.positions.items():
+                for first, _ in position.spans:
+                    time = self.partitions.messages[partition][first].timestamp
+                    facts = {"flow": id, "partition": partition, "position": position, "clock": self.began[id]}
+                    must(time is not None and time >= self.began[id], "a replay begins no further back", **facts)
 
     def _read_once(self, name: str, before: Entry, entry: Entry) -> None:
         """What is in the state is taken in again by none but a start at least once, and nothing else may be left out."""

@@ -128,7 +128,7 @@ BUGS = (
         "current of a cut run",
         "What a run calls current is believed when messages in it have been taken back.",
         runs.read_run_with_sums,
-        ("if run.below is None else", "if True else"),
+        ("is_whole = run.below is None", "is_whole = True"),
         theme="restless",
     ),
     bug(
@@ -480,11 +480,11 @@ BUGS = (
     ),
     bug(
         "replay of one partition from another's position",
-        "Of rows of many partitions, the first position of any says where a replay of each starts.",
-        lift._firsts,
+        "Of rows of many partitions, the last position of any says where a replay of each starts.",
+        lift._note_spans,
         (
-            "return place.partitions.least(place.positions)",
-            "return [int(place.positions.max())] * len(place.partitions.names)",
+            "partitions.least(accepted.place.positions)",
+            "[int(accepted.place.positions.max())] * len(partitions.names)",
         ),
     ),
     bug(
@@ -871,7 +871,7 @@ BUGS = (
         "index of another file",
         "The blocks of a file are told by the index of another.",
         blocks.read_blocks,
-        ("(files.url, stored.path, stored.checksum)", '(files.url, "", "")'),
+        ("(files.url, stored.path, stored.checksum, stamp)", '(files.url, "", "", stamp)'),
     ),
     bug(
         "block before only",
@@ -1723,7 +1723,7 @@ BUGS = (
         "closed again",
         "A step is fed all windows that have closed, those of the steps before too.",
         fed._read,
-        ("Since(span.since))\n        values", "Since(-(2**63)))\n        values"),
+        ("since = Since(span.since)\n", "since = Since(-(2**63))\n"),
         theme="graph",
     ),
     bug(

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from persistent_state.batch import judge
+from persistent_state.batch import judge, lift
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE
 from persistent_state.event_time import positions
-from persistent_state.protocol import commits, restore
+from persistent_state.protocol import commits, restore, takeover
 from persistent_state.protocol import deliver as deliveries
 from persistent_state.store import flow_state
 from persistent_state.store.late_rows import LATE
@@ -69,13 +69,12 @@ def check(world: DeliveryWorld) -> Counter[str]:
     return found
 
 
-def play(delivery: str, seed: int) -> Counter[str]:
+def play(delivery: str, seed: int, goes_back: bool = False) -> Counter[str]:
     try:
-        return check(DeliveryWorld(seed, delivery))
+        return check(DeliveryWorld(seed, delivery, goes_back))
     except Exception as error:
-        raise Violation(
-            f"{type(error).__name__}: {error}\npython -m tests.simulation.test_deliveries {delivery} {seed}"
-        ) from error
+        again = f"python -m tests.simulation.test_deliveries {delivery} {seed}{' back' if goes_back else ''}"
+        raise Violation(f"{type(error).__name__}: {error}\n{again}") from error
 
 
 @pytest.mark.soak
@@ -94,25 +93,39 @@ def test_every_world_keeps_what_its_delivery_promises(delivery: str, first: int)
         assert found["given again"] == 0
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
+@pytest.mark.parametrize("delivery", [*DELIVERIES, MIXED])
+def test_every_world_that_goes_back_keeps_what_its_delivery_promises(delivery: str, first: int) -> None:
+    found = sum((play(delivery, seed, goes_back=True) for seed in range(first, first + STRIDE)), Counter[str]())
+    assert all(found[what] > 0 for what in ("killed", "rewound", "branched"))
+
+
 def bug(delivery: str, name: str, target: Any, *changes: tuple[str, str], at: int = 0) -> tuple[str, int, Bug]:
     """A bug that worlds of a delivery find; `at` is one that does, or where to begin."""
     return delivery, at, Bug(name, name, target, changes)
 
 
 BUGS = (
+    bug(
+        EXACTLY_ONCE,
+        "a replay begins where the chunk did",
+        lift.lift_chunk,
+        ("_note_spans(before, chunk.replay,", "_note_spans(before, chunk.first,"),
+    ),
     bug(AT_LEAST_ONCE, "late all the same", judge.judge, ("& (not plan.takes_late)", "")),
     bug(
         AT_LEAST_ONCE,
         "windows hold for late what they have",
         restore._counts_again_from,
-        ("if plan.takes_late else flow.progress.clock", ""),
+        ("if not plan.takes_late:", "if False:"),
         at=3,
     ),
     bug(
         AT_LEAST_ONCE,
         "bad rows again",
         restore.restored,
-        ("kept.with_rows_taken_back(files, _counts_again_from(group.flow, plan, clock))", "kept"),
+        ("kept.with_rows_taken_back(files, source.again)", "kept"),
         at=1,
     ),
     bug(
@@ -134,7 +147,7 @@ BUGS = (
         "one of two grids",
         flow_state.FlowState.coarse_on,
         ("math.lcm(segment.step, interval)", "segment.step"),
-        at=38,
+        at=53,
     ),
     bug(
         AT_LEAST_ONCE,
@@ -194,7 +207,13 @@ BUGS = (
         ("(position.next, END)", "(position.next, clock)"),
         at=1,
     ),
-    bug(MIXED, "again for ever", flow_state.SourceState.cut_back, (", again=END", ""), at=24),
+    bug(
+        MIXED,
+        "again for ever",
+        restore.restored_source,
+        ("(replay, now), again=END)", "(replay, now), again=source.again)"),
+        at=24,
+    ),
     bug(
         MIXED,
         "given what is void",
@@ -206,11 +225,66 @@ BUGS = (
 )
 
 
+OF_WORLDS_THAT_GO_BACK = (
+    bug(
+        AT_LEAST_ONCE,
+        "a cut is believed that took late messages away",
+        flow_state.SourceState.cut_back,
+        ("END if self.again == END else BEGINNING", "END"),
+        at=2,
+    ),
+    bug(
+        AT_LEAST_ONCE,
+        "a first start takes nothing in late",
+        takeover._fed,
+        ("plan.first.delivery == AT_LEAST_ONCE and", "False and"),
+        at=52,
+    ),
+    bug(
+        AT_LEAST_ONCE,
+        "what is read again stays aside",
+        restore.restored,
+        ("kept.with_rows_taken_back(files, source.again)", "kept"),
+        at=23,
+    ),
+    bug(
+        EXACTLY_ONCE,
+        "nothing is accounted for",
+        positions.rewind_position,
+        ("{*pairs, (position.next, clock)}", "pairs"),
+        at=5,
+    ),
+    bug(
+        AT_MOST_ONCE,
+        "what is above the clock stays",
+        restore.cut_back,
+        ("task.stored.cut_back(clock, shards)", "task.stored.keep_all(shards)"),
+    ),
+    bug(
+        MIXED,
+        "a start exactly once counts again what a cut doubts",
+        restore.restored_source,
+        ("replace(source.cut_back(replay, now), again=END)", "source.cut_back(replay, now)"),
+        at=6,
+    ),
+)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(("delivery", "at", "bug"), BUGS, ids=lambda given: getattr(given, "name", given))
 def test_a_planted_bug_is_found(delivery: str, at: int, bug: Bug) -> None:
     with bug.planted():
         assert any(is_broken(DeliveryWorld(seed, delivery)) for seed in (*soak_or(ci=(at,), soak=()), *range(WORLDS)))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("delivery", "at", "bug"), OF_WORLDS_THAT_GO_BACK, ids=lambda given: getattr(given, "name", given)
+)
+def test_a_bug_of_going_back_is_found(delivery: str, at: int, bug: Bug) -> None:
+    with bug.planted():
+        seeds = (*soak_or(ci=(at,), soak=()), *range(WORLDS))
+        assert any(is_broken(DeliveryWorld(seed, delivery, goes_back=True)) for seed in seeds)
 
 
 def is_broken(world: DeliveryWorld) -> bool:
@@ -222,4 +296,4 @@ def is_broken(world: DeliveryWorld) -> bool:
 
 
 if __name__ == "__main__":
-    print(play(sys.argv[1], int(sys.argv[2])))
+    print(play(sys.argv[1], int(sys.argv[2]), goes_back="back" in sys.argv))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from random import Random
 from typing import Any
 from unittest import mock
@@ -37,7 +38,7 @@ from persistent_state.inputs import Inputs, open_source
 from persistent_state.joins import Bounds
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
-from persistent_state.protocol import collect, commits, graph, naming, rewind, takeover
+from persistent_state.protocol import branch, collect, commits, graph, naming, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
@@ -57,7 +58,7 @@ from tests.simulation import graphs, inputs, joined, late, ordered
 from tests.simulation import sinks as places
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.branches import Branches, FarFiles
-from tests.simulation.files import Disk, StagedFiles
+from tests.simulation.files import Disk, PlainFiles, StagedFiles
 from tests.simulation.graphs import Derived
 from tests.simulation.joined import Joining
 from tests.simulation.kept import names_of
@@ -1589,8 +1590,29 @@ class World:
             try:
                 log.newest()
             except DamagedError:
+                self._branch_past()
                 continue
             raise Violation(f"a damaged entry is never used: {path} cut at byte {size} or changed")
+
+    def _branch_past(self) -> None:
+        """Past a newest entry that is damaged, any clock that is kept can be branched, and the branch is what the clock was."""
+        log, newest = Log(self.oracle.files, APPLICATION), self.oracle.newest
+        assert newest is not None
+        if len(log.numbers()) < 2:
+            return
+        try:
+            sound, _ = log.newest_sound()
+        except DamagedError:
+            # All others may go on from it, by their base.
+            return
+        clocks = [clock for clock, kept in sound.kept.items() if kept_entries.is_kept(newest.kept, clock, kept.entry)]
+        branches = Branches(self.oracle.kept, must)
+        for number, clock in enumerate(clocks[-2:]):
+            name, files = f"past{number}", PlainFiles("sim://elsewhere", disk=branches.disk)
+            branches.tried[name][clock] = sound.kept[clock].entry
+            entry = branch.branch(log, Log(files, name), clock, now=self.now, new_id=iter(map(str, count())).__next__)
+            must(entry.epoch > newest.epoch, "no file of before is of a branch's epoch", entry=entry, newest=newest)
+            branches.check(name)
 
     def _collected(self) -> None:
         """What no entry names any more and nobody can commit is deleted, once the last reader's time is over."""

@@ -17,6 +17,8 @@ from persistent_state.errors import ExistsError, InvalidInputError, StoreUnavail
 BytesLike: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 Buffers: TypeAlias = list[pa.Buffer]
 Names: TypeAlias = list[str]
+Stamp: TypeAlias = tuple[int, int, int]
+"""The inode of a file, its size, and when it was written to last, in nanoseconds."""
 Ages: TypeAlias = list[tuple[str, float]]
 
 Item = TypeVar("Item")
@@ -67,6 +69,14 @@ class Files(ABC):
         Raises:
             FileNotFoundError: There is no such file.
         """
+
+    def stamp(self, path: str) -> Stamp | None:
+        """Return what changes when somebody writes to a file that is mapped; None if the store can't say.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        return None
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
         """Return the bytes [begin, end) of a file for each pair of bounds; fewer where the file is shorter.

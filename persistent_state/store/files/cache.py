@@ -17,6 +17,9 @@ from contextlib import suppress
 
 import pyarrow as pa
 
+from persistent_state.store.files.base import Stamp
+from persistent_state.store.files.local import stamp_of
+
 BOUND = 4 * 2**30
 """Bytes that the copies may take, if that is less than half of what the disk has left for them."""
 
@@ -26,40 +29,44 @@ SLACK = 64 * 2**20
 MOST_VERIFIED = 50_000
 """The most verified copies that a process remembers."""
 
-_verified: set[tuple[str, int]] = set()
+_verified: set[tuple[str, Stamp]] = set()
 _added = SLACK
 _lock = threading.Lock()
 
 
-def find(checksum: str) -> pa.Buffer | None:
-    """Return the bytes with this SHA-256, mapped, or None if there is no copy. A damaged copy is deleted."""
+def find(checksum: str, anew: bool = False) -> pa.Buffer | None:
+    """Return the bytes with this SHA-256, mapped, or None if there is no copy. A damaged copy is deleted.
+
+    A copy is verified once per process, and again if it was written to. With `anew` it is always verified.
+    """
     copy = opened(checksum)
     if copy is None:
         return None
-    data, inode = copy
-    if (checksum, inode) not in _verified:
+    data, stamp = copy
+    if anew or (checksum, stamp) not in _verified:
         if hashlib.sha256(data).hexdigest() != checksum:
             drop(checksum)
             return None
         if len(_verified) >= MOST_VERIFIED:
             _verified.clear()
-        _verified.add((checksum, inode))
+        _verified.add((checksum, stamp))
     return data
 
 
-def opened(checksum: str) -> tuple[pa.Buffer, int] | None:
-    """Return the copy that was kept by this name, mapped but not verified, and its inode; None if there is none."""
+def opened(checksum: str) -> tuple[pa.Buffer, Stamp] | None:
+    """Return the copy that was kept by this name, mapped but not verified, and its stamp; None if there is none."""
     place = _place(checksum)
     if place is None:
         return None
     try:
+        # Before the bytes are: of a copy that is written to meanwhile the stamp is an old one, so it is verified again.
+        found = os.stat(place)
         data = pa.memory_map(place).read_buffer()
-        inode = os.stat(place).st_ino
-        # The newest use is the time of its change.
-        os.utime(place)
+        # The newest use is the time of its change, which is not when it was written to.
+        os.utime(place, ns=(found.st_atime_ns, found.st_mtime_ns))
     except OSError:
         return None
-    return data, inode
+    return data, stamp_of(found)
 
 
 def drop(checksum: str) -> None:
@@ -115,7 +122,7 @@ def _evict(folder: str) -> None:
             # Another process may evict at the same time.
             with suppress(OSError):
                 known = copy.stat()
-                found.append((known.st_mtime_ns, known.st_size, copy.path))
+                found.append((known.st_ctime_ns, known.st_size, copy.path))
     held = sum(size for _, size, _ in found)
     with suppress(OSError):
         disk = os.statvfs(folder)

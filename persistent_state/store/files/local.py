@@ -10,7 +10,7 @@ from contextlib import suppress
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.store.files.base import TEMPORARY, Ages, BytesLike, Files, Names
+from persistent_state.store.files.base import TEMPORARY, Ages, BytesLike, Files, Names, Stamp
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
@@ -40,6 +40,10 @@ class LocalFiles(Files):
     def read(self, path: str) -> pa.Buffer:
         with self._asking(path, may_be_absent=True):
             return pa.memory_map(os.path.join(self.url, self._checked(path))).read_buffer()
+
+    def stamp(self, path: str) -> Stamp:
+        with self._asking(path, may_be_absent=True):
+            return stamp_of(os.stat(os.path.join(self.url, self._checked(path))))
 
     def list(self, folder: str) -> Names:
         return [name for name in self._names(folder) if not name.startswith(TEMPORARY)]
@@ -81,6 +85,11 @@ class LocalFiles(Files):
                 " put it on another."
             ) from error
         return True
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """Return what changes when somebody writes to the file."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _write(place: str, data: BytesLike) -> None:
