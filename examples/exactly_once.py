@@ -354,7 +354,7 @@ def demo(place: Place, as_json: bool, most: int) -> int:
 def from_clock(table: pa.Table, clock: int | None) -> int:
     """How many flights there are from a clock on."""
     times = table["time_hour"].cast(pa.int64())
-    return table.num_rows if clock is None else pc.sum(pc.greater_equal(times, clock)).as_py()
+    return table.num_rows if clock is None else int(pc.sum(pc.greater_equal(times, clock)).as_py())
 
 
 def global_clock(place: Place) -> int | None:
