@@ -156,6 +156,9 @@ def _cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     if not pa.types.is_string(column.type):
         if _has_unsafe_decimals(column.type, type):
             raise pa.ArrowInvalid(f"decimals of {type} are not read of {column.type}")
+        if pa.types.is_decimal(column.type) and pa.types.is_decimal(type) and column.type.bit_width < 256:
+            # With more digits after the point a decimal may need more bits, and pyarrow does not notice.
+            column = column.cast(pa.decimal256(76, column.type.scale))
         return column.cast(type)
     try:
         return _parse(column, type)
@@ -461,7 +464,9 @@ def _odd_decimals(schema: pa.Schema) -> str:
     """Return a pattern of all lines of JSON with decimals that pyarrow might not know; "" if the schema has no decimals."""
     most = [_most_digits(type) for type in _leaves(schema.types) if pa.types.is_decimal(type)]
     # A number with an exponent, or with many digits. Any of that may be escaped.
-    return rf"[^0-9A-Za-z.][0-9.]+[eE][-+]?[0-9]|[0-9.]{{{min(most) + 1}}}|\\u00([46]5|2[bBdDeE]|3[0-9])" if most else ""
+    return (
+        rf"[^0-9A-Za-z.][0-9.]+[eE][-+]?[0-9]|[0-9.]{{{min(most) + 1}}}|\\u00([46]5|2[bBdDeE]|3[0-9])" if most else ""
+    )
 
 
 def _leaves(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:

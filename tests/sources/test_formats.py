@@ -136,3 +136,11 @@ def test_texts_within_lists_of_parquet_are_not_read_as_decimals() -> None:
     assert [record.reason for record in piece.bad] == [
         "unreadable file: column a is list<element: string>, not list<item: decimal128(38, 2)>"
     ]
+
+
+@pytest.mark.parametrize("number", [7 * 10**36, 7 * 10**37, 10**36 - 1])
+def test_a_decimal_of_parquet_with_fewer_digits_after_the_point_is_exact_or_bad(number: int) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"a": pa.array([Decimal(number), Decimal(1)], pa.decimal128(38, 0))}), buffer)
+    (piece,) = read_pieces(io.BytesIO(buffer.getvalue()), PARQUET, None, pa.schema([("a", TYPES[0])]))  # type: ignore[arg-type]
+    assert in_place(piece, 2) == [Decimal(number) if number < 10**36 else "bad", 1]
