@@ -156,6 +156,9 @@ def _cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     if not pa.types.is_string(column.type):
         if _has_unsafe_decimals(column.type, type):
             raise pa.ArrowInvalid(f"decimals of {type} are not read of {column.type}")
+        if pa.types.is_decimal(column.type) and pa.types.is_decimal(type) and column.type.bit_width < 256:
+            # With more digits after the point a decimal may need more bits, and pyarrow does not notice.
+            column = column.cast(pa.decimal256(76, column.type.scale))
         return column.cast(type)
     try:
         return _parse(column, type)
@@ -207,8 +210,11 @@ def _decimals(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
 
 
 def _most_digits(type: pa.DataType) -> int:
-    """Return how many digits after the point pyarrow knows of a decimal that becomes one of this type."""
-    return _DIGITS[int(type.bit_width)] + min(0, int(type.scale))
+    """Return the most characters of a text without an exponent that pyarrow reads right as a decimal of this type.
+
+    The text's number times a power of ten stays within the bits of the type: pyarrow does not notice if it does not.
+    """
+    return max(0, _DIGITS[int(type.bit_width)] - abs(int(type.scale)))
 
 
 def _decimal(text: str, type: pa.DataType) -> Decimal:
@@ -478,8 +484,10 @@ def _json_parser(schema: pa.Schema) -> Parser:
 def _odd_decimals(schema: pa.Schema) -> str:
     """Return a pattern of all lines of JSON with decimals that pyarrow might not know; "" if the schema has no decimals."""
     most = [_most_digits(type) for type in _leaves(schema.types) if pa.types.is_decimal(type)]
-    # An exponent of one digit, and the digits after the point before it, stay within the table. Any of that may be escaped.
-    return rf"[eE]-[0-9]{{2}}|\.[0-9]{{{max(0, min(most) - 9)}}}|\\u00([46]5|2[dDeE]|3[0-9])" if most else ""
+    # A number with an exponent, or with many digits. Any of that may be escaped.
+    return (
+        rf"[^0-9A-Za-z.][0-9.]+[eE][-+]?[0-9]|[0-9.]{{{min(most) + 1}}}|\\u00([46]5|2[bBdDeE]|3[0-9])" if most else ""
+    )
 
 
 def _leaves(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
@@ -523,10 +531,12 @@ def _are_known(value: Any, type: pa.DataType) -> bool:
     if not (isinstance(value, str) and pa.types.is_decimal(type) and _DECIMAL.fullmatch(value)):
         return True
     try:
-        _, digits, exponent = Decimal(value).as_tuple()
-    except DecimalException:
+        _decimal(value, type)
+    except Unfit:
         return False
-    return len(digits) <= _most_digits(type) and int(exponent) >= -_most_digits(type)
+    _, digits, exponent = Decimal(value).as_tuple()
+    most = _DIGITS[int(type.bit_width)]
+    return len(digits) <= most and int(exponent) >= -most
 
 
 def _unfit_json(text: bytes, fields: Iterable[pa.Field], schema: pa.Schema) -> str:

@@ -80,6 +80,26 @@ def test_decimals_of_json_with_few_digits_are_read(number: int, places: int, wri
 
 
 @pytest.mark.parametrize(
+    "text", ["0.7e37", "7e36", "9" * 37, "194352661581230730732507851364635770880", "1" + "0" * 38]
+)
+def test_a_number_that_is_too_large_is_never_another_one(text: str) -> None:
+    assert csv(["1", text], TYPES[0]) == [Decimal(1), "bad"]
+    for written in ("{}", '"{}"'):
+        assert json(["1", text], TYPES[0], written) == [Decimal(1), "bad"]
+
+
+@given(st.integers(0, 10**40), st.integers(-40, 40), st.integers(0, 38))
+def test_numbers_of_any_size_are_exact_or_bad_at_any_scale(number: int, exponent: int, scale: int) -> None:
+    type = pa.decimal128(38, scale)
+    texts = [f"{number}", f"{number}e{exponent}", f"{Decimal(number).scaleb(-abs(exponent)):f}"]
+    expected = [Decimal(text) if is_exact(text, type) else "bad" for text in texts]
+    assert csv(texts, type) == expected
+    for value, right in zip(json(texts, type, "{}"), expected, strict=True):
+        # More digits than Arrow knows are bad in JSON, also where they are zeros.
+        assert value in (right, "bad")
+
+
+@pytest.mark.parametrize(
     "exponent", ["1e-41", "1e-999999999", "0e-999999999", "1e999999999", "1e-99999999999999999999"]
 )
 def test_an_exponent_beyond_all_digits_stands_aside_and_its_neighbours_do_not(exponent: str) -> None:
@@ -116,3 +136,11 @@ def test_texts_within_lists_of_parquet_are_not_read_as_decimals() -> None:
     assert [record.reason for record in piece.bad] == [
         "unreadable file: column a is list<element: string>, not list<item: decimal128(38, 2)>"
     ]
+
+
+@pytest.mark.parametrize("number", [7 * 10**36, 7 * 10**37, 10**36 - 1])
+def test_a_decimal_of_parquet_with_fewer_digits_after_the_point_is_exact_or_bad(number: int) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"a": pa.array([Decimal(number), Decimal(1)], pa.decimal128(38, 0))}), buffer)
+    (piece,) = read_pieces(io.BytesIO(buffer.getvalue()), PARQUET, None, pa.schema([("a", TYPES[0])]))  # type: ignore[arg-type]
+    assert in_place(piece, 2) == [Decimal(number) if number < 10**36 else "bad", 1]
