@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
+from persistent_state.errors import FencedError, StoreUnavailableError
 from persistent_state.event_time import clocks
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.protocol.commits import Keeping, close
+from persistent_state.protocol.commits import Keeping, close, own
 from persistent_state.store.log import Log
 from tests import core
 
@@ -177,6 +178,19 @@ class TestSeveralTasks:
         world.play(0, list(range(0, 10_000, 7)))
         world.check()
         assert sum(run.rows for run in world.entry.tasks["a"].stored.runs) <= clocks.MOST_CUTS + 3
+
+
+def test_an_application_is_its_drivers_own_until_a_newer_driver_takes_over() -> None:
+    plan = core.plan_of(Total("a"), ROW)
+    log = Log(plan.files, "app")
+    first = core.start(log, [plan])
+    assert own(log, 1) == first
+    # The listing that a worker of the next driver gets may be of before.
+    with pytest.raises(StoreUnavailableError, match="does not list what epoch 2 of app wrote yet"):
+        own(log, 2)
+    core.start(log, [plan])
+    with pytest.raises(FencedError, match=r"a newer driver owns app; this one \(epoch 1\) has stopped"):
+        own(log, 1)
 
 
 @pytest.mark.parametrize("ended", [True, False])
