@@ -184,7 +184,7 @@ def measure(plugin: Plugin, items: dict[str, pytest.Item], names: list[str], sec
     for count, (test, took, failed, reached) in enumerate(forked(lambda: note(plugin, new), 7200), 1):
         # What fails without a bug proves nothing with one.
         tests[test] = [took, [] if failed else reached]
-        if count % 100 == 0 or count == len(new):
+        if count % 20 == 0 or count == len(new):
             print(f"{count} of {len(new)} tests noted", flush=True)
             write(NOTES, notes)
     known = killers()
