@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
 from persistent_state.errors import FencedError, StoreUnavailableError
-from persistent_state.event_time import clocks
+from persistent_state.event_time import clocks, positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol.commits import Keeping, close, own
 from persistent_state.store.log import Log
@@ -172,6 +173,27 @@ class TestSeveralTasks:
         world.play(1, [100_020])
         assert world.entry.clock == 100_020
         world.check()
+
+    def test_a_task_that_is_ahead_remembers_what_a_start_at_the_global_clock_reads_again(self) -> None:
+        world = World(2, interval=10, delay=0)
+        world.play(1, [5])
+        for stamp in (5, 15, 25, 45):
+            world.play(0, [stamp])
+        world.play(1, [21])
+        assert (world.entry.clock, world.entry.flow_of("a").progress.clock) == (20, 40)
+        assert core.start(world.log, world.plans).flow_of("a").source.positions[""].next == 2
+
+    def test_what_no_start_reads_again_is_not_joined_with_what_it_does(self) -> None:
+        world = World(2, interval=10, delay=0)
+        with mock.patch.object(positions, "MOST_SPANS", 3):
+            world.play(1, [5])
+            for stamp in (5, 15, 25):
+                world.play(0, [stamp])
+            for stamp in (15, 25, 35):
+                world.play(1, [stamp])
+            world.play(0, [35])
+        assert world.entry.clock == 30
+        assert core.start(world.log, world.plans).flow_of("a").source.positions[""].next == 3
 
     def test_a_replay_of_hundreds_of_intervals_keeps_few_rows(self) -> None:
         world = World(1, interval=10, delay=0)

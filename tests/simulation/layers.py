@@ -161,8 +161,8 @@ def note(plugin: Plugin, items: list[pytest.Item]) -> Iterator[tuple[str, float,
 def calling(bug: Bug, tests: dict[str, tuple[float, list[str]]]) -> list[str]:
     """Return the tests that call a bug's function, those first that are likely to kill it soon.
 
-    These are the tests of its module, then those that killed other bugs, then those of its folder; and the fastest of each.
-    Of a test with parameters the other ones come last.
+    These are the quick tests of its module, then those that killed other bugs, then those of its folder; and the fastest of
+    each. Of a test with parameters the other ones come last.
     """
     folder, _, module = bug.target.__module__.replace("persistent_state.", "tests.").replace(".", "/").rpartition("/")
     proven = {killer["test"] for killer in killers().values() if killer}
@@ -170,7 +170,8 @@ def calling(bug: Bug, tests: dict[str, tuple[float, list[str]]]) -> list[str]:
     first = {test.partition("[")[0]: test for test in reversed(some)}
 
     def place(test: str) -> tuple[bool, ...]:
-        is_own, is_near = test.startswith(f"{folder}/test_{module}.py::"), test.startswith(f"{folder}/")
+        is_own = test.startswith(f"{folder}/test_{module}.py::") and tests[test][0] <= AT_ONCE
+        is_near = test.startswith(f"{folder}/")
         return not is_own, test not in proven, first[test.partition("[")[0]] != test, not is_near
 
     return sorted(some, key=place)
