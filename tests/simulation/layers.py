@@ -15,9 +15,10 @@ import multiprocessing
 import os
 import resource
 import sys
+import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, process_time
@@ -130,9 +131,9 @@ def forked(work: Callable[[], Iterable[Any]], seconds: int) -> Iterator[Any]:
 
 def collected(paths: Iterable[str], work: Callable[[Plugin, dict[str, pytest.Item]], None]) -> int:
     """Let pytest collect tests, and do work with them."""
-    scratch = ROOT / "build" / f"layers-{os.getpid()}"
-    options = ["-n", "0", "-s", "-p", "no:cacheprovider", "-p", "no:terminal", f"--basetemp={scratch}"]
-    return pytest.main([*options, *paths], plugins=[Plugin(work)])
+    with tempfile.TemporaryDirectory() as scratch:
+        options = ["-n", "0", "-s", "-p", "no:cacheprovider", "-p", "no:terminal", f"--basetemp={scratch}/tests"]
+        return pytest.main([*options, *paths], plugins=[Plugin(work)])
 
 
 def name_of(target: Any) -> str:
@@ -178,7 +179,7 @@ def calling(bug: Bug, tests: dict[str, tuple[float, list[str]]]) -> list[str]:
 
 
 def measure(plugin: Plugin, items: dict[str, pytest.Item], names: list[str], seconds: int) -> None:
-    """Measure bugs whose texts, functions or tests have changed, and these. Keep what is known after each."""
+    """Measure these bugs, or all whose texts, functions or tests have changed. Keep what is known after each."""
     notes = json.loads(NOTES.read_text()) if NOTES.exists() else {"tests": {}, "measured": {}}
     tests = notes["tests"] = {test: noted for test, noted in notes["tests"].items() if test in items}
     new = [item for test, item in items.items() if test not in tests]
@@ -189,10 +190,10 @@ def measure(plugin: Plugin, items: dict[str, pytest.Item], names: list[str], sec
             print(f"{count} of {len(new)} tests noted", flush=True)
             write(NOTES, notes)
     known = killers()
-    for bug in BUGS:
+    for bug in named(names):
         some, killer, start = calling(bug, tests), known.get(bug.name), monotonic()
         # What was killed is killed by more tests too.
-        if notes["measured"].get(bug.name) == digest(bug, killer or [*sorted(some), seconds]) and bug.name not in names:
+        if not names and notes["measured"].get(bug.name) == digest(bug, killer or [*sorted(some), seconds]):
             continue
         if killer and killer["test"] in items:
             some = [killer["test"], *(test for test in some if test != killer["test"])]
@@ -206,6 +207,11 @@ def measure(plugin: Plugin, items: dict[str, pytest.Item], names: list[str], sec
 def digest(bug: Bug, by: Any) -> str:
     """Return what changes with a bug's texts, its function, and what it was measured by."""
     return hashlib.sha256(repr([bug.changes, inspect.getsource(bug.target), by]).encode()).hexdigest()
+
+
+def named(names: Collection[str]) -> list[Bug]:
+    """Return the bugs with these names, or all."""
+    return [bug for bug in BUGS if not names or bug.name in names]
 
 
 def write(path: Path, values: dict[str, Any]) -> None:
@@ -248,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation.layers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("bug", nargs="*", help="names of bugs that are measured also if nothing has changed")
+    parser.add_argument("bug", nargs="*", help="the names of bugs; without any, all whose texts or tests have changed")
     parser.add_argument("--seconds", type=int, default=60, help="of a processor for the tests of each bug")
     parser.add_argument("--table", action="store_true", help="only print what was measured, as a table")
     parser.add_argument(
@@ -258,8 +264,7 @@ def main() -> None:
     if asked.table:
         print(table())
     elif asked.prove:
-        alive = survivors([bug for bug in BUGS if not asked.bug or bug.name in asked.bug])
-        sys.exit("\n".join(alive))
+        sys.exit("\n".join(survivors(named(asked.bug))) or 0)
     else:
         paths = ["tests", *(f"--ignore={path}" for path in DEAR)]
         sys.exit(collected(paths, lambda plugin, items: measure(plugin, items, asked.bug, asked.seconds)))
