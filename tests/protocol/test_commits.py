@@ -15,7 +15,10 @@ from persistent_state import NonWindowState, PersistentTask
 from persistent_state.errors import FencedError, StoreUnavailableError
 from persistent_state.event_time import clocks, positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.protocol import commits
 from persistent_state.protocol.commits import Keeping, close, own
+from persistent_state.store import lists
+from persistent_state.store.flow_state import FlowProgress, FlowState, SourceState
 from persistent_state.store.log import Log
 from tests import core
 
@@ -213,6 +216,16 @@ def test_an_application_is_its_drivers_own_until_a_newer_driver_takes_over() -> 
     core.start(log, [plan])
     with pytest.raises(FencedError, match=r"a newer driver owns app; this one \(epoch 1\) has stopped"):
         own(log, 1)
+
+
+def test_each_input_has_a_journal_of_its_own() -> None:
+    files, flow = core.memory(), FlowState(FlowProgress(0), {"a": SourceState(), "b": SourceState()})
+    for lines in ({"a": ["1"], "b": ["2"]}, {"b": ["3"]}):
+        flow = commits._with_lines(files, flow, lines, core.new_id)
+    assert {name: lists.read(files, source.journal) for name, source in flow.inputs.items()} == {
+        "a": ["1"],
+        "b": ["2", "3"],
+    }
 
 
 @pytest.mark.parametrize("ended", [True, False])
