@@ -1,6 +1,8 @@
-"""The positions of a flow after a micro-batch, as the parts' reports tell them."""
+"""The positions and the clock of a flow after a micro-batch, as the parts' reports tell them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 
 from persistent_state.batch.advance import advance
 from persistent_state.batch.messages import Report, Sender
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.channels import Channel
+from persistent_state.event_time.clocks import BEGINNING, Bounds, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.sources.base import Reach
 from persistent_state.store.flow_state import INPUT, FlowProgress, FlowState, SourceState
@@ -44,3 +47,30 @@ def test_the_next_position_is_the_greatest_that_is_known_planned_or_told(
 def test_the_next_position_never_falls_and_loses_no_account(planned: dict[str, int], told: dict[str, int]) -> None:
     known = {"p": Position(5, ((9, 40),), ((4, 50),))}
     assert positions(known, planned, told) == known
+
+
+OF_INPUTS = {"a": Settings(10, delay=20), "b": Settings(10, idle_after=50)}
+
+
+@pytest.mark.parametrize(
+    ("newest", "now", "bound", "clock"),
+    [
+        ({"a": 100, "b": 200}, 0, BEGINNING, 80),
+        ({"a": 300, "b": 105}, 0, BEGINNING, 100),
+        ({"a": 300, "b": 105}, 60, BEGINNING, 280),
+        ({"a": 300}, 0, BEGINNING, BEGINNING),
+        ({"a": 300}, 0, 50, 50),
+    ],
+    ids=["its delay", "the slowest", "idle", "unknown", "its bound"],
+)
+def test_the_clock_is_that_of_the_slowest_input_by_the_settings_of_each(
+    newest: dict[str, int], now: int, bound: int, clock: int
+) -> None:
+    settings = Settings(10, delay=5, inputs={**OF_INPUTS, "b": replace(OF_INPUTS["b"], bounds=Bounds(since=bound))})
+    sources = {
+        name: SourceState(channels={"c": Channel(newest[name], active=0)} if name in newest else {})
+        for name in OF_INPUTS
+    }
+    flow = FlowState(FlowProgress(BEGINNING, batch=1), sources)
+    report = Report(Sender("t", 1, 2, "", 0, 1), now, reach=Reach({}))
+    assert advance(flow, None, [report], settings).clock == clock

@@ -187,6 +187,15 @@ def test_a_part_in_pieces_comes_to_the_same(task: PersistentTask, keys: int) -> 
     assert many > 30 or (keys == 5 and isinstance(task, Sums) and many == 4)
 
 
+def test_a_flow_that_is_behind_keeps_the_clocks_apart_that_it_passes() -> None:
+    _, plan, basis = planned(Sums())
+    rows = pa.record_batch([pa.array([21, 24, 25, 29]), pa.array(["a"] * 4), pa.array([1, 2, 4, 8])], schema=SCHEMA)
+    sent = combine_in_pieces(core.alone(plan), replace(basis, is_behind=True, apart=(25,)), 0, 1, [Chunk("", 0, rows)])
+    tables = [table for blob in sent if isinstance(blob, Blob) for table in blob.of(plan.name).tables]
+    starts = sorted({start for table in messages.whole_tables(tables) for start in table["start"].to_pylist()})
+    assert starts == [20, 25]
+
+
 def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
     _, plan, basis = planned(Sums())
     read, waiting = 0, 0

@@ -21,6 +21,7 @@ from persistent_state.batch.judge import (
     JUMP,
     LATE,
     NO_TIMESTAMP,
+    OUTSIDE,
     REPLAYED_OR_LATE,
     SKIPPED,
     Sightings,
@@ -30,7 +31,7 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.batch.rows import place_of
 from persistent_state.event_time.channels import Channel, beyond_limit
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import Bounds, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
 from persistent_state.sources.base import Chunk, Reach
@@ -115,6 +116,12 @@ def test_a_row_gets_the_first_verdict_that_applies() -> None:
         (NOW + 2000, 13): AHEAD,
         (CLOCK + 501, 14): JUMP,
     }
+    assert dict(zip(rows, judged(plan, basis, [*rows]), strict=True)) == rows
+
+
+def test_an_input_has_the_messages_from_its_lower_bound_up_to_its_upper_bound() -> None:
+    plan, basis = planned(bounds=Bounds(since=120, below=150))
+    rows = {(CLOCK - 1, 0): OUTSIDE, (119, 1): OUTSIDE, (120, 2): ACCEPTED, (149, 3): ACCEPTED, (150, 4): OUTSIDE}
     assert dict(zip(rows, judged(plan, basis, [*rows]), strict=True)) == rows
 
 

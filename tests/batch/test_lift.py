@@ -193,6 +193,20 @@ def test_only_ends_that_nobody_planned_are_told() -> None:
     assert lifted(plan, replace(basis, ends={"p": 9}), *chunks)[0].ends == {}
 
 
+def test_a_row_without_a_position_does_not_say_how_far_its_partition_goes() -> None:
+    plan, basis = planned(Sums())
+    rows = chunk_of([(110, "a", 1)] * 3, 3, at=np.array([3, NO_POSITION, 4]))
+    assert lifted(plan, basis, rows)[0].ends == {"p": 5}
+
+
+def test_rows_without_a_position_below_the_restored_clock_are_counted() -> None:
+    plan, basis = planned(Sums())
+    rows = chunk_of([(90, "a", 1), (110, "a", 2), (112, "a", 4)], NO_POSITION, at=np.array([NO_POSITION] * 3))
+    read, found = lifted(plan, replace(basis, restored=111), rows)
+    assert +read.counts == {"messages": 1, "replayed or late": 2}
+    assert [table["value"].to_pylist() for table in found.tables] == [[4]]
+
+
 def test_messages_taken_late_are_at_the_clock() -> None:
     plan, basis = planned(Sums())
     _, found = lifted(replace(plan, delivery=AT_LEAST_ONCE), basis, chunk_of([(90, "a", 1), (110, "a", 2)]))

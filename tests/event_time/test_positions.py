@@ -131,6 +131,12 @@ class TestPositions:
         assert positions.move_position(position, 49, []).accounted == ((50, 15),)
         assert positions.move_position(position, 50, []).accounted == ()
 
+    def test_a_message_is_accounted_for_by_the_position_of_its_own_partition(self) -> None:
+        known = [Position(next=2), Position(next=5, accounted=((9, 30),)), Position()]
+        partitions, numbers = array([0, 0, 1, 1, 1, 2]), array([1, 2, 4, 6, 7, 0])
+        done = positions.is_accounted(known, partitions, numbers, array([10, 10, 10, 29, 30, 10]))
+        assert done.tolist() == [True, False, True, True, False, False]
+
     @pytest.mark.parametrize("at", [[0, 1, 2], [NO_POSITION] * 3, [0, 1, NO_POSITION]], ids=str)
     def test_a_stream_that_starts_over_takes_no_replay_back_and_puts_none_off(self, at: list[int]) -> None:
         files = core.memory()

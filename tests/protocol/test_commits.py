@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -11,9 +12,13 @@ from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.event_time import clocks
+from persistent_state.errors import FencedError, StoreUnavailableError
+from persistent_state.event_time import clocks, positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.protocol.commits import Keeping, close
+from persistent_state.protocol import commits
+from persistent_state.protocol.commits import Keeping, close, own
+from persistent_state.store import lists
+from persistent_state.store.flow_state import FlowProgress, FlowState, SourceState
 from persistent_state.store.log import Log
 from tests import core
 
@@ -172,11 +177,55 @@ class TestSeveralTasks:
         assert world.entry.clock == 100_020
         world.check()
 
+    def test_a_task_that_is_ahead_remembers_what_a_start_at_the_global_clock_reads_again(self) -> None:
+        world = World(2, interval=10, delay=0)
+        world.play(1, [5])
+        for stamp in (5, 15, 25, 45):
+            world.play(0, [stamp])
+        world.play(1, [21])
+        assert (world.entry.clock, world.entry.flow_of("a").progress.clock) == (20, 40)
+        assert core.start(world.log, world.plans).flow_of("a").source.positions[""].next == 2
+
+    def test_what_no_start_reads_again_is_not_joined_with_what_it_does(self) -> None:
+        world = World(2, interval=10, delay=0)
+        with mock.patch.object(positions, "MOST_SPANS", 3):
+            world.play(1, [5])
+            for stamp in (5, 15, 25):
+                world.play(0, [stamp])
+            for stamp in (15, 25, 35):
+                world.play(1, [stamp])
+            world.play(0, [35])
+        assert world.entry.clock == 30
+        assert core.start(world.log, world.plans).flow_of("a").source.positions[""].next == 3
+
     def test_a_replay_of_hundreds_of_intervals_keeps_few_rows(self) -> None:
         world = World(1, interval=10, delay=0)
         world.play(0, list(range(0, 10_000, 7)))
         world.check()
         assert sum(run.rows for run in world.entry.tasks["a"].stored.runs) <= clocks.MOST_CUTS + 3
+
+
+def test_an_application_is_its_drivers_own_until_a_newer_driver_takes_over() -> None:
+    plan = core.plan_of(Total("a"), ROW)
+    log = Log(plan.files, "app")
+    first = core.start(log, [plan])
+    assert own(log, 1) == first
+    # The listing that a worker of the next driver gets may be of before.
+    with pytest.raises(StoreUnavailableError, match="does not list what epoch 2 of app wrote yet"):
+        own(log, 2)
+    core.start(log, [plan])
+    with pytest.raises(FencedError, match=r"a newer driver owns app; this one \(epoch 1\) has stopped"):
+        own(log, 1)
+
+
+def test_each_input_has_a_journal_of_its_own() -> None:
+    files, flow = core.memory(), FlowState(FlowProgress(0), {"a": SourceState(), "b": SourceState()})
+    for lines in ({"a": ["1"], "b": ["2"]}, {"b": ["3"]}):
+        flow = commits._with_lines(files, flow, lines, core.new_id)
+    assert {name: lists.read(files, source.journal) for name, source in flow.inputs.items()} == {
+        "a": ["1"],
+        "b": ["2", "3"],
+    }
 
 
 @pytest.mark.parametrize("ended", [True, False])

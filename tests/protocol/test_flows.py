@@ -390,6 +390,19 @@ class TestOneFlow:
             lows.append(report.low)
         assert lows == [0, 60]
 
+    def test_a_part_reports_the_coarsest_intervals_of_any_task(self) -> None:
+        world = World(ByTime(), Ids("a"))
+        world.start(["times", "a"])
+        # No time but the last fits the first task.
+        world.sent = [*((stamp, 1) for stamp in range(5, 100_000, 10)), (100_005, 0)]
+        flow, rows = world.flow("times", "a"), world.rows(0)
+        basis = commits.plan_batch(world.newest, flow, Reach({"": rows.num_rows}), 0)
+        of_both, of_times = (
+            combine(some, basis, 0, 1, [Chunk("", 0, rows)])[1].coarse for some in (flow, flow.of(["times"]))
+        )
+        assert of_times is None
+        assert of_both is not None
+
     def test_a_blob_at_another_shard_is_refused(self) -> None:
         world = two(shards=2)
         world.send(5, 31)

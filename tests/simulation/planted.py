@@ -78,6 +78,9 @@ from persistent_state.store import (
 from persistent_state.store.files import base
 from tests.simulation import sinks
 
+OF_NO_USE = (AttributeError, ImportError, NameError, TypeError)
+"""Errors of a bug that can't even run."""
+
 
 @dataclass(frozen=True)
 class Bug:
@@ -98,17 +101,24 @@ class Bug:
                 f"{self.name}: {right!r} stands {source.count(right)} times in {self.target}"
             )
             source = source.replace(right, wrong)
-        names = vars(sys.modules[self.target.__module__])
-        made: dict[str, Any] = {}
-        exec(compile("from __future__ import annotations\n" + source, self.name, "exec"), names, made)
-        # The function itself is changed, whoever has imported it.
-        right_code = self.target.__code__
-        wrong_function = made[self.target.__name__]
-        self.target.__code__ = getattr(wrong_function, "fget", wrong_function).__code__
-        try:
+        with replaced(self.target, source, self.name):
             yield
-        finally:
-            self.target.__code__ = right_code
+
+
+@contextmanager
+def replaced(target: Any, source: str, name: str) -> Iterator[None]:
+    """Have another source in a function while this lasts."""
+    made: dict[str, Any] = {}
+    code = compile("from __future__ import annotations\n" + source, name, "exec")
+    exec(code, vars(sys.modules[target.__module__]), made)
+    # The function itself is changed, whoever has imported it.
+    right_code = target.__code__
+    wrong_function = made[target.__name__]
+    target.__code__ = getattr(wrong_function, "fget", wrong_function).__code__
+    try:
+        yield
+    finally:
+        target.__code__ = right_code
 
 
 def bug(name: str, says: str, target: Any, *changes: tuple[str, str], theme: str | None = None) -> Bug:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import dis
 import json
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,15 +16,14 @@ from types import CodeType
 
 import pytest
 
-from tests.simulation.planted import BUGS, Bug
+from tests.simulation.layers import bugs_for_worlds, killers
+from tests.simulation.planted import BUGS, OF_NO_USE, Bug
 from tests.simulation.world import World
 from tests.soak import IS_SOAK, soak_or
 
 WORLDS = soak_or(ci=400, soak=2000)
 FOUND = Path(__file__).parent / "found.json"
 """The world where each bug was found last. It is no more than where to look first."""
-OF_NO_USE = (AttributeError, ImportError, NameError, TypeError)
-"""Errors of a bug that can't even run."""
 
 
 def test_every_bug_can_be_planted_and_names_only_what_is_there() -> None:
@@ -41,9 +41,20 @@ def globals_of(code: CodeType) -> set[str]:
     return own.union(*(globals_of(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
+def test_it_is_known_of_every_bug_which_cheap_test_kills_it() -> None:
+    assert list(killers()) == sorted(bug.name for bug in BUGS), "Run python -m tests.simulation.layers."
+
+
+@pytest.mark.worlds
+def test_the_cheap_tests_kill_their_bugs() -> None:
+    command = [sys.executable, "-m", "tests.simulation.layers", "--prove"]
+    proof = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert proof.returncode == 0, proof.stdout + proof.stderr
+
+
 @pytest.mark.soak
 @pytest.mark.worlds
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", BUGS if IS_SOAK else bugs_for_worlds(), ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     known = [] if IS_SOAK else [known_world(bug)]
     found = found_in(bug, [*known, *range(WORLDS)])

@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import monoids
-from persistent_state import DamagedError
+from persistent_state import DamagedError, StoreUnavailableError
 from persistent_state.partials import keys
 from persistent_state.partials.layout import Layout, as_numpy, between, rows_below
 from persistent_state.partials.lookup import current
 from persistent_state.partials.unbounded import Unbounded
 from persistent_state.store import blocks
 from persistent_state.store import runs as runs_io
-from persistent_state.store.files import Files, MemoryFiles, cache, open_files
+from persistent_state.store.files import BytesLike, Files, MemoryFiles, cache, open_files
 from persistent_state.store.named_files import Run
 from tests import core
 
@@ -322,3 +322,14 @@ def test_a_run_is_an_arrow_file_and_a_small_one_is_hardly_larger(tmp_path: Path)
     with pa.OSFile(str(place)) as stream:
         stream.read(8)
         assert pa.ipc.open_stream(stream).read_all().to_pylist() == table_of(range(20)).to_pylist()
+
+
+class DownFiles(MemoryFiles):
+    def create(self, path: str, data: BytesLike) -> None:
+        raise StoreUnavailableError("down")
+
+
+def test_a_file_is_written_only_if_the_store_says_so() -> None:
+    table = pa.table({"hash": pa.array([1], pa.uint64())})
+    with pytest.raises(StoreUnavailableError, match="down"):
+        blocks.write_blocks(DownFiles(core.memory().url), "run", table)

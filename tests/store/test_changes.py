@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -14,8 +16,10 @@ from persistent_state import DamagedError, NonWindowState, PersistentTask
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store import log as logs
+from persistent_state.store.changes import Kind, Listed, Named, Numbered, Plain, Record
 from persistent_state.store.files import MemoryFiles
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.verify import verify
 from tests import core
 
@@ -73,6 +77,26 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     # Whole after so many entries, however long they are.
     monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now: known.entry.number % 20 == 10)
     return World()
+
+
+SHARDS_OF_RUNS = [("ab", "c"), ("ab", "d"), ("", "cd"), ("b", "cd"), ("b",), ()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (Named(Plain()), [{}, {"a": 1}, {"a": 2}, {"b": 1}, {"a": 1, "b": 2}]),
+        (Listed(Plain()), [(), (1,), (2,), (1, 2), (2, 1), (2, 3), (1, 2, 3)]),
+        (
+            Numbered(Record("shard", ShardRuns, {"runs": Listed(Plain())})),
+            [tuple(ShardRuns(tuple(runs)) for runs in shards) for shards in SHARDS_OF_RUNS],
+        ),
+    ],
+    ids=["named", "listed", "numbered"],
+)
+def test_a_change_makes_the_later_value_of_the_earlier_one(kind: Kind, values: Sequence[Any]) -> None:
+    for before, after in product(values, repeat=2):
+        assert kind.changed(before, json.loads(json.dumps(kind.change(before, after)))) == after
 
 
 def test_an_entry_says_what_changed_and_nothing_else(world: World) -> None:

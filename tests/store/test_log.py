@@ -1072,6 +1072,21 @@ class TestCollection:
         assert set(gone) & kept
         assert entry.files() <= self.run_files(log.files)
 
+    def test_late_rows_that_only_a_list_names_stay(self) -> None:
+        with (
+            mock.patch.object(late_rows, "MANY", 2),
+            mock.patch.object(lists, "TAIL", 3),
+            mock.patch.object(late_rows, "LARGE", 0),
+        ):
+            log, (plan,) = started(core.memory())
+            core.play(log, plan, rows_of(100), keeping=self.KEEPING)
+            for i in range(20):
+                entry = core.play(log, plan, rows_of(i, 101 + 10 * i), now=i, keeping=self.KEEPING)
+            core.collect(log, 1, now=10**9, keeping=self.KEEPING)
+        listed = late_rows.settled(log.files, entry.flows["totals"].late_rows)
+        assert len(listed) > 10
+        assert {side.file.path for side in listed} <= self.run_files(log.files)
+
     @pytest.mark.parametrize("fault", ["damaged", "gone", "later"])
     def test_a_settled_list_that_cannot_be_read_keeps_what_it_may_name_and_nothing_else(
         self, fault: str, caplog: pytest.LogCaptureFixture

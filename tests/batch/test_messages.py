@@ -1,0 +1,66 @@
+"""What parts are told, and how what they send is known to be whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from monoids import Sum
+from persistent_state import NonWindowState, PersistentTask
+from persistent_state.batch.messages import Answers, Basis, Sender, digest_of_parts
+from persistent_state.errors import DisagreementError
+from persistent_state.event_time.positions import Position
+from persistent_state.store.log import Log
+from tests import core
+
+ROWS = pa.record_batch({"ts": pa.array([5, 12, 31, 40]), "n": pa.array([1, 2, 4, 8])})
+
+
+class Total(PersistentTask):
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+def senders(parts: list[int], count: int | None) -> list[Sender]:
+    return [Sender("a", 1, 1, "", part, count) for part in parts]
+
+
+@pytest.mark.parametrize(("parts", "count"), [([0, 2], 3), ([0, 1, 1], 2), ([0, 1, 1, 2], 3), ([1, 1], None)])
+def test_a_part_that_is_missing_or_came_twice_is_noticed(parts: list[int], count: int | None) -> None:
+    with pytest.raises(DisagreementError, match="flow=a batch=1 was delivered in parts="):
+        digest_of_parts(senders(parts, count))
+
+
+def test_the_digest_of_parts_says_which_there_were_in_any_order() -> None:
+    assert digest_of_parts(senders([2, 0], None)) == digest_of_parts(senders([0, 2], None))
+    assert digest_of_parts(senders([0, 1], None)) != digest_of_parts(senders([0, 2], None))
+
+
+def test_a_part_is_told_how_far_its_own_partitions_were_read() -> None:
+    positions = {name: Position(next) for next, name in enumerate("pqr")}
+    ends = {"p": 7, "q": 8}
+    basis = Basis("a", 1, 1, "", 0, 0, (), False, positions, ends)
+    told = basis.of_part(1, ["q", "r", "new"])
+    assert (told.positions, told.ends) == ({"q": Position(1), "r": Position(2)}, {"q": 8})
+    assert basis.of_part(1, None).positions == positions
+
+
+def test_a_commit_needs_the_report_of_each_part_and_shards_that_heard_from_the_same() -> None:
+    plan = core.plan_of(Total(), ROWS.schema, shards=2)
+    log = Log(plan.files, "app")
+    core.start(log, [plan])
+    made = core.answers(log, plan, ROWS, parts=2)
+    first, second = made.descriptors
+    for wrong in (
+        Answers(made.reports[:1], made.descriptors),
+        Answers(made.reports, [first, replace(second, parts="others")]),
+        Answers(made.reports, [first, replace(second, plan="another")]),
+        Answers(made.reports, [replace(each, parts="others") for each in made.descriptors]),
+    ):
+        with pytest.raises(DisagreementError):
+            core.commit(log, plan, wrong)
+    assert core.state_at(core.commit(log, plan, made), plan, None) == {(): 15}
