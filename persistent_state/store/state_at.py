@@ -483,6 +483,11 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
     """Return the clock to read at, a retained one at which the task existed. A stopped task is read at its own clock."""
     newest = min(entry.clock, entry.flows[task.flow].visited)
     at = newest if clock is None else clock
+    if at == BEGINNING < entry.clock:
+        raise NotThereError(
+            f"task={name} is being built and has reached no clock yet; read it once it has caught up with "
+            f"clock={full_clock(entry.clock)}."
+        )
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):
         if task.active and at in entry.retained and at > newest:
