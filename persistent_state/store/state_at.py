@@ -46,6 +46,10 @@ from persistent_state.windows import FINAL
 Answer = TypeVar("Answer")
 
 
+class NoClockYetError(NotThereError):
+    """A task is being built, and has a state at no clock yet. Ask again later."""
+
+
 @dataclass(frozen=True)
 class StateAt:
     """A task's state at a clock, or the part of it with low <= hash < high: the runs that hold it. Can be pickled.
@@ -484,7 +488,7 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
     newest = min(entry.clock, entry.flows[task.flow].visited)
     at = newest if clock is None else clock
     if at == BEGINNING < entry.clock:
-        raise NotThereError(
+        raise NoClockYetError(
             f"task={name} is being built and has reached no clock yet; read it once it has caught up with "
             f"clock={full_clock(entry.clock)}."
         )
