@@ -299,7 +299,8 @@ class Application:
 
         Without `drain` the newest messages stay above every checkpoint, since older messages may still come. At the end the
         logger `persistent_state` tells for each task what was read, what waits above the clock, and which rows did not count.
-        SIGINT and SIGTERM stop the run cleanly before the end. After a failure the run starts again, as `start` does.
+        SIGINT and SIGTERM stop the run cleanly before the end, and then do what they do without a run. After a failure the run
+        starts again, as `start` does.
 
         Args:
             spark: The session.
@@ -315,7 +316,9 @@ class Application:
 
         Raises:
             InvalidInputError: The set-up can't work. Nothing was changed.
-            StateError: The run failed. The next start goes on from the global clock.
+            StateError: The run failed, or somebody stopped a query of it. The next start goes on from the global clock.
+            KeyboardInterrupt: SIGINT has stopped the run.
+            SystemExit: SIGTERM has, and the program has no handler of its own for it.
         """
         return self._start(
             spark, reset, rebuild, on_progress, metrics, show_progress, trigger=None, to_the_end=True, drains=drain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,6 +13,8 @@ from persistent_state.formatting import Clock
 from persistent_state.protocol import branch, naming
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+
+_logger = logging.getLogger("persistent_state")
 
 
 def keep_clock(
@@ -90,7 +93,8 @@ def branch_application(
     """Make another application of one as it was at a kept clock: with its state and its positions, and without its outputs.
 
     The new one has files of its own, and each is verified. The old one may run meanwhile. A call that is interrupted leaves no
-    new application, and the next call goes on.
+    new application, and the next call goes on. A warning names each task that was left out at the clock, and one says what the
+    outputs of windows and of emitted rows begin with.
 
     Args:
         store: The store's folder or URL.
@@ -130,6 +134,8 @@ def branch_application(
         new_id=lambda: uuid.uuid4().hex[:16],
         tell=on_progress or (lambda done, size: None),
     )
+    for note in branch.notes(entry, new):
+        _logger.warning("%s", note)
     return entry.clock
 
 

@@ -24,6 +24,7 @@ from persistent_state.errors import (
     StoreRefusedError,
     TaskFailedError,
 )
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import positive
 from persistent_state.metrics.server import address
 from persistent_state.redact import shown, without_secrets
@@ -31,7 +32,7 @@ from persistent_state.redact import shown, without_secrets
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state import Running
+    from persistent_state import Progress, Running
 
 DONE, MEND, FENCED, TRY_AGAIN = 0, 2, 3, 75
 """The exit statuses. 2 is also that of wrong arguments, and 75 is EX_TEMPFAIL of sysexits.h."""
@@ -163,12 +164,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
     """Run the application, tell how that has ended, and return the exit status."""
-    begun = time.monotonic()
+    begun, clocks = time.monotonic(), list[int]()
 
     def finish(ended: _Ended) -> int:
         status = ended.status(arguments.follow)
         fields = {"event": "ended", "status": status, "result": RESULTS[status], "seconds": time.monotonic() - begun}
-        fields["clock"] = None if ended.running is None else ended.running.clock
+        # A run that did not end has a clock, too: that of its newest commit.
+        fields["clock"] = max(clocks, default=None) if ended.running is None else ended.running.clock
         if ended.error is not None:
             error = ended.error
             text = str(error) if isinstance(error, StateError) else f"{without_secrets(error, dict(arguments.conf))}."
@@ -190,11 +192,16 @@ def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
             os._exit(status)
 
     with stop_signals.heard(end_at_once) as asked:
-        return finish(_ended(arguments, is_json, asked))
+        return finish(_ended(arguments, is_json, asked, clocks))
 
 
-def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event) -> _Ended:
-    """Run the application, and return how that has ended."""
+def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event, clocks: list[int]) -> _Ended:
+    """Run the application, and return how that has ended. While it runs, its newest clock is in `clocks`."""
+
+    def note(progress: Progress) -> None:
+        if progress.global_clock > BEGINNING:
+            clocks[:] = [max([*clocks, progress.global_clock])]
+
     spark: SparkSession | None = None
     running: Running | None = None
     try:
@@ -206,7 +213,11 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event)
             extra={FIELDS: {"event": "starting", "application": app.name, "store": shown(app.store)}},
         )
         spark = start_session(app.name, arguments.master, arguments.conf)
-        options: dict[str, Any] = {"metrics": arguments.metrics, "show_progress": False if is_json else None}
+        options: dict[str, Any] = {
+            "metrics": arguments.metrics,
+            "show_progress": False if is_json else None,
+            "on_progress": note,
+        }
         if arguments.follow:
             running = app.start(spark, trigger=arguments.trigger, **options)
             # A signal that comes between the start and the wait is heard by neither.

@@ -59,10 +59,10 @@ def _next_of(pipe: int, seconds: float | None) -> int | None:
             return number
 
 
-def _is_handed_on(frame: FrameType | None) -> bool:
-    """Return whether a run, which has heard a signal before, hands this one on to the handler that was there before it."""
+def _comes_from(frame: FrameType | None, function: str) -> bool:
+    """Return whether a function of a run hands a signal on to the handler that was there before the run."""
     while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("persistent_state.engine.run", "ask"):
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("persistent_state.engine.run", function):
             return True
         frame = frame.f_back
     return False
@@ -99,7 +99,11 @@ def heard(end: Callable[[int | None], object]) -> Iterator[threading.Event]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal is_handled
-        is_first, is_handled = not (is_handled or _is_handed_on(frame)), True
+        if _comes_from(frame, "hand_on"):
+            # It has ended the run, which was this block's own wish, and the block goes on to say so.
+            return
+        # A run that has heard a signal hands a second one on.
+        is_first, is_handled = not (is_handled or _comes_from(frame, "ask")), True
         # The thread may not have read the first yet.
         if is_first or (first and time.monotonic() >= first[0] + REPEAT_SECONDS):
             signal.default_int_handler(number, frame)

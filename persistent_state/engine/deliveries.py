@@ -29,8 +29,8 @@ POLL_SECONDS = 5.0
 OPEN_SECONDS = 10.0
 """The time that a start waits for all its sinks to open. A sink that takes longer is opened while the application runs."""
 
-STOP_SECONDS = 60.0
-"""The time that a stop waits for sinks that are in the middle of a write."""
+STOP_SECONDS = 45.0
+"""The time in which sinks complete what they write, from the request to stop on. It is 15 s less than that of the command."""
 
 END_SECONDS = 60.0
 """The time that a drain waits for a sink that does not open."""

@@ -48,11 +48,39 @@ _MARK = b"error "
 
 _TRACE = "\n\nJVM stacktrace:"
 
+_QUERY = "\n=== Streaming Query ==="
+
+_TOO_SLOW = "Python worker failed to connect back|STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE"
+"""The words of Spark when a Python process that it has started did not connect within ten seconds. No setting changes these."""
+
+_DIED = "Python worker exited unexpectedly|STREAMING_PYTHON_RUNNER_INITIALIZATION_COMMUNICATION_FAILURE"
+"""The words of Spark when a Python process has ended in the middle of its work, as for want of memory."""
+
+_NO_PYTHON = r'Cannot run program "([^"]*)"[^\n]*?: error=(?:2|8|13), ([^\n]+)'
+"""The words of Java about a program that is not there, is not a program, or may not be run by this user."""
+
 _OF_A_VALUE = r"22(?!000|KD)"
 """SQLSTATEs of a value that an expression can't take, such as a zero to divide by. The next start would meet it again.
 
 The pattern leaves out the states that concern a whole source, such as lost records of Kafka.
 """
+
+
+class TooSlowError(StateError):
+    """The machine was too slow for a Python process of Spark's. Try again later; users catch it as a StateError."""
+
+
+def is_too_slow(error: Exception) -> bool:
+    """Return whether an error of Spark says that a Python process did not connect to it in time."""
+    return isinstance(error, TooSlowError) or (
+        not isinstance(error, StateError) and re.search(_TOO_SLOW, str(error)) is not None
+    )
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether an error of a first start says that another try may get through, although nothing is changed."""
+    text = str(error)
+    return is_too_slow(error) or (not isinstance(error, FINAL) and re.search(_DIED, text) is not None)
 
 
 def as_own_error(error: Exception, of: str) -> StateError:
@@ -61,6 +89,17 @@ def as_own_error(error: Exception, of: str) -> StateError:
     `of` names what failed.
     """
     text = naming_cells(str(error))
+    if is_too_slow(error):
+        return TooSlowError(
+            f"{of}: this machine is too slow to start: Spark gives a Python process ten seconds to connect, and one took "
+            "longer. Give the machine more cores or less to do, or the application fewer flows (tasks with one source object "
+            "are one flow), or run `python -m persistent_state.engine.archives` once, after which these processes start faster."
+        )
+    if found := re.search(_NO_PYTHON, text):
+        return InvalidInputError(
+            f"{of}: Spark can't run python={found[1]!r} ({found[2].strip()}); let PYSPARK_PYTHON, or spark.pyspark.python, "
+            "name a Python that is on every machine of Spark."
+        )
     # The text names causes first, and the error that was raised last at the end.
     for name, message in reversed(re.findall(r"persistent_state\.errors\.(\w+): (.+)", text)):
         kind = getattr(errors, name, None)
@@ -73,7 +112,26 @@ def as_own_error(error: Exception, of: str) -> StateError:
     if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
         return TaskFailedError(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
     # The trace of the JVM stays in the error that caused this one.
-    return StateError(f"{of}: Spark failed: {text.split(_TRACE)[0] or repr(error)}")
+    return StateError(f"{of}: Spark failed: {_without_trace(text) or repr(error)}")
+
+
+def _without_trace(text: str) -> str:
+    """Return what an error of Spark says, without the JVM's frames and without Spark's plan of the query."""
+    lines = text.split(_TRACE)[0].split(_QUERY)[0].splitlines()
+    return "\n".join(line for line in lines if not re.match(r"\t(at |\.\.\. \d+ more)", line)).strip()
+
+
+@contextmanager
+def naming_spark(of: str) -> Iterator[None]:
+    """Raise an error of Spark in this block as an error of this package that names what failed by `of`."""
+    try:
+        yield
+    except OF_SPARK as error:
+        if is_lost_jvm(error):
+            raise
+        own = as_own_error(error, of)
+        # Of an error with a class of its own, Spark's error would only add pages about its way through Spark.
+        raise own from (error if type(own) is StateError else None)
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +23,7 @@ from persistent_state.engine import (
     kafka_connector,
     micro_batch,
 )
+from persistent_state.engine.backoff import Patience
 from persistent_state.engine.connect import RemoteQuery
 from persistent_state.engine.feeds import Feed, Part, feeds_of, flows_of, stays_within
 from persistent_state.engine.followed import Follower, Note
@@ -46,6 +48,12 @@ from persistent_state.task import PersistentTask
 
 POLL_SECONDS = 0.05
 """Time between two looks at whether a query has stopped."""
+
+AT_ONCE = 4
+"""The most queries that start at a time: each starts a Python process, to which Spark gives ten seconds."""
+
+STARTING = "Initializing"
+"""The beginning of a query's message until Spark has opened its sources."""
 
 WAITING = "Waiting for"
 """The beginning of a query's message when it has nothing to read, or waits for its trigger."""
@@ -164,12 +172,24 @@ def _check_remote(task: PersistentTask, source: AnySource) -> None:
 class Queries:
     """The queries of one start, by the id of their flow.
 
+    `AT_ONCE` of them start at a time, or only one once the machine was too slow. `start_more` starts those that wait for that.
+    A query whose Python process the machine was too slow for can start again alone, by `start_again`.
+
     `on_commit` is called after a commit that another process has made. Those of this process are heard by the run's reports.
+    `patience` is how long a machine may be too slow, over all starts of a run.
     """
 
-    def __init__(self, setup: Setup, on_commit: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, setup: Setup, on_commit: Callable[[], None] = lambda: None, patience: Patience | None = None
+    ) -> None:
         self.by_flow: dict[str, StreamingQuery | RemoteQuery] = {}
+        self._patience = patience or Patience()
         self._setup = setup
+        self._start_of: dict[str, Callable[[], None]] = {}
+        self._waiting: list[str] = []
+        self._starting: set[str] = set()
+        self._not_started: dict[str, Exception] = {}
+        self._tries: Counter[str] = Counter()
         self._was_active: set[str] = set()
         self._session: SparkSession | None = None
         self._listener = Listener(setup.writer, setup.on_progress)
@@ -183,15 +203,15 @@ class Queries:
         self._at_end: set[str] = set()
 
     def start(self, entry: Entry, scratch: Scratch) -> None:
-        """Start a query for each flow, from where the entry says.
+        """Start the first queries of those of the flows, from where the entry says.
 
         If a query does not start, the queries before it run, so call `stop`.
         """
         session = self._session = own_session(self._setup.spark)
         for feed in self._setup.feeds:
             for id in flows_of(feed, entry) if not feed.plan.is_derived else ():
-                self._start(session, feed, entry, id, scratch)
-        self._follow(entry)
+                self._start_of[id] = partial(self._start, session, feed, entry, id, scratch)
+        self._start_first(entry)
 
     def start_to_meet(self, entry: Entry, scratch: Scratch) -> bool:
         """Start a query for each flow that need only read on to be where another of its source is; it ends there.
@@ -207,13 +227,56 @@ class Queries:
         for feed in setup.feeds:
             if stays_within(feed.source):
                 for id, ends in flows.meeting_positions(entry, flows_of(feed, entry)).items():
-                    self._start(session, feed, entry, id, scratch, ends)
-        self._follow(entry)
-        return bool(self.by_flow)
+                    self._start_of[id] = partial(self._start, session, feed, entry, id, scratch, ends)
+        self._start_first(entry)
+        return bool(self._start_of)
 
-    def _follow(self, entry: Entry) -> None:
-        if self._follower is not None and self.by_flow:
-            self._follower.follow(entry.epoch, self.by_flow)
+    def _start_first(self, entry: Entry) -> None:
+        self._waiting = [*self._start_of]
+        if self._follower is not None and self._waiting:
+            self._follower.follow(entry.epoch, self._waiting)
+        self.start_more()
+
+    def start_more(self) -> None:
+        """Start the queries that wait, as far as no more start at a time than may.
+
+        Raises:
+            Exception: A query does not start, and the machine is not too slow for it. The others run, so call `stop`.
+        """
+        for flow in [*self._starting]:
+            query = self.by_flow[flow]
+            if query.isActive and query.status["message"].startswith(STARTING):
+                continue
+            self._starting.remove(flow)
+            if query.isActive or query.exception() is None:
+                self._patience.succeed()
+        most = 1 if self._patience.was_needed else AT_ONCE
+        while self._waiting and len(self._starting) < most and not self._patience.is_waiting:
+            flow = self._waiting[0]
+            try:
+                self._start_of[flow]()
+                self._starting.add(flow)
+            except Exception as error:
+                # With Spark Connect it is this call that fails. In a classic session the query starts, and then fails.
+                if not failures.is_too_slow(error):
+                    raise
+                self._not_started[flow] = error
+            self._waiting.remove(flow)
+
+    def start_again(self, flow: str) -> float | None:
+        """Let the query of a flow start again, after the machine was too slow for it. The flow must have committed nothing.
+
+        Returns:
+            The seconds to wait for that; None if there is to be no further try.
+        """
+        seconds = self._patience.fail()
+        if seconds is not None:
+            self.by_flow.pop(flow, None)
+            self._not_started.pop(flow, None)
+            self._starting.discard(flow)
+            self._tries[flow] += 1
+            self._waiting.append(flow)
+        return seconds
 
     def _start(
         self,
@@ -248,7 +311,8 @@ class Queries:
             .queryName(f"{setup.application} {flow.id} {entry.epoch}")
         )
         if (folder := scratch.folder(entry.epoch)) is not None:
-            writer = writer.option("checkpointLocation", f"{folder}/{flow.id}")
+            # A checkpoint of its own for each try: an earlier one may have begun to plan a micro-batch.
+            writer = writer.option("checkpointLocation", f"{folder}/{flow.id}-{self._tries[flow.id]}")
         if to_the_end and not flow.first.by_spark and not ends_at_the_end(session):
             self._endless.add(id)
         elif to_the_end:
@@ -264,7 +328,7 @@ class Queries:
 
     @property
     def active_flows(self) -> set[str]:
-        """The flows whose queries have neither come to their end nor been stopped."""
+        """The flows whose queries have neither come to their end nor been stopped. Some may have yet to start."""
         active = {flow for flow, query in self.by_flow.items() if flow not in self._at_end and query.isActive}
         self._at_end |= {flow for flow in self._endless & active if has_nothing_to_read(self.by_flow[flow].status)}
         active -= self._at_end
@@ -272,7 +336,7 @@ class Queries:
             # What an ended query has committed is heard before its end is.
             self._follower.look()
         self._was_active = active
-        return active
+        return {*active, *self._waiting}
 
     @property
     def are_waited_for(self) -> bool:
@@ -287,13 +351,13 @@ class Queries:
     @property
     def idle(self) -> dict[str, bool]:
         """By flow: whether its query waits for messages, or for its trigger."""
-        return {flow: _is_idle(query) for flow, query in self.by_flow.items()}
+        return {flow: _is_idle(query) for flow, query in [*self.by_flow.items()]}
 
     @property
     def unheard(self) -> list[str]:
         """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
-        queries = [(flow, query) for flow, query in self.by_flow.items() if not self.has_committed(flow)]
-        return [flow for flow, query in queries if not _is_idle(query)]
+        queries = [(flow, query) for flow, query in [*self.by_flow.items()] if not self.has_committed(flow)]
+        return [*self._waiting, *self._not_started, *(flow for flow, query in queries if not _is_idle(query))]
 
     @property
     def failed_commit(self) -> tuple[str, Exception] | None:
@@ -302,7 +366,9 @@ class Queries:
 
     @property
     def failed_query(self) -> tuple[str, Exception] | None:
-        """A flow whose query ended with an error, and the error; None if there is no such flow."""
+        """A flow whose query did not start or ended with an error, and the error; None if there is no such flow."""
+        for flow, not_started in self._not_started.items():
+            return flow, not_started
         for flow, query in self.by_flow.items():
             if not query.isActive and (error := query.exception()) is not None:
                 return flow, error
@@ -326,6 +392,7 @@ class Queries:
     def stop(self) -> None:
         """Stop all queries at the same time, and wait until they have stopped."""
         queries, self.by_flow, self._was_active = list(self.by_flow.values()), {}, set()
+        self._waiting, self._starting, self._not_started = [], set(), {}
         self._commits.stop()
         with ThreadPoolExecutor(max(1, len(queries))) as pool:
             stops = [pool.submit(query.stop) for query in queries]

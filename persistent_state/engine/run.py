@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from persistent_state.engine import deliveries, micro_batch, start_checks
 from persistent_state.engine.deliveries import Deliveries, Delivery
-from persistent_state.engine.failures import naming_a_lost_jvm
+from persistent_state.engine.failures import naming_a_lost_jvm, naming_spark
 from persistent_state.engine.feeds import equal_sources
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.monitor import Monitor
@@ -30,7 +31,14 @@ POLL_SECONDS = 0.05
 """Time between two looks at whether a run has ended while a thread waits for that."""
 
 _logger = logging.getLogger("persistent_state")
-_outer: threading.Event | None = None
+_outer: Asked | None = None
+
+
+class Asked(threading.Event):
+    """The event that a signal sets. `number` is the signal, and `handler` what it would have called without this event."""
+
+    number: int | None = None
+    handler: Callable[[int, FrameType | None], object] | int | None = None
 
 
 class Running:
@@ -147,14 +155,39 @@ class Running:
 def run(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
     """Do as `start` does, and wait until the run has ended. A signal that comes between the two ends the run as well.
 
+    A signal that has ended the run then does what it does without a run.
+
     Raises:
         InvalidInputError: The set-up can't work. Nothing was changed.
-        StateError: The run failed, or a signal came before the takeover.
+        StateError: The run failed, or a signal came before the takeover, or somebody stopped a query through Spark.
+        KeyboardInterrupt: SIGINT has ended the run, and the program has no handler of its own.
+        SystemExit: SIGTERM has, with the exit status 143.
     """
-    with asked_to_stop():
+    with asked_to_stop() as asked:
         running = start(setup, reset, rebuild)
         running.await_termination()
-        return running
+    if asked.number is not None:
+        hand_on(asked)
+    elif running.was_asked_to_stop:
+        raise StateError(
+            f"somebody stopped a query of application={setup.application} through Spark before all was read; the next run goes "
+            "on from there."
+        )
+    return running
+
+
+def hand_on(asked: Asked) -> None:
+    """Let a signal that has ended a run do what it does without a run.
+
+    A program without a handler for SIGTERM would die of it at once. It gets SystemExit instead, and its `finally` blocks run.
+    """
+    assert asked.number is not None
+    if callable(asked.handler):
+        asked.handler(asked.number, sys._getframe())
+    elif asked.number == signal.SIGTERM and asked.handler == signal.SIG_DFL:
+        raise SystemExit(128 + asked.number)
+    elif asked.handler == signal.SIG_DFL:
+        raise KeyboardInterrupt
 
 
 def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
@@ -166,7 +199,8 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         InvalidInputError: The set-up can't work. Nothing was changed.
         StateError: The store, a source or a sink failed, or a signal came before the takeover.
     """
-    with asked_to_stop() as asked, naming_a_lost_jvm(), ExitStack() as undo:
+    title = f"application={setup.application}"
+    with asked_to_stop() as asked, naming_a_lost_jvm(), naming_spark(title), ExitStack() as undo:
         start_checks.check_machines(setup)
         log = Log(setup.files, setup.application)
         monitor = Monitor(log, setup.settings, setup.metrics)
@@ -208,14 +242,14 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[threading.Event]:
+def asked_to_stop() -> Iterator[Asked]:
     """Let SIGINT and SIGTERM set an event in this block, instead of ending the process.
 
     A second signal does what it does outside the block. A block within another one has the event of that. Python handles
     signals in the main thread only; in another thread nothing sets the event.
     """
     global _outer
-    asked = threading.Event()
+    asked = Asked()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
@@ -227,6 +261,8 @@ def asked_to_stop() -> Iterator[threading.Event]:
         if asked.is_set():
             signal.signal(number, before[signal.Signals(number)])
             os.kill(os.getpid(), number)
+        else:
+            asked.number, asked.handler = number, before[signal.Signals(number)]
         asked.set()
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -21,7 +21,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.open_state import OpenState, OpenTask
 from persistent_state.store.log import Log
-from persistent_state.store.state_at import entries_of
+from persistent_state.store.state_at import NoClockYetError, entries_of
 
 MOST_CLOCKS = 100
 """The most clocks of a micro-batch, where Spark says at which offset it begins. Each has partitions of its own."""
@@ -55,9 +55,12 @@ class StoreStream:
         return self.newest() if self._start == LATEST else _offset(self._now().at(self._start))
 
     def newest(self) -> Offset:
-        """Return the offset of the newest clock."""
+        """Return the offset of the newest clock. It is empty as long as the task has none."""
         task = self._now()
-        newest = task.at()
+        try:
+            newest = task.at()
+        except NoClockYetError:
+            return {}
         # A task that was reset at this clock has two states there. Named is the one of before, from which changes lead on.
         return _offset(task.at(newest.clock)) if newest.clock != BEGINNING else {}
 

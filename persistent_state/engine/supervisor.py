@@ -11,9 +11,17 @@ from functools import partial
 
 from persistent_state.engine import connect, lines
 from persistent_state.engine.arrow_source import now_us
-from persistent_state.engine.backoff import Backoff
+from persistent_state.engine.backoff import PATIENCE, Backoff, Patience
 from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
-from persistent_state.engine.failures import FINAL, as_own_error, is_lost_jvm, naming_a_lost_jvm
+from persistent_state.engine.failures import (
+    FINAL,
+    TooSlowError,
+    as_own_error,
+    is_lost_jvm,
+    is_too_slow,
+    may_pass,
+    naming_a_lost_jvm,
+)
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.lines import Lines
 from persistent_state.engine.micro_batch import Progress
@@ -43,6 +51,9 @@ class Supervisor:
     After a failure of a query or a step the supervisor stops all of them, waits, takes the application over again and starts
     them from the global clock. An error of `FINAL` ends the run, and so do more than `max_restarts` failures in a row.
 
+    A machine that is too slow to start a query is no such failure: only that query starts again, as long as its flow has
+    committed nothing since the start. The run ends when the machine was too slow for `PATIENCE` seconds without a success.
+
     Before the thread begins, `asked_before` asks for a stop. `entry` is the entry of the newest start, or that of the drain.
     `restarts` counts the starts after failures, `reports` knows the progress, and `error` is what ended the run if it failed.
     `failure` is the newest failure while the run waits to start again; None while the queries run. `was_query_stopped` says
@@ -67,7 +78,8 @@ class Supervisor:
         on_work = None if monitor is None else monitor.hear
         self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear, on_work)
         self._steps = Stepper(setup)
-        self.queries = Queries(setup, self._wake)
+        self._patience = Patience()
+        self.queries = Queries(setup, self._wake, self._patience)
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
@@ -78,15 +90,19 @@ class Supervisor:
         self._lines: Lines | None = None
         self._backoff, self._clock_before = Backoff(), entry.clock
         self._asked = threading.Event()
+        self._asked_at: float | None = None
+        self._first_failure: StateError | None = None
         try:
             # The caller waits for a run that ends by itself.
             self._lines = lines.begin(setup.application, setup.plans, setup.show_progress, is_awaited=setup.to_the_end)
             self.entry = self._together(entry, asked_before)
             self.queries.start(self.entry, self._scratch)
             self._steps.start(self.entry.epoch, self.queries.active_flows)
-        except BaseException:
-            self._end()
-            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) or is_lost_jvm(error) or not may_pass(error):
+                self._end()
+                raise
+            self._first_failure = as_own_error(error, f"application={setup.application}")
         if monitor is not None:
             monitor.watch(self)
         self._deliveries.start(lambda: self.entry.epoch)
@@ -124,6 +140,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ask the run to end. `join` waits for that."""
+        self._asked_at = self._asked_at or time.monotonic()
         self._asked.set()
 
     def join(self) -> None:
@@ -220,7 +237,7 @@ class Supervisor:
 
     def _keep_running(self) -> None:
         """Return when queries and steps come to their end or a stop is asked for, and raise what ends the run."""
-        failure = self._await_failure()
+        failure = self._first_failure or self._await_failure()
         while failure is not None:
             seconds = self._seconds_after(failure)
             self.failure = failure
@@ -238,6 +255,10 @@ class Supervisor:
         """Return the seconds to wait after a failure. If nothing is to be tried again after it, raise it."""
         if isinstance(failure, FINAL):
             raise failure
+        if isinstance(failure, TooSlowError):
+            if (wait := self._patience.fail()) is None:
+                raise failure
+            return wait
         # Only a new global clock since the last failure is a success. A start alone is none, as the store may fail again.
         before, self._clock_before = self._clock_before, self._global_clock(self._clock_before)
         if self._clock_before > before and self._had_committed:
@@ -267,8 +288,12 @@ class Supervisor:
                     self._end_with_query()
                     break
                 return self._cause(flow, error)
-            if (ended := self.queries.failed_query or self._steps.failed) is not None:
+            if (failed := self.queries.failed_query) is not None and self._starts_alone(*failed):
+                continue
+            if (ended := failed or self._steps.failed) is not None:
                 return self._cause(*ended)
+            if (failure := self._tried(self.queries.start_more)) is not None:
+                return failure
             if self.queries.is_one_stopped:
                 # To close the run would pass messages that nobody has read.
                 self._end_with_query()
@@ -296,19 +321,34 @@ class Supervisor:
         self.was_query_stopped = True
         self._asked.set()
 
-    def _start_again(self) -> StateError | None:
-        """Start all queries again from the global clock, and return what prevented it, or None."""
-        self._stop_working()
-        self.restarts += 1
-        if self.monitor is not None:
-            self.monitor.restart()
+    def _starts_alone(self, flow: str, error: Exception) -> bool:
+        """Let the query of a flow start again by itself if the machine was too slow for it, and return whether that is enough.
+
+        It is enough if the log has nothing of the flow since this start: then it starts where it was to start before.
+        """
+        if not is_too_slow(error):
+            return False
         try:
-            self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
-            self.queries = Queries(self._setup, self._wake)
-            self.queries.start(self.entry, self._scratch)
-            self._steps.start(self.entry.epoch, self.queries.active_flows)
-            # What they looked at may have been fenced by this start, and no commit need come that wakes them.
-            self._deliveries.wake()
+            known = commits.own(self._log, self.entry.epoch).flows[flow]
+        except StateError:
+            return False
+        if known.progress.batch or any(source.planned for source in known.inputs.values()):
+            return False
+        seconds = self.queries.start_again(flow)
+        if seconds is None:
+            return False
+        _logger.warning(
+            "%s. It starts again in %g s, and other flows go on; the run ends if none starts within %g minutes.",
+            str(as_own_error(error, self._title(flow))).rstrip("."),
+            seconds,
+            PATIENCE / 60,
+        )
+        return True
+
+    def _tried(self, work: Callable[[], None]) -> StateError | None:
+        """Do some work of a start, and return what prevented it, or None. A lost JVM is raised."""
+        try:
+            work()
         except StateError as error:
             return error
         except Exception as error:
@@ -317,20 +357,42 @@ class Supervisor:
             return as_own_error(error, f"application={self._setup.application}")
         return None
 
+    def _start_again(self) -> StateError | None:
+        """Start all queries again from the global clock, and return what prevented it, or None."""
+        self._stop_working()
+        self.restarts += 1
+        if self.monitor is not None:
+            self.monitor.restart()
+
+        def start() -> None:
+            self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
+            self.queries = Queries(self._setup, self._wake, self._patience)
+            self.queries.start(self.entry, self._scratch)
+            self._steps.start(self.entry.epoch, self.queries.active_flows)
+            # What they looked at may have been fenced by this start, and no commit need come that wakes them.
+            self._deliveries.wake()
+
+        return self._tried(start)
+
     def _together(self, entry: Entry, asked: threading.Event) -> Entry:
         """Return the entry of a start in which flows that need only read on to be where others of their source are, are there.
 
         Each has one micro-batch for that, unless a stop is `asked` for. Then the application is taken over once more.
         """
-        self.entry, meeting = entry, Queries(self._setup)
+        self.entry, meeting = entry, Queries(self._setup, patience=self._patience)
         try:
             if not meeting.start_to_meet(entry, self._scratch):
                 return entry
             while meeting.are_waited_for and meeting.failed_commit is None and not asked.is_set():
+                meeting.start_more()
                 asked.wait(POLL_SECONDS)
             if (failed := meeting.failed_commit or meeting.failed_query) is not None:
+                flow, error = failed
+                if is_too_slow(error):
+                    self._patience.fail()
+                own = error if isinstance(error, StateError) else as_own_error(error, "its query")
                 _logger.warning(
-                    "task=%s did not come to where others of its source are, and goes on alone: %s", *failed
+                    "task=%s did not come to where others of its source are, and goes on alone: %s", flow, own
                 )
         finally:
             meeting.stop()
@@ -380,14 +442,19 @@ class Supervisor:
         # A fenced driver does not wait for its sinks: the newer driver delivers to them now. From a lost server nothing comes.
         is_lost = self.error is not None and connect.is_lost(self.error.__cause__ or self.error)
         patience = 0.0 if is_lost or isinstance(self.error, FencedError) else STOP_SECONDS
-        until = time.monotonic() + STOP_SECONDS
+        # What is waited for ends in time all together, as whoever asked for the stop may kill a process that takes longer. A
+        # micro-batch may have taken a part of the time.
+        until = (self._asked_at or time.monotonic()) + STOP_SECONDS
+
+        def left(most: float) -> float:
+            return max(0.0, min(most, until - time.monotonic()))
+
         ends: list[Callable[[], object]] = [
             self._show_summary,
             self._stop_working,
-            partial(self._deliveries.stop, patience),
+            lambda: self._deliveries.stop(left(patience)),
             self._passed.stop,
-            # Both waits together end in time, as whoever asked for the stop may kill a process that takes longer.
-            lambda: self._garbage.stop(max(0.0, until - time.monotonic())),
+            lambda: self._garbage.stop(left(STOP_SECONDS)),
             self._scratch.remove,
             self.reports.close,
             # The session is the user's, and stays when the run has ended.

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from persistent_state import windows
 from persistent_state.errors import (
     DamagedError,
     ExistsError,
@@ -31,8 +32,9 @@ from persistent_state.errors import (
     InvalidInputError,
     StoreUnavailableError,
 )
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import restore
+from persistent_state.protocol import graph, restore
 from persistent_state.protocol.naming import none_kept
 from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.codec import side_from_json, side_to_json
@@ -43,6 +45,7 @@ from persistent_state.store.log import TRIES, Log, check_name
 from persistent_state.store.named_files import Pages, ShardRuns, Stored
 from persistent_state.store.state_at import nearest_clocks, no_application
 from persistent_state.store.task_state import OutputState, TaskState
+from persistent_state.task import rows_of
 
 
 def branch(
@@ -133,6 +136,57 @@ def _newest(source: Log, is_clock_given: bool) -> Entry:
     if newest is None:
         raise no_application(source.files, source.application)
     return newest
+
+
+def left_out(entry: Entry) -> dict[str, int]:
+    """Return the tasks that were left out when the clock of a branch was the newest, each with the clock at which it left.
+
+    `entry` is the first entry of the branch. A part of an ordered task counts as that task.
+    """
+    named = graph.parts_in_order(entry)
+    return {
+        name: entry.flows[task.flow].visited
+        for name, task in entry.tasks.items()
+        if not task.active and name not in named
+    }
+
+
+def begin_with(entry: Entry) -> dict[str, int]:
+    """Return the tasks whose outputs are given each window or row once, each with the clock after which these ended or came.
+
+    An output of the branch begins with them, and perhaps with some from before: with all that are still there. The clock is
+    `BEGINNING` if nothing has gone. `entry` is the first entry of the branch.
+    """
+    named = graph.parts_in_order(entry)
+    found = dict[str, int]()
+    for name, task in entry.tasks.items():
+        kind = windows.from_identity(task.identity)
+        # Messages wait by such a window, too.
+        is_rows = isinstance(kind, windows.UntilPassed) and name == rows_of(named.get(name, ""))
+        if is_rows or isinstance(kind, (windows.SlidingWindow, windows.SessionWindow)):
+            found[named.get(name, name)] = task.stored.floor
+    return found
+
+
+def notes(entry: Entry, application: str) -> list[str]:
+    """Return in sentences what a user of a branch may not expect, by its first entry."""
+    at = full_clock(entry.clock)
+    return [
+        *(
+            f"task={name} was left out when clock={at} was the newest, so it is in application={application} as it left, at "
+            f"clock={full_clock(clock)}; name it in reset or rebuild of the first start that has it."
+            for name, clock in left_out(entry).items()
+            if clock != BEGINNING
+        ),
+        *(
+            f"task={name}: each output of application={application} begins with what closed or was emitted after "
+            f"clock={full_clock(clock)}, and perhaps with some from before; a sink that acts on rows acts on these again."
+            if clock != BEGINNING
+            else f"task={name}: each output of application={application} begins with all that ever closed or was emitted; a "
+            "sink that acts on rows acts on these again."
+            for name, clock in begin_with(entry).items()
+        ),
+    ]
 
 
 def _check_free(target: Log) -> None:

@@ -6,6 +6,8 @@ Invariants:
   entry on the way names the checksum of the one before it.
 - An entry is whole too when the changes since the base have become more bytes than the base, or `MOST_CHANGES`, or when the
   base is `MOST_AGE` older.
+- The newest entry is the last of those that follow each other from the newest that the store lists. A store may list late what
+  it has, for less than the time for which entries stay: so the numbers from there on are asked for by name.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ def check_name(application: str) -> None:
 class Log:
     """The entries of one application. Only the newest that was met is kept, so that a writer reads only what others wrote.
 
-    A store may list late what it has: an entry that this log has written or met is not forgotten for that.
+    A store may list late what it has: an entry that this log has written or met is not forgotten for that, and one that others
+    have written is asked for by its number.
     """
 
     def __init__(self, files: Files, application: str) -> None:
@@ -121,12 +124,12 @@ class Log:
             listed = next(self._listed(), 0)
             number = max(listed, self._highest)
             if number == 0:
-                return None
+                return self._last_from(None)
             if number > listed:
                 # Not listed yet, or collected: only reading it tells which.
                 self._kept = None
             try:
-                return self.read(number)
+                return self._last_from(self.read(number))
             except _MissingError as error:
                 # Its base may be collected as soon as newer entries follow from another.
                 missing = error
@@ -161,6 +164,17 @@ class Log:
         raise DamagedError(
             f"no entry of the log of {self.application} can be read; bring back its files from a copy of the store."
         )
+
+    def _last_from(self, entry: Entry | None) -> Entry | None:
+        """Return the last of the entries that follow this one, or the first one of the log, without a look at the listing."""
+        while not self.files.lists_at_once:
+            try:
+                entry = self.read(entry.number + 1 if entry else 1)
+            except _MissingError:
+                raise
+            except FileNotFoundError:
+                break
+        return entry
 
     def read(self, number: int) -> Entry:
         """Return one entry. Whoever reads all entries in their order reads each once.

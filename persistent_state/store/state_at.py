@@ -48,6 +48,10 @@ from persistent_state.windows import FINAL
 Answer = TypeVar("Answer")
 
 
+class NoClockYetError(NotThereError):
+    """A task is being built, and has a state at no clock yet. Ask again later."""
+
+
 @dataclass(frozen=True)
 class StateAt:
     """A task's state at a clock, or the part of it with low <= hash < high: the runs that hold it. Can be pickled.
@@ -535,6 +539,11 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
     """Return the clock to read at, a retained one at which the task existed. A stopped task is read at its own clock."""
     newest = min(entry.clock, entry.flows[task.flow].visited)
     at = newest if clock is None else clock
+    if at == BEGINNING < entry.clock:
+        raise NoClockYetError(
+            f"task={name} is being built and has reached no clock yet; read it once it has caught up with "
+            f"clock={full_clock(entry.clock)}."
+        )
     readable = [c for c in entry.retained if task.born <= c <= newest]
     if at not in (*readable, newest):
         if task.active and at in entry.retained and at > newest:

@@ -27,7 +27,8 @@ from persistent_state.cli import run as command
 from persistent_state.cli import spark_session, stop_signals
 from persistent_state.cli.commands import main
 from persistent_state.cli.json_lines import LOGGER, PROGRESS
-from persistent_state.engine.run import asked_to_stop
+from persistent_state.engine.run import asked_to_stop, hand_on
+from persistent_state.event_time.clocks import BEGINNING
 from tests.processes import start_guarded
 from tests.waiting import PATIENCE, until
 
@@ -110,7 +111,9 @@ def test_a_run_that_comes_to_its_end_is_done(
     app = play()
     assert main(["run", "played:app"]) == command.DONE
     how = {"spark": session, "drain": False, "reset": [], "rebuild": [], "metrics": None, "show_progress": False}
-    assert app.calls == [("run", how)]
+    ((called, options),) = app.calls
+    del options["on_progress"]
+    assert (called, options) == ("run", how)
     assert session.told == ["app", None, []]
     assert session.is_stopped
     first, last = lines(capsys)
@@ -131,11 +134,12 @@ def test_options_are_handed_on(play: Callable[..., Played], session: Session) ->
     assert (run, of_run["drain"], of_run["metrics"]) == ("run", True, "0.0.0.0:9108")
     assert (of_run["reset"], of_run["rebuild"]) == (["A"], ["B", "C"])
     assert start == "start"
-    assert {**of_start, "spark": None} == {
+    assert {**of_start, "spark": None, "on_progress": None} == {
         "spark": None,
         "trigger": "10 seconds",
         "metrics": 9108,
         "show_progress": False,
+        "on_progress": None,
     }
     assert session.told == ["app", None, []]
     assert main(["run", "played:app", *spark]) == 0
@@ -326,6 +330,36 @@ def test_what_fails_while_a_run_ends_as_asked_is_no_failure_unless_it_would_fail
     assert main(["run", "played:app"]) == command.status_of(error)
 
 
+def test_a_run_that_ended_as_asked_has_its_clock_in_the_last_line(
+    play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def do() -> bool:
+        with asked_to_stop() as asked:
+            signal.raise_signal(signal.SIGTERM)
+        # What `Application.run` does then ends a program, and not this command.
+        hand_on(asked)
+        return True
+
+    play(do)
+    assert main(["run", "played:app"]) == command.TRY_AGAIN
+    last = lines(capsys)[-1]
+    assert (last["result"], last["clock"]) == ("try again", 60)
+
+
+def test_a_run_that_fails_has_the_clock_of_its_newest_commit_in_the_last_line(
+    play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def do() -> None:
+        told = app.calls[-1][1]["on_progress"]
+        for clock in (BEGINNING, 10, 30, 20):
+            told(SimpleNamespace(global_clock=clock))
+        raise StoreUnavailableError("the store is down.")
+
+    app = play(do)
+    assert main(["run", "played:app"]) == command.TRY_AGAIN
+    assert lines(capsys)[-1]["clock"] == 30
+
+
 def test_stdout_has_lines_of_json_and_nothing_else(
     play: Callable[..., Played], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -455,6 +489,7 @@ if __name__ == "__main__":
 
 PROGRAM = """
 import os, sys, time
+from types import SimpleNamespace
 from persistent_state.cli import run, stop_signals
 from persistent_state.cli.commands import main
 from tests.cli.test_run import Played, Session
@@ -479,7 +514,11 @@ def wait():
 
 if {in_import}:
     wait()
-app = Played("app", "memory://played").play(wait)
+def work():
+    app.calls[-1][1]["on_progress"](SimpleNamespace(global_clock=70))
+    wait()
+
+app = Played("app", "memory://played").play(work)
 if __name__ == "__main__":
     sys.exit(main(["run", __file__ + ":app", *sys.argv[1:]]))
 """
@@ -525,6 +564,7 @@ def test_a_process_that_does_not_end_in_time_ends_at_once_and_says_so(tmp_path: 
     assert (status, found[-1]["event"], found[-1]["status"]) == (command.TRY_AGAIN, "ended", command.TRY_AGAIN)
     assert found[-1]["error"] in err
     assert "did not end within 0.5 s" in err
+    assert found[-1]["clock"] == 70
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
-from persistent_state import TaskFailedError
+from persistent_state import InvalidInputError, StateError, TaskFailedError
 from persistent_state.engine import failures
 
 
@@ -29,3 +30,59 @@ def test_an_error_is_a_row_where_spark_would_not_try_again(
 
 def test_a_result_is_no_error() -> None:
     assert failures.error_of(pickle.dumps({"a": 1})) is None
+
+
+OF_JAVA = """An error occurred while calling o45.load.
+: java.io.IOException: Cannot run program "{program}" (in directory "."): error={number}, {why}
+\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)
+\tat org.apache.spark.api.python.PythonWorkerFactory.startDaemon(PythonWorkerFactory.scala:231)
+Caused by: java.io.IOException: error={number}, {why}
+\t... 12 more
+"""
+
+
+@pytest.mark.parametrize(("number", "why"), [(2, "No such file or directory"), (13, "Permission denied")])
+def test_a_python_that_can_not_be_run_is_a_wrong_set_up(number: int, why: str) -> None:
+    with pytest.raises(InvalidInputError) as refused, failures.naming_spark("application=app"):
+        raise PySparkException(OF_JAVA.format(program="/opt/python", number=number, why=why))
+    assert str(refused.value) == (
+        f"application=app: Spark can't run python='/opt/python' ({why}); let PYSPARK_PYTHON, or spark.pyspark.python, name a "
+        "Python that is on every machine of Spark."
+    )
+    assert refused.value.__cause__ is None
+
+
+def test_a_python_for_which_there_is_no_memory_now_may_be_run_another_time() -> None:
+    error = PySparkException(OF_JAVA.format(program="/opt/python", number=12, why="Cannot allocate memory"))
+    made = failures.as_own_error(error, "application=app")
+    assert type(made) is StateError
+    assert "\tat " not in str(made)
+    assert len(str(made).splitlines()) == 3
+
+
+def test_an_error_of_spark_shows_neither_frames_of_the_jvm_nor_its_plan_of_the_query() -> None:
+    text = "[STREAM_FAILED] Query [id = 1] ended: the disk is full\n=== Streaming Query ===\nIdentifier: q\nLogical Plan: ..."
+    with pytest.raises(StateError) as raised, failures.naming_spark("application=app"):
+        raise PySparkException(text)
+    assert str(raised.value) == "application=app: Spark failed: [STREAM_FAILED] Query [id = 1] ended: the disk is full"
+    assert isinstance(raised.value.__cause__, PySparkException)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "org.apache.spark.SparkException: Python worker failed to connect back.\n\tat org...\nCaused by: Accept timed out",
+        "[STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE] Streaming Runner initialization failed. SQLSTATE: XXKST",
+    ],
+)
+def test_a_process_that_did_not_connect_in_time_is_told_from_all_other_failures(text: str) -> None:
+    made = failures.as_own_error(PySparkException(text), "task=Words")
+    assert failures.is_too_slow(PySparkException(text))
+    assert failures.is_too_slow(made)
+    assert str(made).startswith(
+        "task=Words: this machine is too slow to start: Spark gives a Python process ten seconds"
+    )
+    assert "\n" not in str(made)
+    # What a user's code says is no word of Spark.
+    assert not failures.is_too_slow(TaskFailedError(f"process_message raised {text}"))
+    assert not failures.may_pass(TaskFailedError("Python worker exited unexpectedly"))

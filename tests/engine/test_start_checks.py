@@ -147,24 +147,57 @@ with asked_to_stop() as asked:
     assert (done.stdout, done.returncode) == ("asked\n", -number)
 
 
-def test_a_signal_that_comes_between_the_start_and_the_wait_ends_a_run() -> None:
-    program = """
-import os, signal
+STARTED = """
+import os, signal, sys
 from types import SimpleNamespace
+from persistent_state import StateError
 from persistent_state.engine import run
 
 def start(*_):
     with run.asked_to_stop() as asked:
-        supervisor = SimpleNamespace(is_alive=True, error=None, was_query_stopped=False, join=lambda: None)
+        supervisor = SimpleNamespace(is_alive=True, error=None, was_query_stopped={is_query_stopped}, join=lambda: None)
         supervisor.stop = lambda: setattr(supervisor, "is_alive", False)
         running = run.Running(supervisor)
-    os.kill(os.getpid(), signal.SIGTERM)
+    {how}
     return running
 
 run.start = start
-print(run.run(None, (), ()).was_asked_to_stop, flush=True)
-os.kill(os.getpid(), signal.SIGTERM)
-print("not reached")
+{before}
+try:
+    print(run.run(SimpleNamespace(application="app"), (), ()).was_asked_to_stop, "goes on", flush=True)
+except StateError as error:
+    print(error)
+finally:
+    print("puts its things right", flush=True)
 """
+
+
+def ended(how: str, before: str = "", is_query_stopped: bool = False) -> tuple[str, int]:
+    """Run a program in which a run ends so, and return what it printed and its exit status."""
+    program = STARTED.format(how=how, before=before, is_query_stopped=is_query_stopped)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.stdout, done.returncode) == ("True\n", -signal.SIGTERM)
+    return done.stdout, done.returncode
+
+
+def test_a_program_whose_run_a_signal_has_ended_does_not_go_on_as_if_all_were_read() -> None:
+    """Also if the signal comes between the start and the wait."""
+    kill = "os.kill(os.getpid(), signal.{})"
+    assert ended(kill.format("SIGTERM")) == ("puts its things right\n", 143)
+    text, status = ended(kill.format("SIGINT"))
+    # Python ends so by its KeyboardInterrupt.
+    assert (text, status) == ("puts its things right\n", -signal.SIGINT)
+
+
+def test_a_program_with_a_handler_of_its_own_learns_of_the_signal_by_that() -> None:
+    before = "signal.signal(signal.SIGTERM, lambda number, frame: print('heard', int(number)))"
+    text, status = ended("os.kill(os.getpid(), signal.SIGTERM)", before)
+    assert (text, status) == (f"heard {int(signal.SIGTERM)}\nTrue goes on\nputs its things right\n", 0)
+
+
+def test_a_program_whose_query_somebody_stopped_does_not_go_on_as_if_all_were_read() -> None:
+    text, status = ended("supervisor.stop()", is_query_stopped=True)
+    assert text == (
+        "somebody stopped a query of application=app through Spark before all was read; the next run goes on from there.\n"
+        "puts its things right\n"
+    )
+    assert status == 0

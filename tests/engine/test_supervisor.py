@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from persistent_state import Running, StateError
 from persistent_state.engine import backoff, connect, supervisor
 from persistent_state.engine.deliveries import Deliveries
+from persistent_state.engine.failures import TooSlowError
 from persistent_state.engine.feeds import Part
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.queries import Queries, Setup
@@ -42,6 +44,8 @@ class Script:
         self.behind: list[Step] = []
         self.meeting: Any = None
         self.waits = False
+        self.alone: list[str] = []
+        self.waits_for_machine: float | None = 5.0
         self.plan = core.plan_of(Words(), SCHEMA)
         self.log = Log(self.plan.files, self.plan.application)
         self.queries: Any = None
@@ -74,7 +78,7 @@ class FakeQueries:
 
     script: Script
 
-    def __init__(self, setup: Setup, *_: Any) -> None:
+    def __init__(self, setup: Setup, *_: Any, **_named: Any) -> None:
         self.active_flows: set[str] = set()
         self.failed_commit: tuple[str, Exception] | None = None
         self.failed_query: tuple[str, Exception] | None = None
@@ -101,6 +105,15 @@ class FakeQueries:
         self.script.queries = self
         self.active_flows = {"Words"}
         self.script.steps.pop(0)(self.script)
+
+    def start_more(self) -> None: ...
+
+    def start_again(self, flow: str) -> float | None:
+        """Start the query alone, as the script says."""
+        self.failed_query = None
+        self.script.alone.append(flow)
+        self.script.steps.pop(0)(self.script)
+        return self.script.waits_for_machine
 
     def has_committed(self, flow: str) -> bool:
         return self.committed
@@ -176,6 +189,9 @@ def raises(error: Exception) -> Step:
 
 
 DOWN = StoreUnavailableError("the store is down.")
+
+
+SLOW = RuntimeError("org.apache.spark.SparkException: Python worker failed to connect back.\n\tat org.apache...")
 
 
 def test_a_run_ends_when_its_queries_come_to_their_end() -> None:
@@ -292,6 +308,62 @@ def test_failures_with_a_new_global_clock_between_them_do_not_add_up() -> None:
     # A micro-batch that moves no clock is no success.
     run = play(*(fails(DOWN, 15) for _ in range(3)), max_restarts=1).run()
     assert (run.error, run.restarts) == (DOWN, 1)
+
+
+def test_a_query_that_the_machine_was_too_slow_for_starts_again_alone(caplog: pytest.LogCaptureFixture) -> None:
+    script = play(*[fails(SLOW)] * 5, ends, max_restarts=0)
+    run = script.run()
+    assert (run.error, run.restarts, run.entry.epoch, script.alone) == (None, 0, 1, ["Words"] * 5)
+    assert caplog.records[0].getMessage() == (
+        "task=Words: this machine is too slow to start: Spark gives a Python process ten seconds to connect, and one took "
+        "longer. Give the machine more cores or less to do, or the application fewer flows (tasks with one source object are "
+        "one flow), or run `python -m persistent_state.engine.archives` once, after which these processes start faster. It "
+        "starts again in 5 s, and other flows go on; the run ends if none starts within 10 minutes."
+    )
+
+
+def test_a_flow_that_has_committed_is_not_started_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "SHORTEST_WAIT_OF_BUSY", 0.001)
+    script = play(fails(SLOW, 5), ends, max_restarts=0)
+    run = script.run()
+    # It does not count as a restart that fails.
+    assert (run.error, run.restarts, run.entry.epoch, script.alone) == (None, 1, 2, [])
+
+
+def test_a_machine_that_stays_too_slow_ends_the_run_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "PATIENCE", -1.0)
+    script = play(fails(SLOW), fails(SLOW), max_restarts=1000)
+    script.waits_for_machine = None
+    run = script.run()
+    assert str(run.error).startswith("task=Words: this machine is too slow to start")
+    assert (type(run.error), run.restarts) == (TooSlowError, 0)
+
+
+def test_a_newer_driver_fences_one_whose_machine_is_too_slow() -> None:
+    def is_taken_over(script: Script) -> None:
+        core.start(script.log, [script.plan])
+        fails(SLOW)(script)
+
+    run = play(is_taken_over).run()
+    assert isinstance(run.error, FencedError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SLOW,
+        RuntimeError("Caused by: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
+        RuntimeError(
+            "[STREAMING_PYTHON_RUNNER_INITIALIZATION_COMMUNICATION_FAILURE] Streaming Runner initialization failed"
+        ),
+    ],
+)
+def test_a_first_start_that_fails_for_a_process_of_spark_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(backoff, "SHORTEST_WAIT_OF_BUSY", 0.001)
+    run = play(raises(error), ends).run()
+    assert (run.error, run.restarts, run.entry.epoch) == (None, 1, 2)
 
 
 @pytest.mark.parametrize("kind", [FencedError, InvalidInputError, TaskFailedError, DamagedError])
@@ -461,6 +533,30 @@ def test_sinks_are_told_of_a_stop_first_and_only_an_end_by_itself_collects_once_
         assert not {"collects", "sinks get the rest"} & {*done}
     else:
         assert first[1:3] == ["sinks get the rest", "collects"]
+
+
+def test_all_that_a_stop_waits_for_ends_in_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[float] = []
+
+    class Sinks(Deliveries):
+        def stop(self, seconds: float) -> None:
+            patience.append(seconds)
+
+    def stops(queries: FakeQueries) -> None:
+        if queries.active_flows:
+            time.sleep(0.3)
+        queries.active_flows = set()
+
+    script = play(lambda script: None)
+    entry = core.start(script.log, [script.plan])
+    monkeypatch.setattr(FakeQueries, "stop", stops)
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.4)
+    run = Supervisor(script.setup, script.log, entry, Sinks([]), threading.Event())
+    run.stop()
+    run._thread.join(60)
+    # The micro-batch that was under way has taken most of it.
+    assert patience[0] == 0.0
+    assert 0.0 <= patience[-1] <= 0.1
 
 
 def test_the_session_of_the_user_is_tried_again_once_the_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

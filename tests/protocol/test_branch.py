@@ -23,6 +23,7 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import AT_LEAST_ONCE
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.formatting import full_clock
 from persistent_state.protocol import branch, deliver
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store import lists
@@ -188,6 +189,49 @@ def test_a_task_that_was_left_out_is_read_at_its_clock_and_begins_again_if_it_re
     since = sum(150 <= row["ts"] < 190 for row in world.rows(20))
     assert (green.state(), green.state(task="other")) == (expected(world, 0, 20), since)
     assert verify(world.files.url).problems == ()
+
+
+def test_a_branch_warns_of_a_task_that_was_left_out_at_its_clock_also_if_it_has_come_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
+    core.start(world.log, [world.plan, other])
+    for plan in (world.plan, other):
+        world.play(8, plan=plan)
+    left = world.newest.clock
+    core.start(world.log, [world.plan])
+    world.play(10)
+    clock = world.newest.clock
+    core.start(world.log, [world.plan, other])
+    for plan in (world.plan, other):
+        world.play(12, plan=plan)
+    assert branch_application(world.files.url, "app", "green", clock) == clock
+    assert caplog.messages == [
+        f"task=other was left out when clock={full_clock(clock)} was the newest, so it is in application=green as it left, at "
+        f"clock={full_clock(left)}; name it in reset or rebuild of the first start that has it."
+    ]
+    caplog.clear()
+    branch_application(world.files.url, "app", "blue")
+    assert caplog.messages == []
+
+
+def test_a_branch_says_what_the_outputs_of_windows_and_emitted_rows_begin_with() -> None:
+    files = core.memory()
+    graph = Graph(files, 2, 20).start()
+    graph.play(60)
+    for clock in graph.newest.kept:
+        entry = branched(files, core.memory(), "app", clock)
+        begin = branch.begin_with(entry)
+        assert begin.keys() == {"Slots", "Visits"}
+        assert all(BEGINNING <= since <= clock for since in begin.values())
+        told = branch.notes(entry, "app")
+        for name, since in begin.items():
+            part = "Visits.rows" if name == "Visits" else name
+            # Nothing from after it has gone: what the first clock of an output has is all of that.
+            assert entry.tasks[part].stored.floor == since
+            (note,) = (note for note in told if note.startswith(f"task={name}:"))
+            assert ("all that ever closed" if since == BEGINNING else f"after clock={full_clock(since)}") in note
 
 
 def settled(world: World, monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import InvalidInputError, NonWindowState, PersistentTask, read_state
+from persistent_state import InvalidInputError, NonWindowState, NotThereError, PersistentTask, open_store, read_state
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import commits, refusals
@@ -179,6 +179,16 @@ def test_a_reader_learns_that_a_task_is_built_again() -> None:
     ran = Ran()
     held = find_state(ran.old.files, "app", Total("sum"), 40)
     core.start(ran.log, [ran.new, ran.other], rebuild=["sum"])
+    words = (
+        r"^task=sum is being built and has reached no clock yet; read it once it has caught up with clock=.*\(40\)\.$"
+    )
+    for read in (
+        lambda: read_state(ran.old.files.url, "app", Total("sum", pa.float64())),
+        lambda: open_store(ran.old.files.url).application("app").task("sum").at(),
+        lambda: open_store(ran.old.files.url).application("app").task("sum").changes(30),
+    ):
+        with pytest.raises(NotThereError, match=words):
+            read()
     core.play(ran.log, ran.new, rows(SENT[:2]))
     with pytest.raises(InvalidInputError, match=r"task=sum is rebuilt and has reached clock=.* once it has caught up"):
         read_state(ran.old.files.url, "app", Total("sum", pa.float64()), 40)

@@ -98,6 +98,11 @@ class StagedFiles(PlainFiles):
     """The disk as one driver and its workers reach it."""
 
     stage: Stage | None = field(default=None, compare=False, repr=False)
+    lists_late: bool = field(default=False, compare=False)
+
+    @property
+    def lists_at_once(self) -> bool:
+        return not self.lists_late
 
     def _do(self, operation: str, path: str, act: Callable[[], Any]) -> Any:
         assert self.stage is not None

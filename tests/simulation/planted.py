@@ -809,17 +809,9 @@ BUGS = (
     ),
     bug(
         "late listing believed",
-        "A driver forgets what it wrote when the store does not list it.",
-        log.Log.newest,
-        ("number = max(listed, self._highest)", "number = listed"),
-        theme="faulty",
-    ),
-    bug(
-        "late listing taken for a takeover",
-        "A worker whose listing is late takes its own driver for superseded.",
-        commits.own,
-        ("if newest is None or newest.epoch < epoch:", "if newest is None:"),
-        ("if newest.epoch > epoch:", "if newest.epoch != epoch:"),
+        "A driver or a worker takes what the store lists for all that there is.",
+        log.Log._last_from,
+        ("while not self.files.lists_at_once:", "while False:"),
         theme="faulty",
     ),
     bug(

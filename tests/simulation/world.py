@@ -644,12 +644,12 @@ class World:
         if isinstance(error, FencedError):
             must(superseded, "only a superseded driver is fenced", error=error)
         elif isinstance(error, DisagreementError):
-            must(superseded or actor.sabotaged or self.lag > 0, "shards agree", error=error)
+            must(superseded or actor.sabotaged, "shards agree", error=error)
         elif isinstance(error, CommitUnknownError):
             # Who sleeps until the entry after its own was collected can't tell any more what became of it.
             must(self.faulty or superseded or self.oracle.has_lost_numbers, "no error without a fault", error=error)
         elif isinstance(error, StoreUnavailableError):
-            must(self.faulty or superseded or self.lag > 0, "no error without a fault", error=error)
+            must(self.faulty or superseded, "no error without a fault", error=error)
         elif isinstance(error, DamagedError) and "is gone" not in str(error):
             must(any(path in str(error) for path in self.damages), "damage is named", error=error)
             self.damaged = None
@@ -847,7 +847,7 @@ class World:
     def _drive(self, actor: Actor) -> None:
         terms, writer = actor.terms, f"d{actor.number}"
         # What one has verified says nothing to another.
-        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0)
         settings = Settings(
             terms.interval, terms.delay, terms.idle_after, terms.ahead, terms.jump, terms.believe, terms.alignment
         )
@@ -1132,7 +1132,7 @@ class World:
 
     def _look_back(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who reads all tasks at an old clock, and knows nothing of any driver."""
-        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0)
 
         def look() -> None:
             clock = self.people.choice([*self.oracle.kept.visited] or [0])
@@ -1156,7 +1156,7 @@ class World:
 
     def _give_name(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who keeps a clock by a name, or does so no longer."""
-        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0)
 
         def give() -> None:
             newest = self.oracle.newest
@@ -1183,7 +1183,7 @@ class World:
                 raise Crash
 
         far = FarFiles(url, disk=branches.disk, stage=actor, wait=wait)
-        files = StagedFiles(url, disk=self.disk, stage=actor)
+        files = StagedFiles(url, disk=self.disk, stage=actor, lists_late=self.lag > 0)
 
         def make() -> None:
             newest = self.oracle.newest
@@ -1207,7 +1207,7 @@ class World:
 
     def _go_back(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who takes the application back to a kept clock, whoever is running it."""
-        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor)
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0)
 
         def go(place: int | None = None) -> None:
             kept = self._kept_below_sinks() or [0]

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sqlite3
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -36,7 +37,7 @@ from persistent_state import (
     application,
     read_state,
 )
-from persistent_state.engine import backoff
+from persistent_state.engine import backoff, queries
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store import kept_entries
 from persistent_state.store.files import open_files
@@ -207,6 +208,75 @@ def test_failures_with_progress_between_them_do_not_add_up(
     run = app.run(spark, drain=True)
     assert run.restarts == 3
     assert total(app) == [10]
+
+
+TOO_LATE = """#!/bin/sh
+case "$*" in
+*python_streaming_source_runner*)
+    # The first query gets through. The next tries come too late for Spark's ten seconds.
+    for call in 1 2 3; do
+        if mkdir "{folder}/$call" 2>/dev/null; then
+            test $call = 1 || sleep 12
+            break
+        fi
+    done ;;
+esac
+exec "{python}" "$@"
+"""
+
+
+class Other(Total):
+    name = "Other"
+
+
+def test_a_query_that_the_machine_is_too_slow_for_starts_again_and_the_other_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(TOO_LATE.format(folder=tmp_path, python=sys.executable))
+    python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    monkeypatch.setattr(queries, "AT_ONCE", 1)
+    monkeypatch.setattr(backoff, "SHORTEST_WAIT_OF_BUSY", 1.0)
+    app = Application("busy", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1, max_restarts=0)
+    app.add(Total(), numbers(tmp_path / "in", [1], [2]))
+    app.add(Other(), numbers(tmp_path / "others", [3], [4]))
+    with caplog.at_level(logging.WARNING, "persistent_state"):
+        run = app.start(spark)
+        try:
+            seen: list[dict[str, Any]] = []
+            while len(run.progress) < 2:
+                assert not run.await_termination(timeout=0.1)
+                seen.append({**run._supervisor.queries.by_flow})
+        finally:
+            run.stop()
+    assert [(tmp_path / str(call)).exists() for call in (1, 2, 3)] == [True] * 3
+    assert (run.restarts, run._supervisor.entry.epoch) == (0, 1)
+    assert len({id(each["Total"]) for each in seen if "Total" in each}) == 1, "it was kept"
+    assert len({id(each["Other"]) for each in seen if "Other" in each}) == 3
+    warned = [text for text in caplog.messages if "ten seconds to connect" in text]
+    assert len(warned) == 2
+    assert all(text.startswith("task=Other: this machine is too slow") for text in warned)
+    app.run(spark, drain=True)
+    assert [read_state(app.store, app.name, task)["value"].to_pylist() for task in ("Total", "Other")] == [[3], [7]]
+
+
+def test_a_python_that_is_not_there_is_refused_in_a_sentence(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python")
+    app = Application("nowhere", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
+    app.add(Total(), numbers(tmp_path / "in", [1]))
+    words = (
+        "application=nowhere: Spark can't run python='/nowhere/python' (No such file or directory); let PYSPARK_PYTHON"
+    )
+    with pytest.raises(InvalidInputError, match=f"^{re.escape(words)}") as refused:
+        app.run(spark)
+    assert "\n" not in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
 
 
 class Thirteen(Total):

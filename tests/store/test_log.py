@@ -644,6 +644,27 @@ class Faulty(MemoryFiles):
         return [*super().list(folder), *([self.ghosts.pop(0)] if self.ghosts else [])]
 
 
+class Late(MemoryFiles):
+    """A far store whose listings show the first files only. `asked` are the names that were read."""
+
+    lists_at_once = False
+
+    def __init__(self, url: str, shown: int) -> None:
+        super().__init__(url)
+        object.__setattr__(self, "shown", shown)
+        object.__setattr__(self, "asked", list[str]())
+
+    shown: int
+    asked: list[str]
+
+    def list(self, folder: str) -> Names:
+        return super().list(folder)[: self.shown]
+
+    def read(self, path: str) -> pa.Buffer:
+        self.asked.append(path)
+        return super().read(path)
+
+
 def entry_of(number: int, epoch: int = 1, writer: str = "w") -> Entry:
     return replace(FULL, number=number, epoch=epoch, writer=writer)
 
@@ -710,6 +731,32 @@ class TestAppending:
         with pytest.raises(CommitUnknownError, match="entry 2 of app came after others of its number; start again"):
             log.append(entry_of(2))
         assert log.newest() == entry_of(number)
+
+
+class TestLateListings:
+    @pytest.mark.parametrize("shown", range(5))
+    def test_a_process_that_comes_new_gets_the_newest_entry_however_late_a_listing_is(self, shown: int) -> None:
+        written = log_of(*map(entry_of, range(1, 5)))
+        log = Log(Late(written.files.url, shown), "app")
+        assert log.newest() == entry_of(4)
+        # Another process writes on, and a listing shows nothing of it.
+        written.append(entry_of(5))
+        assert log.newest() == entry_of(5)
+        log.append(entry_of(6))
+        assert Log(Late(written.files.url, shown), "app").newest() == entry_of(6)
+
+    def test_a_log_that_is_not_there_is_asked_for_once(self) -> None:
+        files = Late(core.memory().url, 0)
+        assert Log(files, "app").newest() is None
+        assert files.asked == [Log(files, "app").path(1)]
+
+    def test_a_look_at_a_log_that_has_not_changed_asks_for_one_entry_more(self) -> None:
+        files = Late(log_of(*map(entry_of, range(1, 4))).files.url, 3)
+        log = Log(files, "app")
+        log.newest()
+        del files.asked[:]
+        assert log.newest() == entry_of(3)
+        assert files.asked == [log.path(4)]
 
 
 class TestReading:

@@ -49,6 +49,11 @@ class Files(ABC):
     url: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
 
+    @property
+    def lists_at_once(self) -> bool:
+        """Return whether a listing shows every file that was made before it. Where it may not, a file is asked for by name."""
+        return self.near
+
     @abstractmethod
     def create(self, path: str, data: BytesLike) -> None:
         """Make a file of these bytes. Everyone sees all of it or none; of several creators of a name one wins.
