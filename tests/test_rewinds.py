@@ -547,7 +547,7 @@ def test_a_clock_whose_bad_rows_are_collected_while_it_is_gone_back_to_is_kept_n
     path = world.newest.flow_of("total").late_rows.sides[-1].file.path
     collector, came = Collector(world.log), threading.Event()
 
-    def read(*arguments: Any) -> pa.Table:
+    def read(*arguments: Any, **more: Any) -> pa.Table:
         if not came.is_set():
             came.set()
             while path in world.newest.files():
@@ -555,12 +555,12 @@ def test_a_clock_whose_bad_rows_are_collected_while_it_is_gone_back_to_is_kept_n
             for at in range(85, 500, 10):
                 play_bad_rows(at)
                 collector.collect(world.newest.epoch, now=10**12, keeping=world.keeping)
-        return read_table(*arguments)
+        return read_table(*arguments, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "read_table", read)
         # This process has not read the file before.
-        patch.setattr(cache, "find", lambda checksum: None)
+        patch.setattr(cache, "find", lambda *which: None)
         said = problem(lambda: app.rewind(plan))
     assert came.is_set()
     assert f"({clock}) is kept no more; plan again. Nothing changed." in said
@@ -570,7 +570,7 @@ def test_a_clock_whose_bad_rows_are_collected_while_it_is_gone_back_to_is_kept_n
     plan = app.plan_rewind(max(world.newest.kept))
     world.files.delete(world.newest.flow_of("total").late_rows.sides[-1].file.path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "find", lambda checksum: None)
+        patch.setattr(cache, "find", lambda *which: None)
         assert "names is gone" in problem(lambda: app.rewind(plan), DamagedError)
 
 

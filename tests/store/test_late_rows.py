@@ -86,7 +86,7 @@ def test_a_lost_file_is_named_and_a_task_can_start_anew_without_it(tmp_path: Pat
     lost.unlink()
     for n in range(2 * late_rows.MANY):
         entry = play(log, plan, rows_of(100 + n, None), placed=False)
-    with pytest.raises(DamagedError, match=rf"{lost.name}.*; restore it, or reset the task"):
+    with pytest.raises(DamagedError, match=rf"{lost.name}.*; bring it back.*, or reset the task"):
         start(log, [plan])
     entry = start(log, [plan], reset=["Total"])
     assert entry.late_rows_of("Total").sides == ()
