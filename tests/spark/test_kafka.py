@@ -44,6 +44,8 @@ from tests.waiting import PATIENCE, until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.kafka
+
 KILLS = soak_or(ci=2, soak=10)
 START = 1_700_000_000_000
 HOUR, MINUTE = 3_600_000, 60_000
