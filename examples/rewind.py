@@ -210,15 +210,11 @@ def run(folder: Path, version: str, *, files: int, drain: bool) -> str | None:
 
 def kill_rewind(folder: Path, is_there: Callable[[], bool]) -> str | None:
     """Begin a rewind in a process of its own, and kill it at a moment. Return what was wrong, if it was not there."""
-    database = sqlite3.connect(Tables(folder).database, timeout=60, isolation_level=None)
-    with closing(database), driver("examples.rewind", folder, "--rewind") as process:
-        # While we are in the middle of reading, SQLite lets no transaction commit: the rewind waits, however seldom we look.
-        database.execute("BEGIN")
-        database.execute("SELECT count(*) FROM routes").fetchone()
+    with driver("examples.rewind", folder, "--rewind") as process:
         while not is_there():
             if process.poll() is not None:
                 return f"the rewind ended before it could be killed, and said: {last_words(folder)}"
-            time.sleep(0.01)
+            time.sleep(0.001)
         process.kill()
         process.wait()
     return None

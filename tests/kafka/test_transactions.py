@@ -373,13 +373,15 @@ def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 4)
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
     begun = begin_first(writer)
-    ends = list[int]()
+    now, end = [0.0], list[int]()
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def encode(rows: pa.RecordBatch) -> Any:
-        if ends:
+        if end:
             # Behind the rows of the first look comes what the broker writes when it ends the transaction.
-            until(lambda: ends_of(broker, topic) > ends[0] + 4, "the end of the transaction")
-        ends.append(ends_of(broker, topic))
+            until(lambda: ends_of(broker, topic) > end[0], "the end of the transaction")
+            now[0] += 10
+        end.append(ends_of(broker, topic) + len(rows))
         return as_json(1, rows)
 
     said = problem(lambda: write_part(writer, begun, rows_of(10), 0, encode), StoreUnavailableError)

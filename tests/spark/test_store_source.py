@@ -352,6 +352,7 @@ class TestStreams:
         assert re.search(told, str(query.exception()))
         assert len(stream.batches) == 1
 
+    @pytest.mark.spark
     def test_a_driver_that_is_killed_goes_on_where_it_was(self, tmp_path: Path) -> None:
         world = World(Kept(), files=open_files(tmp_path / "store"))
         world.keeping = type(world.keeping)(50, 0)
@@ -394,6 +395,7 @@ class TestStreams:
         assert seen == [clock for clock in world.newest.readable if clock >= seen[0]]
 
 
+@pytest.mark.spark
 def test_spark_connect_reads_and_follows(tmp_path: Path) -> None:
     world = World(Kept(), files=open_files(tmp_path / "store"))
     while world.newest.clock < 30:
