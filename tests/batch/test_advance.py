@@ -74,3 +74,11 @@ def test_the_clock_is_that_of_the_slowest_input_by_the_settings_of_each(
     flow = FlowState(FlowProgress(BEGINNING, batch=1), sources)
     report = Report(Sender("t", 1, 2, "", 0, 1), now, reach=Reach({}))
     assert advance(flow, None, [report], settings).clock == clock
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_finite_input_ends_with_its_last_micro_batch_and_is_not_idle_before(is_last: bool) -> None:
+    flow = FlowState(FlowProgress(0, batch=1), {INPUT: SourceState(channels={"c": Channel(25, active=0)})})
+    report = Report(Sender("t", 1, 2, "", 0, 1), now=100, reach=Reach({}, is_last=is_last))
+    after = advance(flow, None, [report], Settings(10, idle_after=50))
+    assert (after.holds, after.channels["c"].ended) == (not is_last, is_last)

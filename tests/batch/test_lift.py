@@ -19,7 +19,7 @@ from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import Bounds, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
 from persistent_state.sources.base import Chunk, Reach
@@ -205,6 +205,13 @@ def test_rows_without_a_position_below_the_restored_clock_are_counted() -> None:
     read, found = lifted(plan, replace(basis, restored=111), rows)
     assert +read.counts == {"messages": 1, "replayed or late": 2}
     assert [table["value"].to_pylist() for table in found.tables] == [[4]]
+
+
+def test_rows_outside_the_bounds_of_an_input_are_counted_when_they_are_first_read() -> None:
+    plan, basis = planned(Sums(), Position(next=2, accounted=((5, 112),)))
+    plan = replace(plan, settings=replace(plan.settings, bounds=Bounds(since=150)))
+    read, _ = lifted(plan, basis, chunk_of([(120, "a", 1)] * 5, first=2))
+    assert read.counts["outside"] == 2
 
 
 def test_messages_taken_late_are_at_the_clock() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from persistent_state.protocol.commits import Keeping, close, own
 from persistent_state.store import lists
 from persistent_state.store.flow_state import FlowProgress, FlowState, SourceState
 from persistent_state.store.log import Log
+from persistent_state.store.task_state import OutputState
 from tests import core
 
 ROW = pa.schema([("ts", pa.int64()), ("n", pa.int64()), ("device", pa.string())])
@@ -216,6 +218,15 @@ def test_an_application_is_its_drivers_own_until_a_newer_driver_takes_over() -> 
     core.start(log, [plan])
     with pytest.raises(FencedError, match=r"a newer driver owns app; this one \(epoch 1\) has stopped"):
         own(log, 1)
+
+
+def test_checkpoints_stay_from_the_last_that_each_sink_was_given() -> None:
+    plan = core.plan_of(Total("a"), ROW)
+    entry = core.start(Log(plan.files, "app"), [plan])
+    task = replace(entry.tasks["a"], outputs=OutputState(delivered={"slow": 20, "fast": 40}))
+    entry = replace(entry, retained=(10, 20, 30, 40), tasks={"a": task})
+    assert commits._retained(entry, 50, Keeping(clocks=2)) == (20, 30, 40, 50)
+    assert commits._retained(entry, 50, Keeping(clocks=5)) == (10, 20, 30, 40, 50)
 
 
 def test_each_input_has_a_journal_of_its_own() -> None:
