@@ -17,9 +17,10 @@ With --folder, the store and the tables stay there: `persistent-state show FOLDE
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sqlite3
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from sqlalchemy import Engine, event
 
 from examples import flights
 from examples.driven import Key, driver, folder_for, last_words, let_in, local_spark, tell, windows_in
@@ -208,21 +210,36 @@ def run(folder: Path, version: str, *, files: int, drain: bool) -> str | None:
         return None if process.wait() == 0 else f"the driver of the version {version!r} said: {last_words(folder)}"
 
 
-def kill_rewind(folder: Path, is_there: Callable[[], bool]) -> str | None:
-    """Begin a rewind in a process of its own, and kill it at a moment. Return what was wrong, if it was not there."""
-    with driver("examples.rewind", folder, "--rewind") as process:
-        while not is_there():
-            if process.poll() is not None:
-                return f"the rewind ended before it could be killed, and said: {last_words(folder)}"
-            time.sleep(0.001)
-        process.kill()
-        process.wait()
+TABLES, TRANSACTION = "before the tables", "in a transaction"
+"""The moments at which a rewind is killed."""
+
+
+def killed_rewind(folder: Path, moment: str) -> str | None:
+    """Let a rewind kill its own process at a moment. Return what was wrong, if it did not."""
+    with driver("examples.rewind", folder, "--rewind", moment) as process:
+        if process.wait() != -signal.SIGKILL:
+            return f"the rewind ended before it was killed, and said: {last_words(folder)}"
     return None
+
+
+def rewind_to_death(folder: Path, moment: str) -> None:
+    """Take the application back, and kill this process when it has, and the tables have not, or have in part."""
+    store, tables = str(folder / "store"), Tables(folder)
+    newest = clocks(store, "flights")[-1]
+
+    def die(_: object) -> None:
+        is_moment = tables.in_transaction if moment == TRANSACTION else clocks(store, "flights")[-1] < newest
+        if is_moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # Before SQLite commits, or before it is asked for anything.
+    event.listen(Engine, "commit" if moment == TRANSACTION else "begin", die)
+    application(folder, minutes_late).rewind(DEPLOYED)
 
 
 def play(folder: Path, arrived: pd.DataFrame, before: int) -> tuple[list[Seen], list[str]]:
     """Return what was seen at each moment, and what was wrong, a sentence each."""
-    tables, store = Tables(folder), str(folder / "store")
+    tables = Tables(folder)
     print(_LINE.format("", "clock", "routes", "wrong", "days", "wrong"), flush=True)
     seen = list[Seen]()
 
@@ -234,16 +251,12 @@ def play(folder: Path, arrived: pd.DataFrame, before: int) -> tuple[list[Seen], 
     try:
         after("July, and all is well", run(folder, "right", files=before, drain=False))
         after("the end of the year, with a bug", run(folder, "bug", files=FILES, drain=True))
-        newest = clocks(store, "flights")[-1]
         plan = application(folder, minutes_late).plan_rewind(DEPLOYED)
         for output in plan.outputs:
             rows = "" if output.rows is None else f"{output.rows:,} rows: "
             print(f"  plan: back to {show_clock(plan.clock)}, {rows}{output.action} {output.output.rpartition('/')[2]}")
-        after(
-            "the rewind, killed before the tables",
-            kill_rewind(folder, lambda: clocks(store, "flights")[-1] < newest),
-        )
-        after("again, killed in a transaction", kill_rewind(folder, lambda: tables.in_transaction))
+        after(f"the rewind, killed {TABLES}", killed_rewind(folder, TABLES))
+        after(f"again, killed {TRANSACTION}", killed_rewind(folder, TRANSACTION))
         after("the end of the year, mended", run(folder, "right", files=FILES, drain=True))
     except Stopped as stopped:
         return seen, [str(stopped)]
@@ -286,13 +299,13 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth flight (default: all)")
     parser.add_argument("--drive", choices=VERSIONS, help=argparse.SUPPRESS)
     parser.add_argument("--drain", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--rewind", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rewind", choices=(TABLES, TRANSACTION), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.drive:
         application(arguments.folder, VERSIONS[arguments.drive]).run(local_spark("rewind"), drain=arguments.drain)
         return 0
     if arguments.rewind:
-        application(arguments.folder, minutes_late).rewind(DEPLOYED)
+        rewind_to_death(arguments.folder, arguments.rewind)
         return 0
     with folder_for("rewind", arguments.folder) as folder:
         (folder / "stream").mkdir()
