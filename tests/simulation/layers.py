@@ -226,9 +226,11 @@ def survivors(bugs: Iterable[Bug]) -> list[str]:
     alive = []
 
     def work(plugin: Plugin, items: dict[str, pytest.Item]) -> None:
+        nonlocal alive
         for bug, test in known.items():
-            if test not in items or not plugin.killer(bug, [items[test]], 60):
-                alive.append(f"{bug.name}: {test}")
+            is_killed = test in items and plugin.killer(bug, [items[test]], 60)
+            alive += [] if is_killed else [f"{bug.name}: {test}"]
+            print(f"{bug.name}: {'killed' if is_killed else 'ALIVE'}", flush=True)
 
     assert collected(sorted({test.partition("::")[0] for test in known.values()}), work) == 0
     return alive
