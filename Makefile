@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # Each target installs what it needs, once: an extra of setup.cfg, with the file .venv/with-EXTRA to show for it.
-UV := $(shell command -v uv)
-INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,\
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python,\
   $(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517)
 # Spark's workers start faster from compiled archives.
 COMPILE = [ $(VENV)/compiled -nt setup.cfg ] || { $(BIN)/python -m persistent_state.engine.archives >/dev/null && touch $(VENV)/compiled; }
@@ -15,10 +15,11 @@ EXAMPLES := message-count topic-to-topic window-average unique-aircraft sessions
 
 # tests/lanes.py says what each lane is.
 LANES := spark kills kafka stores browser worlds release
-NEEDS_kills := servers
-NEEDS_stores := servers
-NEEDS_release := release
-REPORT = --junitxml=build/tests/$(1).xml
+# How long each test took. A part of a lane writes none.
+REPORT = $(if $(ARGS),,--junitxml=build/tests/$(1).xml)
+
+# Two installations at once would break the environment.
+.NOTPARALLEL:
 
 .PHONY: demo test test-all test-others soak bench-quick lint docs setup clean check-python check-java $(EXAMPLES) $(LANES:%=test-%)
 
@@ -33,13 +34,14 @@ test: $(call with,test)
 	@$(BIN)/python -m pytest -n 2 --lane fast $(call REPORT,fast) $(ARGS)
 
 # One more lane: make test-spark, ...
+test-kills test-stores: $(call with,servers)
+test-release: $(call with,release)
 $(LANES:%=test-%): test-%: $(call with,test)
-	@$(MAKE) --no-print-directory $(call with,$(NEEDS_$*))
 	@$(BIN)/python -m pytest -n 2 --lane $* $(call REPORT,$*) $(ARGS)
 
 test-all: test test-others
 
-# All lanes but the fast one, in one run: no processor waits at the end of each.
+# All lanes but the fast one. One run of pytest, so that no core is idle at the end of each lane.
 test-others: $(call with,test servers release)
 	@$(BIN)/python -m pytest -n 2 $(LANES:%=--lane %) $(call REPORT,others) $(ARGS)
 
@@ -73,7 +75,7 @@ setup: | $(VENV)/made
 	@touch $(call with,demo examples test servers release lint docs benchmarks)
 
 $(VENV)/with-%: setup.cfg pyproject.toml | $(VENV)/made
-	@echo "Installing what '$*' needs into $(VENV), once: PySpark is 450 MB, so the first time takes a minute or two..."
+	@echo "Installing what '$*' needs into $(VENV), once. The first time this takes a minute or two: PySpark is 450 MB..."
 	@$(INSTALL) -e '.[$*]'
 	@$(COMPILE)
 	@touch $@

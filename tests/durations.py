@@ -27,11 +27,19 @@ class Took:
     seconds: float
 
 
+def newest(files: Iterable[Path]) -> list[Took]:
+    """Return the tests of reports, each once: as its newest report has it."""
+    by_time = sorted(files, key=lambda file: file.stat().st_mtime)
+    return list({each.test: each for each in read(by_time)}.values())
+
+
 def read(files: Iterable[Path]) -> Iterator[Took]:
     """Yield the tests of reports that pytest wrote as JUnit's XML."""
     for file in files:
         for case in ElementTree.parse(file).iter("testcase"):
-            lane = next(each.get("value") or "" for each in case.iter("property") if each.get("name") == "lane")
+            lanes = (each.get("value") for each in case.iter("property") if each.get("name") == "lane")
+            # A file that can't be collected has none.
+            lane = next(lanes, None) or "no lane"
             yield Took(lane, f"{case.get('classname')}::{case.get('name')}", float(case.get("time") or 0))
 
 
@@ -59,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     if not files:
         print(f"there are no reports in {REPORTS}; run `make test`.", file=sys.stderr)
         return 2
-    took = sorted(read(files), key=lambda each: each.seconds, reverse=True)
+    took = sorted(newest(files), key=lambda each: each.seconds, reverse=True)
     print(json.dumps([asdict(each) for each in took]) if given.json else table(took, given.longest))
     return 0
 

@@ -14,7 +14,7 @@ FAST = "fast"
 LANES = {
     FAST: "no JVM, but for one smoke test",
     "spark": "a JVM",
-    "kills": "a JVM, servers and databases: drivers, workers and JVMs are killed",
+    "kills": "a JVM and PostgreSQL: drivers, workers and JVMs are killed",
     "kafka": "Kafka's broker, which Maven brings",
     "stores": "servers of S3, Azure, GCS and HDFS, and PostgreSQL",
     "browser": "Chromium and Prometheus",
@@ -54,4 +54,8 @@ def left_out(lanes: Sequence[str]) -> list[str]:
     commands = {lane: f"make test-{lane}" if lane != FAST else "make test" for lane in missing}
     width = max(map(len, commands.values()))
     lines = [f"  {command:<{width}}  needs {LANES[lane]}" for lane, command in commands.items()]
-    return ["Not run here:", *lines, f"  {'make test-all':<{width}}  runs all of them"]
+    more = {
+        "make test-all": "runs all of them",
+        "make soak": "repeats more, for hours, and lets worlds look for every planted bug",
+    }
+    return ["Not run here:", *lines, *(f"  {command:<{width}}  {text}" for command, text in more.items())]

@@ -309,7 +309,7 @@ def _naming_ways_out() -> Iterator[None]:
     try:
         yield
     except MonoidError as error:
-        raise InvalidInputError(f"{error} {fold.TOO_LARGE}") from error
+        raise InvalidInputError(f"{str(error).rstrip('.')}. {fold.TOO_LARGE}") from error
 
 
 def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:

@@ -220,7 +220,7 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
     except TaskFailedError:
         raise
     except MonoidError as error:
-        raise TaskFailedError(f"{error} {TOO_LARGE}") from error
+        raise TaskFailedError(f"{str(error).rstrip('.')}. {TOO_LARGE}") from error
     except Exception as error:
         raise TaskFailedError(
             f"monoid {layout.monoid.name} raised {raised(error)}, for values that it made; correct the monoid."

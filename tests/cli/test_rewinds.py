@@ -19,6 +19,7 @@ from persistent_state.protocol.naming import keep
 from tests.processes import start_guarded
 from tests.protocol.test_rewind import World
 from tests.test_rewinds import Table, application, nothing, played
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,7 +146,7 @@ def test_a_command_ends_with_its_status_while_a_sink_has_yet_to_go_back(tmp_path
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(tmp_path / "dies.py")]
     process = start_guarded(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     assert process.stdin is not None
     assert process.stdout is not None
     # What guards the process holds its output open as long as this.

@@ -50,6 +50,7 @@ from persistent_state.store.asked import key_column, key_value
 from persistent_state.store.files import open_files
 from tests.hostile.texts import BYTES, DECIMALS, JSON_TEXTS, NUMBERS, NUMBERS_OF_JSON, TEXTS, VALUES
 from tests.serve.worlds import STORE
+from tests.waiting import PATIENCE
 
 CENTS = pa.decimal128(38, 2)
 
@@ -305,7 +306,7 @@ def _ports() -> tuple[int, int]:
     listening, is_up = socket.create_server(("127.0.0.1", 0)), threading.Event()
     served = connections.server(_served("0.0.0.0", "a-long-secret"), is_up.set)
     threading.Thread(target=served.run, args=([listening],), daemon=True).start()
-    assert is_up.wait(20)
+    assert is_up.wait(PATIENCE)
     metrics = metrics_server.Server("app", "127.0.0.1", 0, [], str)
     metrics.serve()
     return listening.getsockname()[1], int(metrics.url.rpartition(":")[2])
@@ -314,7 +315,7 @@ def _ports() -> tuple[int, int]:
 def sent(pieces: Sequence[bytes]) -> None:
     """Send bytes over real connections; who asks afterwards is answered."""
     for port in _ports():
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as client, suppress(OSError):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client, suppress(OSError):
             for piece in pieces:
                 client.sendall(piece)
             client.shutdown(socket.SHUT_WR)
@@ -323,7 +324,7 @@ def sent(pieces: Sequence[bytes]) -> None:
                 said += piece
             assert b'"total":' not in said
             assert b"Traceback" not in said
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE) as answer:
             assert answer.status == 200
 
 

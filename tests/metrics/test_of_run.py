@@ -73,6 +73,7 @@ def test_a_recovery_is_from_the_first_failure_to_the_next_commit() -> None:
     assert values(run, measures.RESTARTS) == {(): 2}
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
 def test_promtool_has_nothing_against_it() -> None:
     run, registry = Run(), prometheus_client.CollectorRegistry()

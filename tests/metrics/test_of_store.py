@@ -90,6 +90,7 @@ def test_every_sample_is_of_a_metric_that_is_listed() -> None:
     assert len({measure.name for measure in measures.OF_STORE}) == len(measures.OF_STORE)
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; .ci/run installs it")
 def test_promtool_has_nothing_against_it() -> None:
     samples, _ = of_store.of_store(open_files(STORE))

@@ -99,7 +99,7 @@ def test_half_requests_hold_few_threads_and_those_who_ask_are_answered(
         idle.append(connect(world))
         idle[-1].sendall(b"GET /health HTTP/1.1\r\n")
     assert ask(f"{world.server.url}/health")[0] == 200
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE
     while threading.active_count() > before + server.CONNECTIONS:
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -120,13 +120,13 @@ def test_half_requests_hold_few_threads_and_those_who_ask_are_answered(
 
 def connect(world: World) -> socket.socket:
     host, _, port = world.server.url.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
 def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST", 0.3)
+    monkeypatch.setattr(server, "REQUEST", 3)
     world = World()
-    monkeypatch.setattr(type(world), "why", property(lambda self: time.sleep(1.0) or ""), raising=False)
+    monkeypatch.setattr(type(world), "why", property(lambda self: time.sleep(4) or ""), raising=False)
     try:
         assert ask(f"{world.server.url}/ready")[0] == 200
     finally:

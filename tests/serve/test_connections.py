@@ -22,6 +22,7 @@ from persistent_state.serve import app, connections
 from persistent_state.serve.connections import OnceAMinute
 from tests.processes import start_guarded
 from tests.serve.worlds import ROOT, STORE, Served
+from tests.waiting import PATIENCE
 
 TOKEN = "a-long-secret"
 
@@ -50,10 +51,10 @@ class Real:
         self.server = connections.server(app.application(store, "0.0.0.0", token, time.monotonic, lambda: 0), is_up.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],), daemon=True)
         self.thread.start()
-        assert is_up.wait(20)
+        assert is_up.wait(PATIENCE)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def ask(self, target: str, *headers: str, method: str = "GET") -> tuple[int, bytes]:
         """The status and all that is answered."""
@@ -64,7 +65,7 @@ class Real:
 
     def close(self) -> None:
         self.server.should_exit = True
-        self.thread.join(20)
+        self.thread.join(PATIENCE)
         self.sock.close()
         assert not self.thread.is_alive()
 
@@ -218,15 +219,15 @@ def test_where_few_files_may_be_open_half_requests_neither_stop_health_nor_fill_
     try:
         port = int(server.stdout.readline().decode().rpartition(":")[2].strip("/\n"))
         for _ in range(300):
-            idle.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+            idle.append(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
             idle[-1].sendall(b"GET /health HTTP/1.1\r\n")
         for _ in range(3):
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
                 client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 assert answer(client)[0] == 200
         # Nor do requests that are none.
         for _ in range(50):
-            with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
                 client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
                 assert answer(client)[0] == 400
     finally:
@@ -235,7 +236,7 @@ def test_where_few_files_may_be_open_half_requests_neither_stop_health_nor_fill_
         server.terminate()
         server.stdin.close()
         said = server.stderr.read().decode()
-        server.wait(timeout=20)
+        server.wait(timeout=PATIENCE)
     assert len(said.splitlines()) < 10, said[:2000]
 
 

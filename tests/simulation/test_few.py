@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[2]
 WORLDS = 2
 """The worlds of each theme."""
 
+MOST_WORLDS = 20
+"""The worlds that look for a bug that the world where it was found last does not show any more."""
+
 MOST_OF_CHANGES, OTHERS = 12, 6
 """The most bugs of files that differ from main's, and how many of the others."""
 
@@ -79,9 +82,12 @@ def test_a_few_worlds_of_each_theme_keep_the_contract(theme: str | None) -> None
 
 
 @pytest.mark.parametrize("bug", bugs_of(changed_files(), git("rev-parse", "HEAD")), ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found_where_it_was_found_last(bug: Bug) -> None:
-    seed = known_world(bug)
-    assert found_in(bug, [seed]) == seed, f"{bug.says} World {seed} of {bug.theme} does not show it."
+def test_a_planted_bug_is_found_soon(bug: Bug) -> None:
+    seeds = [known_world(bug), *range(MOST_WORLDS)]
+    assert found_in(bug, seeds) is not None, (
+        f"{bug.says} No world of {bug.theme} in {seeds} shows it; `.venv/bin/python -m tests.simulation.test_planted` looks "
+        "for another one and keeps it in found.json."
+    )
 
 
 def test_bugs_of_changed_files_are_tried_first_and_no_more_than_is_said() -> None:

@@ -32,12 +32,18 @@ from examples import (
     unique_aircraft,
     window_average,
 )
+from examples.broker import broker_jars
 from examples.driven import differences
+from tests.soak import soak_or
 from tests.spark.conftest import Launch
 from tests.spark.sessions import FOR_OTHERS, Jvm, patched
+from tests.store.servers import needed
 from tests.waiting import PATIENCE
 
-TRANSFERS, KILLS = 2_000, 1
+TRANSFERS = 2_000
+KILLS = soak_or(ci=0, soak=1)
+"""The kills of the ledger and the pipeline. The example of fraud, which is killed in CI too, shows the same of the library."""
+
 ORDERS, EVENTS = 6_000, 4_000
 FLIGHTS, USERS = 50_000, 100
 EVERY = 20
@@ -91,13 +97,12 @@ def examples(
         "alerts": ("--folder", "KEPT"),
         "pipeline": ("--folder", "KEPT", "--orders", str(ORDERS), "--kills", str(KILLS)),
         "rewind": ("--folder", "KEPT", "--every", str(EVERY)),
-        "fraud": ("--folder", "KEPT", "--events", str(EVENTS), "--kills", str(KILLS)),
+        "fraud": ("--folder", "KEPT", "--events", str(EVENTS), "--kills", "1"),
         "sessions": ("--folder", "KEPT", "--users", str(USERS)),
         "window_average": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
         "unique_aircraft": ("--folder", "KEPT", "--flights", str(FLIGHTS)),
         "quotes": ("--folder", "KEPT", "--trades", str(TRADES)),
         "currencies": ("--folder", "KEPT", "--orders", str(FOREIGN_ORDERS)),
-        "topic_to_topic": ("--messages", "20000"),
         "message_count": (),
     }
     with ThreadPoolExecutor(len(jvms)) as pool:
@@ -113,8 +118,11 @@ def test_words_are_counted_at_each_clock(examples: Mapping[str, Future[Shown]]) 
     ]
 
 
-def test_words_go_from_topic_to_topic(examples: Mapping[str, Future[Shown]]) -> None:
-    figures = examples["topic_to_topic"].result().figures
+@pytest.mark.kafka
+def test_words_go_from_topic_to_topic(launch: Launch, jvms: Sequence[Jvm], tmp_path: Path) -> None:
+    with needed():
+        broker_jars()
+    figures = show(launch, jvms[0], tmp_path, "topic_to_topic", "--messages", "20000").figures
     assert figures.pop("killed_at") > 0
     # Which clocks there are depends on what a micro-batch happens to take; all words come in each.
     assert figures.pop("counts") == 40 * figures["clocks"]
@@ -137,13 +145,14 @@ def test_wrong_counts_of_words_are_told() -> None:
     assert topic_to_topic.differences(right[:3], words) == ["the last counts are not those of a Counter"]
 
 
+@pytest.mark.soak
 def test_the_books_balance_after_each_kill(examples: Mapping[str, Future[Shown]]) -> None:
     figures = examples["ledger"].result().figures
     seen = figures["drivers"]
     assert figures["right"]
     assert [each["driver"] for each in seen] == ["killed in a transaction"] * KILLS + ["came to the end"]
     assert [(each["sum"], each["wrong"]) for each in seen] == [("0.00", 0)] * (KILLS + 1)
-    assert seen[0]["clock"] < seen[-1]["clock"]
+    assert not KILLS or seen[0]["clock"] < seen[-1]["clock"]
 
 
 def test_alerts_are_sent_twice_and_taken_once(examples: Mapping[str, Future[Shown]]) -> None:
@@ -181,6 +190,7 @@ def test_wrong_alerts_are_found(examples: Mapping[str, Future[Shown]], statement
     assert any(problem in each for each in problems)
 
 
+@pytest.mark.soak
 def test_the_tables_of_a_pipeline_agree_at_every_clock(examples: Mapping[str, Future[Shown]]) -> None:
     shown = examples["pipeline"].result()
     figures = shown.figures
@@ -188,7 +198,8 @@ def test_the_tables_of_a_pipeline_agree_at_every_clock(examples: Mapping[str, Fu
     assert figures["right"]
     assert [each["driver"] for each in seen] == ["killed at a clock of regions"] * KILLS + ["came to the end"]
     assert [each["wrong"] for each in seen] == [0] * (KILLS + 1)
-    assert seen[-1]["clocks"] > seen[0]["clocks"] > 0
+    assert seen[0]["clocks"] > 0
+    assert not KILLS or seen[-1]["clocks"] > seen[0]["clocks"]
     assert seen[-1]["moved"] > 0
     assert figures["country"].startswith('{"revenue":')
     assert "TopTen" in (shown.kept / "pipeline.svg").read_text("utf-8")
@@ -225,8 +236,8 @@ def test_alerts_of_fraud_are_there_once_after_a_kill(examples: Mapping[str, Futu
     figures = examples["fraud"].result().figures
     seen = figures["drivers"]
     assert figures["right"]
-    assert [each["driver"] for each in seen] == ["killed as alerts came in"] * KILLS + ["came to the end"]
-    assert [each["wrong"] for each in seen] == [0] * (KILLS + 1)
+    assert [each["driver"] for each in seen] == ["killed as alerts came in", "came to the end"]
+    assert [each["wrong"] for each in seen] == [0, 0]
     assert seen[-1]["alerts"] > seen[0]["alerts"] > 0
     assert figures["other"] > 0
 

@@ -64,7 +64,13 @@ def test_every_word_counts_once_though_the_driver_is_killed(tmp_path: Path) -> N
         times = pd.date_range(begin + pd.Timedelta(minutes=file), periods=WORDS_A_FILE, freq="s")
         pd.DataFrame({"ts": times, "word": words}).to_parquet(tmp_path / "events" / f"{file:02}.parquet")
     program = program_of_readme()
-    victim = start(tmp_path, program)
+    # The victim does not end by itself, however late it is killed.
+    drained, endless = (
+        "app.run(SparkSession.builder.getOrCreate(), drain=True)",
+        "app.start(SparkSession.builder.getOrCreate())",
+    )
+    assert program.count(drained) == 1
+    victim = start(tmp_path, program.replace(drained, f"{endless}.await_termination()"))
     try:
         log = tmp_path / "log"
         until(lambda: checkpoints(tmp_path) >= KILLED_AFTER, "checkpoints", victim, log)
