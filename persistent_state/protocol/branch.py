@@ -129,7 +129,7 @@ def _newest(source: Log, is_clock_given: bool) -> Entry:
         sound, lost = source.newest_sound()
         if not is_clock_given:
             raise DamagedError(
-                f"{error} Name the clock to branch from: those of the newest sound entry are "
+                f"{str(error).rstrip('.')}. Name the clock to branch from: those of the newest sound entry are "
                 f"{', '.join(map(full_clock, sorted(sound.kept, reverse=True))) or 'none'}."
             ) from None
         return replace(sound, epoch=sound.epoch + lost)

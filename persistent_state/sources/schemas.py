@@ -49,7 +49,9 @@ def arrow_schema(schema: AnySchema) -> pa.Schema:
         try:
             return _Reader(schema).schema()
         except RecursionError:
-            raise InvalidInputError(f"schema={shortened(schema)!r} has too many types within each other.") from None
+            raise InvalidInputError(
+                f"schema={shortened(schema)!r} has too many types within each other; give a pyarrow.Schema."
+            ) from None
     record = schema.jsonValue() if hasattr(schema, "jsonValue") else None
     if not isinstance(record, dict) or record.get("type") != "struct":
         raise InvalidInputError(
@@ -142,7 +144,9 @@ class _Reader:
             try:
                 return pa.decimal128(*numbers)
             except (ValueError, OverflowError) as error:
-                raise InvalidInputError(f"schema={self._text!r} has a {name} that is none: {error}.") from None
+                raise InvalidInputError(
+                    f"schema={self._text!r} has a {name} with digits that it can't have ({error}); give it 1 to 38 digits."
+                ) from None
         if name in ("char", "varchar") and len(numbers) == 1:
             return pa.string()
         if name not in _TYPES or numbers:

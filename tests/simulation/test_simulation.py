@@ -74,7 +74,7 @@ REWOUND_OUTPUTS_WORLDS = soak_or(
     },
 )
 REWOUND_GRAPH_WORLDS = soak_or(ci=6, soak=1000)
-KEPT_WORLDS = soak_or(ci=20, soak=2000)
+KEPT_WORLDS = soak_or(ci=24, soak=2000)
 BRANCHED_WORLDS = soak_or(ci=20, soak=2000)
 IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))

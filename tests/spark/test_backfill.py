@@ -69,9 +69,9 @@ def test_a_driver_that_dies_while_kafka_takes_over_from_history_counts_each_mess
         return max((each["clock"] or 0 for each in commits()), default=0)
 
     # In the middle of history, and when the clock has just come to the bound.
-    for wanted in (bound - 150_000_000, bound):
+    for moment in (bound - 150_000_000, bound):
         run = launch(*driver, broker.address, topic, str(bound), folder=tmp_path)
-        until(lambda wanted=wanted: clock() >= wanted, "the clock", run, tmp_path / "log")
+        until(lambda moment=moment: clock() >= moment, "the clock", run, tmp_path / "log")
         run.kill()
         run.wait()
     end = launch(*driver, broker.address, topic, str(bound), "--to-the-end", folder=tmp_path)
