@@ -17,7 +17,7 @@ from tests.store.servers import Servers, needed
 if TYPE_CHECKING:
     from tests.kafka.cluster import Cluster
 
-# How long an example takes, or its data, says something of the machine only.
+# How long it takes to make an example, or to run it, depends on the machine.
 settings.register_profile(
     "project",
     deadline=None,
