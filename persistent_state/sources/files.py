@@ -32,6 +32,7 @@ from persistent_state.errors import (
     raised,
     translating,
 )
+from persistent_state.formatting import iso_time
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
@@ -630,7 +631,7 @@ def _modified(info: Mapping[str, Any]) -> int | None:
     """Return the modification time in microseconds UTC, by any name and in any form that a file system gives it."""
     time = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
     if isinstance(time, str):
-        time = datetime.fromisoformat(time.replace("Z", "+00:00"))
+        time = iso_time(time)
     if isinstance(time, datetime):
         time = time.timestamp()
     return None if time is None else _microseconds(time)
