@@ -1,4 +1,4 @@
-"""Count words: Gearpump's MessageCount, which counted the messages of a Kafka topic in a persistent task.
+"""Count words in a persistent task. Gearpump's MessageCount, which has one count of all messages, is in docs/from-gearpump.md.
 
     python -m examples.message_count [--json]
 

@@ -2,8 +2,8 @@
 
     python -m examples.topic_to_topic [--folder DIR] [--json] [--messages N]
 
-It starts a broker on this machine (Maven brings its jars, once), writes words to the topic "words", and runs Gearpump's
-MessageCount from it to the topic "counts": at each checkpoint clock the counts of the words that came since the one before.
+It starts a broker on this machine (Maven brings its jars, once), writes words to the topic "words", and counts them
+to the topic "counts": at each checkpoint clock the counts of the words that came since the one before.
 It kills the driver with SIGKILL when some clocks are there, then the broker, starts both again, writes the other half of the
 words, and exits 0 only if a consumer that reads what is committed finds each count once, right at its clock, and at the end
 those of a plain `Counter`.

@@ -1,4 +1,4 @@
-"""Averages over sliding windows: Gearpump's WindowAverage, of the arrival delays of real flights.
+"""Averages over sliding windows, of the arrival delays of real flights; the counterpart of Gearpump's WindowAverage.
 
     python -m examples.window_average [--folder DIR] [--json] [--flights N]
 
