@@ -6,18 +6,24 @@ import os
 import pickle
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import fsspec
+import pyarrow as pa
 import pytest
 from fsspec.registry import _registry
 
+from persistent_state import read_state
 from persistent_state.errors import InvalidInputError
 from persistent_state.sources.files import FileSource
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from tests import core, page_code, words
 from tests.sources.test_files import FILE, Driver, encode, source, table, values
 from tests.store.servers import Servers, needed
+from tests.test_pages import names
 
 pytestmark = [
     pytest.mark.stores,
@@ -172,3 +178,30 @@ def test_a_copy_in_a_process_of_spark_does_not_warn_again(
     monkeypatch.setattr(os, "getpid", lambda: 0)
     pickle.loads(sent).open([], {})
     assert len(caplog.records) == 1
+
+
+def test_the_code_of_the_page_on_stores(servers: Servers) -> None:
+    """The options of docs/stores.md reach a bucket."""
+    with needed():
+        server = servers["s3"]
+    server.make(name := f"bucket-{uuid.uuid4()}")
+    url, options = server.address(name, server.ports)
+    text = page_code.text_of("docs/stores.md")
+    for says, here in {"s3://bucket": url, '{"key": "…", "secret": "…"}': repr(options)}.items():
+        assert says in text
+        text = text.replace(says, here)
+    schema = pa.schema([("ts", pa.int64()), ("word", pa.string())])
+    plan = replace(
+        core.plan_of(words.Words(), schema, files=open_files(url + "/apps", options)), application="word-count"
+    )
+    log = Log(plan.files, "word-count")
+    core.start(log, [plan])
+    core.play(log, plan, pa.RecordBatch.from_pylist([{"ts": 5, "word": "a"}, {"ts": 20, "word": "a"}], schema))
+    tables: list[pa.Table] = []
+
+    def read(*given: Any, **more: Any) -> pa.Table:
+        tables.append(read_state(*given, **more))
+        return tables[-1]
+
+    page_code.run(text, names(MessageCount=words.Words, read_state=read))
+    assert [table.to_pylist() for table in tables] == [[{"word": "a", "value": 1}]]

@@ -14,7 +14,9 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from examples.exactly_once import FlightsPerRoute, Place, application
@@ -28,6 +30,7 @@ from persistent_state import (
     SqlSink,
     ValuesAtClock,
 )
+from tests import page_code
 from tests.spark import pipeline
 
 if TYPE_CHECKING:
@@ -84,7 +87,9 @@ def main() -> None:
     if "--continuous" in sys.argv:
         app.start(session(url), on_progress=tell).await_termination()
     else:
-        app.run(session(url), drain=True, on_progress=tell)
+        # As docs/spark-connect.md says it.
+        page = page_code.text_of("docs/spark-connect.md").replace("sc://spark.example.com:15002", url)
+        page_code.run(page, {"app": SimpleNamespace(run=partial(app.run, on_progress=tell))})
     assert not {name for name in ("py4j", "py4j.java_gateway") if sys.modules.get(name)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persistent_state import Message, run_local
-from tests.spark.sessions import ROOT
+from tests import page_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,19 +26,8 @@ CLICKS = pa.schema(
 
 def run_code(page: str) -> tuple[str, dict[str, Any]]:
     """Run the Python of a page; its text, and the names that are there then."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "__main__"}
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    said = 0
-    for block in blocks:
-        exec(compile(block, page, "exec"), names)
-        # What a line is said to be, it is.
-        for line in block.splitlines():
-            code, _, comment = line.partition("  # ")
-            if comment[:1] in ("[", "{"):
-                assert eval(code, names) == ast.literal_eval(comment)
-                said += 1
-    assert said >= 2
+    text, names = page_code.text_of(page), dict[str, Any]()
+    assert page_code.run(text, names) >= 2
     return text, names
 
 

@@ -1,0 +1,125 @@
+"""The Python of a page runs as it stands, to what the page says: here of the pages that need no Spark."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import monoids
+import persistent_state
+from persistent_state import Application, Message, NonWindowState, PersistentTask, run_local
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from tests import core, page_code
+
+SECOND = 1_000_000
+
+RUN_BY = {
+    "README.md": "tests/spark/test_readme.py",
+    "docs/blue-green.md": "tests/spark/test_readme.py",
+    "docs/choosing-a-state.md": "tests/spark/test_pages.py",
+    "docs/command-line.md": "tests/spark/test_pages.py",
+    "docs/delivery.md": "tests/spark/test_readme.py",
+    "docs/files.md": "tests/spark/test_readme.py",
+    "docs/first-task.md": "tests/spark/test_readme.py",
+    "docs/flows.md": "tests/test_pages.py",
+    "docs/from-gearpump.md": "tests/test_pages.py",
+    "docs/going-back.md": "tests/spark/test_pages.py",
+    "docs/joins.md": "tests/spark/test_readme.py",
+    "docs/kafka.md": "tests/spark/test_pages.py",
+    "docs/metrics.md": "tests/spark/test_pages.py",
+    "docs/monoids.md": "tests/test_pages.py",
+    "docs/open-state.md": "tests/test_open_state.py",
+    "docs/ordered.md": "tests/spark/test_readme.py",
+    "docs/outputs.md": "tests/spark/test_pages.py",
+    "docs/pipelines.md": "tests/spark/test_readme.py",
+    "docs/platforms.md": "tests/spark/test_doctor.py",
+    "docs/running.md": "tests/spark/test_pages.py",
+    "docs/sources.md": "tests/spark/test_pages.py",
+    "docs/spark-connect.md": "tests/spark/connect_driver.py",
+    "docs/spark-source.md": "tests/spark/test_store_source.py",
+    "docs/stores.md": "tests/sources/test_object_stores.py",
+    "docs/windows.md": "tests/test_pages.py",
+    "docs/write-a-sink.md": "tests/spark/test_outputs.py",
+    "docs/write-a-source.md": "tests/spark/test_readme.py",
+}
+"""The file whose tests run the Python of a page."""
+
+
+def names(**more: Any) -> dict[str, Any]:
+    """What every page takes for granted, and more that one does."""
+    public = {name: getattr(persistent_state, name) for name in persistent_state.__all__}
+    return {**public, "monoids": monoids, **more}
+
+
+def test_the_python_of_each_page_is_run() -> None:
+    pages = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+    pages += [f"docs/{page.name}" for page in (page_code.ROOT / "docs").glob("*.md")]
+    assert {page for page in pages if page_code.blocks_of(page_code.text_of(page))} == {*RUN_BY}
+    for page, file in RUN_BY.items():
+        assert Path(page).stem in page_code.text_of(file), f"{file} names no {page}"
+
+
+class Counted(PersistentTask):
+    """A task that counts its messages."""
+
+    def persistent_state(self) -> Any:
+        return NonWindowState(monoids.Count())
+
+    def process_message(self, state: Any, message: Any) -> None:
+        state.update(message.timestamp, 1)
+
+
+def test_flows() -> None:
+    app = Application("shop", "memory://flows")
+    orders = pa.schema([("shop", pa.string()), ("hour", pa.int64()), ("ordered_at", pa.timestamp("us", "UTC"))])
+    keys = {"RevenuePerShop": "shop", "OrdersPerHour": "hour", "LastPrice": "kafka_offset"}
+    tasks = {name: type(name, (Counted,), {"key": key}) for name, key in keys.items()}
+    page_code.run(page_code.text_of("docs/flows.md"), names(app=app, ORDERS=orders, **tasks))
+    row = {"shop": "Oslo", "hour": 9, "kafka_topic": "orders", "kafka_partition": 0, "kafka_offset": 7}
+    ran = run_local(app, {"RevenuePerShop": [Message(SECOND, {**row, "ordered_at": 0})]})
+    assert {name: task.state for name, task in ran.items()} == {
+        "RevenuePerShop": {"Oslo": 1},
+        "OrdersPerHour": {9: 1},
+        "LastPrice": {7: 1},
+    }
+
+
+def test_coming_from_gearpump() -> None:
+    assert page_code.run(page_code.text_of("docs/from-gearpump.md"), {}) == 3
+
+
+def test_windows(caplog: pytest.LogCaptureFixture) -> None:
+    app = Application("flights", "memory://windows")
+    page = names(app=app, log=logging.getLogger("persistent_state"))
+    assert page_code.run(page_code.text_of("docs/windows.md"), page) == 1
+    hours = [Message(hour * 3600 * SECOND, {"origin": "JFK", "arr_delay": delay}) for hour, delay in ((0, 4), (9, 0))]
+    delays = run_local(app, {"AverageDelay": hours})["AverageDelay"]
+    assert [value for given in delays.outputs.values() for value in given.values()] == [4.0, 4.0, 4.0]
+    run_local(page["Burst"](), [Message(number, {"user": "ann"}) for number in range(101)])
+    assert caplog.messages == ["ann is busy"]
+
+
+def test_monoids(tmp_path: Path) -> None:
+    page = names(store=str(tmp_path), application="site")
+
+    def play() -> None:
+        schema = pa.schema([("ts", pa.int64()), ("page", pa.string()), ("user", pa.string())])
+        files = open_files(str(tmp_path))
+        plan = replace(core.plan_of(page["Visitors"](), schema, files=files), application="site")
+        log = Log(files, "site")
+        core.start(log, [plan])
+        rows = [{"ts": 5, "page": "a", "user": user} for user in ("ann", "bob", "ann")]
+        core.play(log, plan, pa.RecordBatch.from_pylist([*rows, {"ts": 20}], schema))
+
+    text = page_code.text_of("docs/monoids.md")
+    assert page_code.run(text, page, {"visitors = read_state": play}) == 3
+    test_laws = page["test_laws"]
+    (laws,) = test_laws.pytestmark
+    for law in laws.args[1]:
+        test_laws(law)
