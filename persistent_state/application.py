@@ -104,8 +104,8 @@ class Application:
             clock is then bounded, however far apart the channels are. By default none waits. It has an effect on sources whose
             partitions are channels and that can wait: a `KafkaSource`, and sources of your own that have `hold`.
         max_ahead: A timestamp further ahead of the wall clock than this makes a bad row.
-        max_jump: A timestamp further ahead of its channel than this makes a bad row. By default there is no limit. A start refuses
-            it with a task on a `DataFrameSource` or a `KafkaConnectorSource`.
+        max_jump: A timestamp further ahead of its channel than this makes a bad row. By default there is no limit. A
+            start refuses it with a task on a `DataFrameSource` or a `KafkaConnectorSource`.
         retained_checkpoints: How many of the newest checkpoints are kept. Each costs up to one more row per key that changed
             between them.
         retain: Older checkpoints that are kept, as pairs of durations (every, span): with `("1 hour", "2 days")` the last

@@ -65,6 +65,13 @@ def test_the_python_of_each_page_is_run() -> None:
         assert Path(page).stem in page_code.text_of(file), f"{file} names no {page}"
 
 
+def test_a_page_that_says_another_value_and_a_set_up_that_is_not_called_are_found() -> None:
+    with pytest.raises(AssertionError, match=r"1 \+ 1"):
+        page_code.run("```python\n1 + 1  # 3\n```", {})
+    with pytest.raises(AssertionError, match="no statement has these pieces"):
+        page_code.run("```python\n1 + 1  # 2\n```", {}, {"2 + 2": lambda: None})
+
+
 class Counted(PersistentTask):
     """A task that counts its messages."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import random
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import InvalidInputError, clocks, read_late_rows, read_state
+from monoids import Sum
+from persistent_state import (
+    InvalidInputError,
+    NonWindowState,
+    PersistentTask,
+    SessionWindow,
+    SlidingWindow,
+    WindowState,
+    clocks,
+    read_late_rows,
+    read_state,
+)
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.event_time.clocks import Settings
+from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.naming import keep
 from persistent_state.store import blocks, codec, late_rows, lists
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from tests import core
 from tests.fixtures.write_store import APPLICATION, Notes, Totals, rows, write
 
 STORE = Path(__file__).parents[1] / "fixtures" / "store-v1"
@@ -47,9 +66,9 @@ OF_FLOWS = ("clock", "batch", "holds", "coarse", "sides", "settled", "settled_co
 OF_INPUTS = ("channels", "positions", "journal", "planned", "again")
 
 
-def written(store: Path, number: int) -> tuple[dict[str, Any], str]:
+def written(store: Path, number: int, folder: str = "log") -> tuple[dict[str, Any], str]:
     """An entry as it stands in the log, and the checksum by which the next one names it."""
-    data = (store / APPLICATION / "log" / f"{number:020d}.json").read_bytes()
+    data = (store / APPLICATION / folder / f"{number:020d}.json").read_bytes()
     body, seal = data.splitlines(keepends=True)
     assert seal == b"sha256 " + hashlib.sha256(body).hexdigest().encode() + b"\n"
     entry: dict[str, Any] = json.loads(body)
@@ -61,7 +80,11 @@ def written(store: Path, number: int) -> tuple[dict[str, Any], str]:
 
 
 def newest_entry(store: Path) -> dict[str, Any]:
-    number = max(int(path.stem) for path in (store / APPLICATION / "log").glob("*.json"))
+    return entry_of(store, max(int(path.stem) for path in (store / APPLICATION / "log").glob("*.json")))
+
+
+def entry_of(store: Path, number: int) -> dict[str, Any]:
+    """An entry of the log, put together from the newest whole one up to it and the changes since."""
     base = written(store, number)[0].get("base", number)
     entry, checksum = written(store, base)
     entry.pop("changes", None)
@@ -262,3 +285,132 @@ def test_late_and_bad_rows_are_each_there_once(store: Path) -> None:
 def test_a_clock_that_is_not_retained_is_refused(store: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"clock=.* \(-7\) of task=Totals is not retained"):
         read_state(str(store), APPLICATION, Totals(), -7)
+
+
+class Bounded(PersistentTask):
+    """Sums by shop of a state that time bounds."""
+
+    key, value = "shop", "n"
+
+    def __init__(self, name: str, state: WindowState[int] | NonWindowState[int]) -> None:
+        self.name, self._state = name, state
+
+    def persistent_state(self) -> WindowState[int] | NonWindowState[int]:
+        return self._state
+
+
+SHOPS = "abcdefgh"
+
+SIZE, STEP, GAP, TTL = 30, 10, 8, 12
+"""What bounds the states, in microseconds."""
+
+BOUNDED = pa.schema([("ts", pa.int64()), ("shop", pa.string()), ("n", pa.int64())])
+
+Sums = dict[tuple[Any, ...], int]
+
+
+def write_bounded(store: Path) -> list[dict[str, Any]]:
+    """Write a store of a task for each bound, and return its messages. One clock is kept by name, and has left the log."""
+    chance = random.Random(7)
+    states = {
+        "Windows": WindowState(Sum(), SlidingWindow(core.us(SIZE), core.us(STEP))),
+        "Sessions": WindowState(Sum(), SessionWindow(core.us(GAP))),
+        "Lives": NonWindowState(Sum(), ttl=core.us(TTL)),
+    }
+    settings = Settings(interval=10, delay=5, ahead=2**62)
+    files = open_files(str(store))
+    tasks = [Bounded(name, state) for name, state in states.items()]
+    flow = FlowPlan(tuple(core.plan_of(task, BOUNDED, files=files, settings=settings, shards=2) for task in tasks))
+    log = Log(files, APPLICATION)
+    core.start(log, [flow])
+    # No message is further behind than the delay.
+    messages = [{"ts": i + chance.randrange(5), "shop": chance.choice(SHOPS), "n": i} for i in range(180)]
+    for begin in range(0, len(messages), 18):
+        read = pa.RecordBatch.from_pylist(messages[begin : begin + 18], BOUNDED)
+        entry = core.play(log, flow, read, keeping=Keeping(clocks=3, grace=10**15))
+        if begin == 54:
+            keep(log, None, "by name", 0)
+    core.collect(log, entry.epoch, now=1, keeping=Keeping(clocks=3, grace=0))
+    return messages
+
+
+def entry_at(store: Path, clock: int) -> dict[str, Any]:
+    """The entry by which the state at a clock is read."""
+    newest = newest_entry(store)
+    if clock in newest["retained"]:
+        return newest
+    number = newest["kept"][str(clock)]["entry"]
+    assert not (store / APPLICATION / "log" / f"{number:020d}.json").exists()
+    return written(store, number, "kept")[0]
+
+
+def bounded_by_hand(store: Path, name: str, clock: int) -> Sums:
+    """The state of a task at a clock, by its key, and of a window by its start and end."""
+    task = entry_at(store, clock)["tasks"][name]
+    window, found = task["identity"]["window"], Sums()
+    by_key: dict[str, list[dict[str, Any]]] = {}
+    for row in state_rows(store, task, clock):
+        by_key.setdefault(row["key0"], []).append(row)
+    for key, sums in by_key.items():
+        if "size" in window:
+            size, step = window["size"], window["step"]
+            for row in sums:
+                for start in range(row["start"] // step * step, row["start"] - size, -step):
+                    if start + size > clock:
+                        place = (key, start, start + size)
+                        found[place] = found.get(place, 0) + row["value"]
+            continue
+        gap = window["gap"] if "gap" in window else window["ttl"] + 1
+        groups: list[list[dict[str, Any]]] = []
+        for row in sorted(sums, key=lambda row: row["first"]):
+            if groups and row["first"] < max(each["last"] for each in groups[-1]) + gap:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        for group in groups:
+            first, last = min(row["first"] for row in group), max(row["last"] for row in group)
+            total = sum(row["value"] for row in group)
+            if "gap" in window and last + gap > clock:
+                found[key, first, last + gap] = total
+            elif "ttl" in window and last + window["ttl"] >= clock:
+                found[(key,)] = total
+    return found
+
+
+def bounded_by_messages(messages: list[dict[str, Any]], name: str, clock: int) -> Sums:
+    """What the state has to be, from the messages alone."""
+    found = Sums()
+    for key in SHOPS:
+        times = sorted((row["ts"], row["n"]) for row in messages if row["shop"] == key and row["ts"] < clock)
+        if name == "Windows":
+            for start in range(-SIZE, clock, STEP):
+                inside = [n for ts, n in times if start <= ts < start + SIZE]
+                if inside and start + SIZE > clock:
+                    found[key, start, start + SIZE] = sum(inside)
+            continue
+        groups: list[list[tuple[int, int]]] = []
+        for ts, n in times:
+            if groups and ts - groups[-1][-1][0] < (GAP if name == "Sessions" else TTL + 1):
+                groups[-1].append((ts, n))
+            else:
+                groups.append([(ts, n)])
+        for group in groups:
+            first, last, total = group[0][0], group[-1][0], sum(n for _, n in group)
+            if name == "Sessions" and last + GAP > clock:
+                found[key, first, last + GAP] = total
+            elif name == "Lives" and last + TTL >= clock:
+                found[(key,)] = total
+    return found
+
+
+@pytest.mark.parametrize("name", ["Windows", "Sessions", "Lives"])
+def test_states_that_time_bounds_are_read_by_hand_at_every_clock_and_at_one_kept_by_name(
+    tmp_path: Path, name: str
+) -> None:
+    messages = write_bounded(tmp_path)
+    newest = newest_entry(tmp_path)
+    (named,) = [int(clock) for clock, kept in newest["kept"].items() if kept.get("names")]
+    assert named not in newest["retained"]
+    for clock in (named, *newest["retained"]):
+        expected = bounded_by_messages(messages, name, clock)
+        assert bounded_by_hand(tmp_path, name, clock) == expected != {}
