@@ -681,8 +681,9 @@ def test_a_key_that_spark_compares_loosely_is_refused_and_any_other_column_is_ta
     rows = shut[0].withColumn("lane", functions().collate("lane", collation))
     sentence = rf"its key 'lane' has the collation {collation}, .* take F.collate\('lane', 'UTF8_BINARY'\)"
     refused(shut, Totals("Total", "lane", "ts", Max(INSTANT)), DataFrameSource(rows, "ts"), sentence)
-    for key, stream in ((None, rows), ("lane", rows.withColumn("lane", functions().collate("lane", "UTF8_BINARY")))):
-        columns_of(rows.sparkSession, Totals("Total", key, "ts", Max(INSTANT)), DataFrameSource(stream, "ts"))
+    exact = rows.withColumn("lane", functions().collate("lane", "UTF8_BINARY"))
+    for key, taken in ((None, rows), ("lane", exact)):
+        columns_of(rows.sparkSession, Totals("Total", key, "ts", Max(INSTANT)), DataFrameSource(taken, "ts"))
 
 
 @pytest.mark.parametrize("name", COLUMNS)
