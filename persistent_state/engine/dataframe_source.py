@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegralType
+from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 from pyspark.taskcontext import TaskContext
 
 from persistent_state.batch.combine import combine_in_pieces
@@ -160,16 +161,62 @@ def columns_of(
             # To check the Column, any stream with these columns will do.
             nulls = [F.lit(None).cast(f.dataType).alias(f.name) for f in spark_types(source.schema)]
             rows = spark.readStream.format("rate").load().select(*nulls)
-        # Every column may be null: the rows that column_source adds are.
-        schema = pa.schema([field.with_nullable(True) for field in arrow_types(rows.schema)])
     except PySparkException as error:
         raise InvalidInputError(
             f"task={task.task_name}: a column of its source can't go through both Spark and Arrow: {error}; cast it."
         ) from error
+    schema = pa.schema([_arrow_field(task, field) for field in rows.schema])
+    _check_collations(task, rows.schema)
     if not is_column:
         return schema, None
     update = rows.select(update_column(task, rows))
     return schema, arrow_types(update.schema).field(0).type
+
+
+def _arrow_field(task: PersistentTask, column: StructField) -> pa.Field:
+    """Return the Arrow field of a column.
+
+    Raises:
+        InvalidInputError: Arrow has no type for it, or it has a struct with two fields of one name.
+    """
+    where = f"task={task.task_name}: column {column.name!r} of its source"
+    try:
+        (field,) = arrow_types(StructType([column]))
+    except PySparkException as error:
+        raise InvalidInputError(
+            f"{where} is {column.dataType.simpleString()}, which can't go through both Spark and Arrow: {error}; cast it, or "
+            "leave it out."
+        ) from error
+    if twice := _field_twice(field.type):
+        raise InvalidInputError(f"{where} has a struct with two fields named {twice!r}; rename one, or leave it out.")
+    # Every column may be null: the rows that column_source adds are.
+    return field.with_nullable(True)
+
+
+def _field_twice(type: pa.DataType) -> str | None:
+    """Return a name that two fields of a struct have, in a type and within it; None if there is none."""
+    if not pa.types.is_nested(type):
+        return None
+    fields = [type.field(i) for i in range(type.num_fields)]
+    names = Counter(field.name for field in fields)
+    twice = (name for name, count in names.items() if count > 1) if pa.types.is_struct(type) else iter(())
+    return next(twice, None) or next(filter(None, (_field_twice(field.type) for field in fields)), None)
+
+
+def _check_collations(task: PersistentTask, columns: StructType) -> None:
+    """Refuse a key of texts that Spark compares loosely: the keys here are their bytes.
+
+    Raises:
+        InvalidInputError: There is one.
+    """
+    for column in columns:
+        type = column.dataType
+        if column.name in task.key_columns and isinstance(type, StringType) and not type.isUTF8BinaryCollation():
+            raise InvalidInputError(
+                f"task={task.task_name}: its key {column.name!r} has the collation {type.collation}, by which Spark takes "
+                "different texts for equal, while keys here are equal if their bytes are. Make equal texts the same, for "
+                f"example by F.lower, and take F.collate({column.name!r}, 'UTF8_BINARY')."
+            )
 
 
 def are_small(flow: FlowPlan) -> bool:

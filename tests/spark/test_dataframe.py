@@ -33,6 +33,7 @@ from persistent_state import (
     read_late_rows,
     read_state,
 )
+from persistent_state.engine.dataframe_source import columns_of
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -607,7 +608,11 @@ FRAMES: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "same names": (lambda rows: rows.select("ts", "lane", "ts"), "columns of the same name, .*; rename them"),
     "no type": (
         lambda rows: rows.selectExpr("*", "make_interval(1, 2) AS gap"),
-        "a column of its source can't go through both Spark and Arrow: .*; cast it",
+        "column 'gap' of its source is interval, which can't go through both Spark and Arrow: .*; cast it, or leave it out",
+    ),
+    "one name twice": (
+        lambda rows: rows.selectExpr("*", "array(named_struct('n', 1, 'n', 2)) AS pairs"),
+        "column 'pairs' of its source has a struct with two fields named 'n'; rename one, or leave it out",
     ),
     "our name": (
         lambda rows: rows.withColumnRenamed("lane", "_persistent_state_now"),
@@ -667,6 +672,18 @@ def test_a_frame_that_could_not_be_replayed_is_refused_before_anything_is_writte
 ) -> None:
     make, sentence = FRAMES[name]
     refused(shut, Totals("Total", None, "ts", Max(INSTANT)), DataFrameSource(make(shut[0]), "ts"), sentence)
+
+
+@pytest.mark.parametrize("collation", ["UTF8_LCASE", "UNICODE_CI", "UTF8_BINARY_RTRIM"])
+def test_a_key_that_spark_compares_loosely_is_refused_and_any_other_column_is_taken(
+    shut: tuple[DataFrame, Path], collation: str
+) -> None:
+    rows = shut[0].withColumn("lane", functions().collate("lane", collation))
+    sentence = rf"its key 'lane' has the collation {collation}, .* take F.collate\('lane', 'UTF8_BINARY'\)"
+    refused(shut, Totals("Total", "lane", "ts", Max(INSTANT)), DataFrameSource(rows, "ts"), sentence)
+    exact = rows.withColumn("lane", functions().collate("lane", "UTF8_BINARY"))
+    for key, taken in ((None, rows), ("lane", exact)):
+        columns_of(rows.sparkSession, Totals("Total", key, "ts", Max(INSTANT)), DataFrameSource(taken, "ts"))
 
 
 @pytest.mark.parametrize("name", COLUMNS)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import soak_or
+from tests.soak import drawn, soak_or
 from tests.spark import beside, pipeline, stream
 from tests.spark.conftest import Launch
 from tests.spark.pipeline import grow, newest
@@ -154,7 +154,7 @@ def test_a_graph_is_one_cut_at_every_clock_whenever_its_driver_is_killed(
         chain.folder.mkdir()
     with ThreadPoolExecutor(CHAINS) as pool:
         steps, *_ = pool.map(Chain.finish, chains)
-    _kill(chains, points_of(steps))
+    _kill(chains, drawn(points_of(steps), one_in=2))
 
 
 @pytest.mark.soak
@@ -164,7 +164,7 @@ def test_what_changes_between_fixed_times_is_exact_beside_sources_whenever_the_d
     chains = [Chain(tmp_path / str(seed), seed, launch, jvms[seed], "beside") for seed in range(CHAINS)]
     for chain in chains:
         chain.folder.mkdir()
-    _kill(chains, OF_BESIDE * soak_or(ci=1, soak=10))
+    _kill(chains, drawn(OF_BESIDE * soak_or(ci=1, soak=10), one_in=2))
 
 
 def _kill(chains: Sequence[Chain], points: Sequence[str]) -> None:
