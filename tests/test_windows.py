@@ -45,6 +45,7 @@ from persistent_state.store.task_state import TaskState
 from persistent_state.windows import TimeToLive, Windowing
 from tests import core
 from tests.core import us
+from tests.soak import soak_or
 from tests.windows import SENT, Counting, Sent, lengths, shown, state_of, totals, windows_of
 
 SECOND = 1_000_000
@@ -254,7 +255,8 @@ def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sen
 # How much a stream adds
 
 
-@pytest.mark.parametrize("panes", [30, 200])
+@pytest.mark.soak
+@pytest.mark.parametrize("panes", [30, soak_or(ci=90, soak=200)])
 def test_a_stream_of_sliding_windows_takes_log_additions_for_each_pane_however_long_they_are(panes: int) -> None:
     counting = Counting()
     ran = Ran(Kept(WindowState(counting, SlidingWindow(us(10 * panes), us(10)))), clocks=2)

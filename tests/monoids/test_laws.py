@@ -22,14 +22,16 @@ from monoids import Group, HyperLogLog, List, Monoid, MonoidError, Semigroup, Su
 from monoids.laws import LAWS, LawBroken, check_laws, monoid_laws
 from monoids.strategies import items_of, values
 from tests.monoids.catalogue import CATALOGUE, pickled
+from tests.soak import soak_or
 
 SMALL = st.integers(-9, 9)
 SHORT = st.lists(SMALL, max_size=2)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("monoid", CATALOGUE, ids=lambda monoid: f"{monoid.name} {monoid.parameters}")
 def test_a_monoid_of_the_package_keeps_the_laws(monoid: Monoid[Any]) -> None:
-    check_laws(monoid, examples=20)
+    check_laws(monoid, examples=soak_or(ci=8, soak=100))
     assert pickled(monoid).identity == from_identity(monoid.identity).identity == monoid.identity
 
 
@@ -236,7 +238,7 @@ class Nothing(Sum[int]):
 )
 def test_a_broken_monoid_is_caught_by_its_law(broken: Callable[[], Monoid[Any]], some: Any, law: str) -> None:
     with pytest.raises(LawBroken, match=f"breaks the law of {law}: "):
-        check_laws(broken(), some)
+        check_laws(broken(), some, examples=30)
 
 
 def test_there_is_a_broken_monoid_for_every_law() -> None:

@@ -48,6 +48,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
 from tests import core
+from tests.soak import soak_or
 
 GOLDEN = Path(__file__).parent / "golden_entry-5.json"
 GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-5.json"
@@ -953,7 +954,8 @@ class TestApplications:
         assert sum(core.state_at(entry, plan, None).values()) == 31
 
     @pytest.mark.parametrize("large", [0, late_rows.LARGE])
-    @pytest.mark.parametrize("batches", [22, 27, 41, 56])
+    @pytest.mark.soak
+    @pytest.mark.parametrize("batches", soak_or(ci=[22, 41], soak=[22, 27, 41, 56]))
     def test_a_settled_bad_row_is_never_delivered_again_even_where_spans_were_joined(
         self, batches: int, large: int
     ) -> None:
