@@ -507,7 +507,7 @@ def test_what_is_stored_is_within_a_few_times_of_what_is_needed(windowing: Windo
     ran = Ran(Kept(state_in(windowing, Sum()), **named))
     sent: list[Sent] = []
     most = 0
-    for batch in range(60):
+    for batch in range(40):
         fresh = [(1 if windowing is None else batch // 3 * 5 + i % 5, batch * 4 + i % 4, 1) for i in range(10)]
         floor, levels = ran.task.stored.floor, len(ran.task.stored.runs)
         sent += fresh
@@ -521,7 +521,7 @@ def test_what_is_stored_is_within_a_few_times_of_what_is_needed(windowing: Windo
         assert ran.rows <= 4 * needed + len(fresh)
         most = max(most, ran.rows)
         assert levels <= 3 * (compaction.MANY + 6)
-    assert len(sent) == 600
+    assert len(sent) == 400
     assert most < 300
 
 

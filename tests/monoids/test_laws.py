@@ -109,9 +109,9 @@ class Bits(Monoid[frozenset[int]]):
 
 def test_a_monoid_may_keep_its_values_in_its_own_way_also_within_others() -> None:
     sets = st.frozensets(SMALL, max_size=3)
-    check_laws(Bits(), sets)
-    check_laws(monoids.Map(pa.string(), Bits()), st.dictionaries(st.text(max_size=1), sets, max_size=3))
-    check_laws(monoids.Struct(bits=Bits()), st.fixed_dictionaries({"bits": sets}))
+    check_laws(Bits(), sets, examples=30)
+    check_laws(monoids.Map(pa.string(), Bits()), st.dictionaries(st.text(max_size=1), sets, max_size=3), examples=30)
+    check_laws(monoids.Struct(bits=Bits()), st.fixed_dictionaries({"bits": sets}), examples=30)
 
 
 class Difference(Sum[int]):

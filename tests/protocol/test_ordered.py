@@ -45,7 +45,6 @@ from persistent_state.store.verify import verify
 from persistent_state.task import Message, messages_of, rows_of
 from tests import core
 from tests.batch.test_process import Told, oracle, streams
-from tests.soak import soak_or
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("acts", pa.string())])
 KEEPING = Keeping(3, 0)
@@ -160,8 +159,7 @@ acts = st.one_of(
 )
 
 
-@pytest.mark.soak
-@settings(max_examples=soak_or(ci=25, soak=60), deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(acts, max_size=12),
     st.none() | st.integers(1, 25),

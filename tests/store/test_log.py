@@ -1148,7 +1148,7 @@ class TestCollection:
             log, (plan, other) = started(core.memory(), "totals", "other")
             files = log.files
             entry = core.play(log, plan, rows_of(100), keeping=self.KEEPING)
-            for i in range(20):
+            for i in range(12):
                 core.play(log, other, rows_of(101 + 10 * i), now=i, keeping=self.KEEPING)
                 entry = core.play(log, plan, rows_of(i, 101 + 10 * i), now=i, keeping=self.KEEPING)
             (page, *_) = entry.flows["totals"].late_rows.settled.files
@@ -1161,10 +1161,10 @@ class TestCollection:
             if fault == "later":
                 files.create(page.path, content)
                 later = replace(page, length=len(content), checksum=hashlib.sha256(content).hexdigest())
-                log.append(entry.follower(20, flows={**entry.flows, "totals": with_settled(entry, later)}))
+                log.append(entry.follower(12, flows={**entry.flows, "totals": with_settled(entry, later)}))
             runs_io._verified.clear()
             collector = Collector(Log(files, "app"))
-            for i in range(20, 40):
+            for i in range(12, 26):
                 for each in (plan, other):
                     core.play(log, each, rows_of(101 + 10 * i), now=1000 * i, keeping=self.KEEPING)
                 collector.collect(1, now=1000 * i, keeping=self.KEEPING)
