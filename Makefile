@@ -39,9 +39,11 @@ test-release: $(call with,release)
 $(LANES:%=test-%): test-%: $(call with,test)
 	@$(BIN)/python -m pytest -n 2 --lane $* $(call REPORT,$*) $(ARGS)
 
-test-all: test test-others
+# One run of pytest, so that no core is idle at the end of each lane.
+test-all: $(call with,test servers release)
+	@$(BIN)/python -m pytest -n 2 $(call REPORT,all) $(ARGS)
 
-# All lanes but the fast one. One run of pytest, so that no core is idle at the end of each lane.
+# All lanes but the fast one, which CI has run before.
 test-others: $(call with,test servers release)
 	@$(BIN)/python -m pytest -n 2 $(LANES:%=--lane %) $(call REPORT,others) $(ARGS)
 

@@ -19,7 +19,7 @@ REPORTS = Path(__file__).parents[1] / "build" / "tests"
 
 
 @dataclass(frozen=True)
-class Took:
+class Duration:
     """The seconds of a test, with those of the fixtures that were made for it."""
 
     lane: str
@@ -27,32 +27,32 @@ class Took:
     seconds: float
 
 
-def newest(files: Iterable[Path]) -> list[Took]:
+def newest_durations(files: Iterable[Path]) -> list[Duration]:
     """Return the tests of reports, each once: as its newest report has it."""
     by_time = sorted(files, key=lambda file: file.stat().st_mtime)
-    return list({each.test: each for each in read(by_time)}.values())
+    return list({each.test: each for each in durations_in(by_time)}.values())
 
 
-def read(files: Iterable[Path]) -> Iterator[Took]:
+def durations_in(files: Iterable[Path]) -> Iterator[Duration]:
     """Yield the tests of reports that pytest wrote as JUnit's XML."""
     for file in files:
         for case in ElementTree.parse(file).iter("testcase"):
             lanes = (each.get("value") for each in case.iter("property") if each.get("name") == "lane")
             # A file that can't be collected has none.
             lane = next(lanes, None) or "no lane"
-            yield Took(lane, f"{case.get('classname')}::{case.get('name')}", float(case.get("time") or 0))
+            yield Duration(lane, f"{case.get('classname')}::{case.get('name')}", float(case.get("time") or 0))
 
 
-def table(all_of_them: Sequence[Took], longest: int) -> str:
+def table(durations: Sequence[Duration], longest: int) -> str:
     """Return the lanes and the longest tests as tables of Markdown."""
     tests, seconds = Counter[str](), Counter[str]()
-    for each in all_of_them:
+    for each in durations:
         tests[each.lane] += 1
         seconds[each.lane] += each.seconds
     lines = ["| lane | tests | seconds |", "| --- | ---: | ---: |"]
     lines += [f"| {lane} | {tests[lane]:,} | {total:,.0f} |" for lane, total in seconds.most_common()]
     lines += ["", "| seconds | test |", "| ---: | --- |"]
-    slowest = sorted(all_of_them, key=lambda each: each.seconds, reverse=True)[:longest]
+    slowest = sorted(durations, key=lambda each: each.seconds, reverse=True)[:longest]
     return "\n".join([*lines, *(f"| {each.seconds:,.0f} | `{each.test}` |" for each in slowest)])
 
 
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str]) -> int:
     if not files:
         print(f"there are no reports in {REPORTS}; run `make test`.", file=sys.stderr)
         return 2
-    took = sorted(newest(files), key=lambda each: each.seconds, reverse=True)
-    print(json.dumps([asdict(each) for each in took]) if given.json else table(took, given.longest))
+    durations = sorted(newest_durations(files), key=lambda each: each.seconds, reverse=True)
+    print(json.dumps([asdict(each) for each in durations]) if given.json else table(durations, given.longest))
     return 0
 
 

@@ -21,7 +21,7 @@ LANES = {
     "worlds": "nothing more: worlds of the simulation, and the bugs that only worlds show",
     "release": "a package registry: what is released is built and installed",
 }
-"""What the tests of each lane need beside Python."""
+"""What the tests of each lane need beside Python and Java."""
 
 OTHERS = tuple(lane for lane in LANES if lane != FAST)
 

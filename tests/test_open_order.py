@@ -131,7 +131,7 @@ TASKS = {"ordered": Follow(), "as of": AsOfJoin(LEFT, RIGHT, key="key", toleranc
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", TASKS)
 @settings(
-    max_examples=soak_or(ci=7, soak=300),
+    max_examples=soak_or(ci=4, soak=300),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -288,7 +288,7 @@ ACTIONS = ("play", "play", "play", "collect", "restart", "rewind", "keep")
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=soak_or(ci=7, soak=300),
+    max_examples=soak_or(ci=4, soak=300),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -450,7 +450,7 @@ class TestTimelines:
 def test_changes_lead_from_every_clock_to_every_later_one_also_where_runs_do_not_keep_it_apart(kind: str) -> None:
     with small():
         world = World(Kept(KINDS[kind]))
-        for _ in range(20):
+        for _ in range(12):
             world.play()
             world.collect()
         clocks = OpenStore(world.files).application("app").clocks()

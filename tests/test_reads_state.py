@@ -34,6 +34,7 @@ from persistent_state.windows import TimeToLive, Windowing
 from tests import core
 from tests.batch.test_update import few_hashes
 from tests.core import us
+from tests.soak import soak_or
 from tests.windows import lengths
 
 UNFIT = 13
@@ -281,7 +282,8 @@ class Played:
 
 
 class TestReading:
-    @settings(max_examples=40)
+    @pytest.mark.soak
+    @settings(max_examples=soak_or(ci=12, soak=40))
     @given(
         WINDOWINGS,
         st.sampled_from(MONOIDS),

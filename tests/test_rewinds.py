@@ -63,6 +63,7 @@ from tests import core
 from tests.protocol.test_graph import EVENTS, Graph, Other, PerRegion, PerShop
 from tests.protocol.test_rewind import SCHEMA, Total, World
 from tests.sentences import problem
+from tests.soak import soak_or
 from tests.waiting import PATIENCE
 
 
@@ -664,7 +665,8 @@ def test_a_rewind_is_refused_if_files_are_gone_that_were_read_since_the_clock(tm
     assert folder.world.newest.clock == 60
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(soak_or(ci=2, soak=12)))
 def test_whatever_files_go_no_rewind_loses_a_row(tmp_path: Path, seed: int) -> None:
     """Play an application whose files are deleted at any moment, and take it back at any moment, to any kept clock."""
     chance, world = random.Random(seed), World()

@@ -45,6 +45,7 @@ from persistent_state.store.task_state import TaskState
 from persistent_state.windows import TimeToLive, Windowing
 from tests import core
 from tests.core import us
+from tests.soak import soak_or
 from tests.windows import SENT, Counting, Sent, lengths, shown, state_of, totals, windows_of
 
 SECOND = 1_000_000
@@ -254,7 +255,8 @@ def check_rows(ran: Ran, windowing: Windowing | None, accepted: Mapping[int, Sen
 # How much a stream adds
 
 
-@pytest.mark.parametrize("panes", [30, 200])
+@pytest.mark.soak
+@pytest.mark.parametrize("panes", [30, soak_or(ci=90, soak=200)])
 def test_a_stream_of_sliding_windows_takes_log_additions_for_each_pane_however_long_they_are(panes: int) -> None:
     counting = Counting()
     ran = Ran(Kept(WindowState(counting, SlidingWindow(us(10 * panes), us(10)))), clocks=2)
@@ -505,7 +507,7 @@ def test_what_is_stored_is_within_a_few_times_of_what_is_needed(windowing: Windo
     ran = Ran(Kept(state_in(windowing, Sum()), **named))
     sent: list[Sent] = []
     most = 0
-    for batch in range(60):
+    for batch in range(40):
         fresh = [(1 if windowing is None else batch // 3 * 5 + i % 5, batch * 4 + i % 4, 1) for i in range(10)]
         floor, levels = ran.task.stored.floor, len(ran.task.stored.runs)
         sent += fresh
@@ -519,7 +521,7 @@ def test_what_is_stored_is_within_a_few_times_of_what_is_needed(windowing: Windo
         assert ran.rows <= 4 * needed + len(fresh)
         most = max(most, ran.rows)
         assert levels <= 3 * (compaction.MANY + 6)
-    assert len(sent) == 600
+    assert len(sent) == 400
     assert most < 300
 
 

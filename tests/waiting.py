@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,3 +46,25 @@ def until(
             said = f": {log.read_text(errors='replace')[-4000:]}" if log is not None and log.exists() else ""
             raise AssertionError(f"{what} {why}{said}")
         time.sleep(0.02)
+
+
+def seconds_open(client: socket.socket, begun: bytes) -> float:
+    """Begin a request that never ends, and return the seconds after which the server closes its connection.
+
+    What has begun goes on, byte by byte: a server that gives each byte more time would not close the connection.
+
+    Raises:
+        AssertionError: The connection is still open after `PATIENCE`.
+    """
+    begin = time.monotonic()
+    client.settimeout(0.1)
+    with suppress(ConnectionError):
+        client.sendall(begun)
+        while True:
+            assert time.monotonic() < begin + PATIENCE, "the connection is open"
+            try:
+                if not client.recv(1 << 16):
+                    break
+            except TimeoutError:
+                client.sendall(b"x" if begun else b"")
+    return time.monotonic() - begin

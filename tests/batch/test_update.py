@@ -76,6 +76,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from tests import core
+from tests.soak import soak_or
 
 UTC = timezone.utc
 YEAR_1, YEAR_9999 = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -317,7 +318,8 @@ def as_keys_of(state: dict[Any, Any]) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("kind", sorted(UPDATES))
 class TestEveryWay:
-    @settings(max_examples=12)
+    @pytest.mark.soak
+    @settings(max_examples=soak_or(ci=4, soak=12))
     @given(st.data())
     def test_gives_the_fold_of_the_messages_locally(self, kind: str, data: st.DataObject) -> None:
         case = data.draw(cases(kind))
@@ -336,7 +338,8 @@ class TestEveryWay:
                 assert len(run.late) == sum(case.late())
                 assert bool(run.states) == bool(case.stamps)
 
-    @settings(max_examples=12)
+    @pytest.mark.soak
+    @settings(max_examples=soak_or(ci=4, soak=12))
     @given(st.data())
     def test_gives_the_fold_of_the_messages_through_parts_and_shards(self, kind: str, data: st.DataObject) -> None:
         case = data.draw(cases(kind))
@@ -596,7 +599,8 @@ def play_prepared(
 
 
 class TestAggregators:
-    @settings(max_examples=30)
+    @pytest.mark.soak
+    @settings(max_examples=soak_or(ci=10, soak=30))
     @given(
         st.lists(
             st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "yes", "", None, SECRET, TOO_LONG])), max_size=12

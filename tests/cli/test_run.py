@@ -434,8 +434,17 @@ def test_the_status_is_the_same_if_nobody_reads_the_lines(tmp_path: Path) -> Non
     assert process.wait(PATIENCE) == command.FENCED
 
 
-@pytest.mark.parametrize("stderr", ["closed", "closed as stdout", "/dev/full", "a pipe that nobody reads"])
-@pytest.mark.parametrize(("error", "status"), [("FencedError", command.FENCED), ("TypeError", command.TRY_AGAIN)])
+@pytest.mark.parametrize(
+    ("stderr", "error", "status"),
+    [
+        ("closed", "FencedError", command.FENCED),
+        ("closed", "TypeError", command.TRY_AGAIN),
+        ("closed as stdout", "TypeError", command.TRY_AGAIN),
+        ("/dev/full", "FencedError", command.FENCED),
+        ("/dev/full", "TypeError", command.TRY_AGAIN),
+        ("a pipe that nobody reads", "FencedError", command.FENCED),
+    ],
+)
 def test_the_status_is_the_same_if_no_error_can_be_printed(
     stderr: str, error: str, status: int, tmp_path: Path
 ) -> None:

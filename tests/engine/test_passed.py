@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from persistent_state.engine import passed
@@ -24,6 +24,7 @@ from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.log import Log
 from tests import core
 from tests.engine.test_start_checks import setup_of
+from tests.soak import soak_or
 from tests.waiting import PATIENCE
 from tests.words import SCHEMA, Words
 
@@ -127,6 +128,8 @@ def test_what_is_told_is_where_a_start_replays() -> None:
 
 # B moves the clock, and then A joins spans on both sides of it.
 @example([1, 1, 1, 8, 1, 19, 1, 19], [("A", 3), ("A", 2), ("A", 2), ("B", 5), ("B", 1), ("A", 1)])
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=40, soak=500))
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=60),
     st.lists(st.tuples(st.sampled_from(["A", "B", "start"]), st.integers(1, 5)), max_size=40),

@@ -180,7 +180,7 @@ ACTIONS = ("play", "play", "play", "collect", "restart", "rewind", "keep")
 class TestStates:
     @pytest.mark.soak
     @pytest.mark.parametrize("kind", KINDS)
-    @settings(max_examples=soak_or(ci=6, soak=200), deadline=None)
+    @settings(max_examples=soak_or(ci=4, soak=200), deadline=None)
     @given(st.lists(st.sampled_from(ACTIONS), min_size=3, max_size=12), st.integers(0, 10**6), st.booleans())
     def test_every_clock_is_read_as_without_spark_while_the_application_commits_collects_and_goes_back(
         self, kind: str, actions: Sequence[str], seed: int, colliding: bool

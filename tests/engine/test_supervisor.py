@@ -553,7 +553,7 @@ def test_all_that_a_stop_waits_for_ends_in_one_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.4)
     run = Supervisor(script.setup, script.log, entry, Sinks([]), threading.Event())
     run.stop()
-    run._thread.join(60)
+    run._thread.join(PATIENCE)
     # The micro-batch that was under way has taken most of it.
     assert patience[0] == 0.0
     assert 0.0 <= patience[-1] <= 0.1

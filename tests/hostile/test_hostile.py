@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.soak
 @pytest.mark.parametrize("door", DOORS)
 def test_nothing_that_comes_in_ends_the_process_or_counts_as_something_else(door: str, tmp_path: Path) -> None:
-    said, examples = tmp_path / "given", soak_or(ci=150, soak=10_000)
+    said, examples = tmp_path / "given", soak_or(ci=60, soak=10_000)
     command = [sys.executable, "-m", "tests.hostile", door, str(examples), str(said)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True

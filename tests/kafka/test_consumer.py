@@ -25,6 +25,7 @@ from persistent_state.kafka.client import Moves, TokenFunction
 from persistent_state.kafka.consumer import OffsetRange
 from tests.kafka.test_subscription import World, arrange, message
 from tests.sentences import problem
+from tests.waiting import PATIENCE
 
 END = 1_000
 statistics: list[str] = []
@@ -246,6 +247,7 @@ def test_a_call_for_a_token_that_failed_is_no_refusal_and_says_why(error: KafkaE
     assert "raised" not in problem(fails, InvalidInputError if error is NOT_TAKEN else StoreUnavailableError)
 
 
+@pytest.mark.kafka  # The client waits for ten seconds.
 def test_the_client_says_in_these_words_that_it_has_no_token() -> None:
     login = {
         "security.protocol": "SASL_PLAINTEXT",
@@ -264,12 +266,12 @@ def test_a_function_that_does_not_return_in_time_is_named() -> None:
 
     def waits(config: str) -> None:
         called.set()
-        seen.wait(60)
+        seen.wait(PATIENCE)
 
     token.function = waits
     thread = threading.Thread(target=token, args=("",))
     thread.start()
-    assert called.wait(60)
+    assert called.wait(PATIENCE)
     assert client.reason_of(NOT_SET, options).endswith(": oauth_cb has not returned")
     seen.set()
     thread.join()

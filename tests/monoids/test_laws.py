@@ -22,14 +22,16 @@ from monoids import Group, HyperLogLog, List, Monoid, MonoidError, Semigroup, Su
 from monoids.laws import LAWS, LawBroken, check_laws, monoid_laws
 from monoids.strategies import items_of, values
 from tests.monoids.catalogue import CATALOGUE, pickled
+from tests.soak import soak_or
 
 SMALL = st.integers(-9, 9)
 SHORT = st.lists(SMALL, max_size=2)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("monoid", CATALOGUE, ids=lambda monoid: f"{monoid.name} {monoid.parameters}")
 def test_a_monoid_of_the_package_keeps_the_laws(monoid: Monoid[Any]) -> None:
-    check_laws(monoid, examples=20)
+    check_laws(monoid, examples=soak_or(ci=8, soak=100))
     assert pickled(monoid).identity == from_identity(monoid.identity).identity == monoid.identity
 
 
@@ -107,9 +109,9 @@ class Bits(Monoid[frozenset[int]]):
 
 def test_a_monoid_may_keep_its_values_in_its_own_way_also_within_others() -> None:
     sets = st.frozensets(SMALL, max_size=3)
-    check_laws(Bits(), sets)
-    check_laws(monoids.Map(pa.string(), Bits()), st.dictionaries(st.text(max_size=1), sets, max_size=3))
-    check_laws(monoids.Struct(bits=Bits()), st.fixed_dictionaries({"bits": sets}))
+    check_laws(Bits(), sets, examples=30)
+    check_laws(monoids.Map(pa.string(), Bits()), st.dictionaries(st.text(max_size=1), sets, max_size=3), examples=30)
+    check_laws(monoids.Struct(bits=Bits()), st.fixed_dictionaries({"bits": sets}), examples=30)
 
 
 class Difference(Sum[int]):

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monoids import Average, Count, Last, Max, Min, Monoid, Struct, Sum
@@ -17,6 +17,7 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.partials import few, fold, keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
+from tests.soak import soak_or
 from tests.windows import layout_of
 
 INT = pa.int64()
@@ -51,6 +52,8 @@ def fold_all(key: pa.Array, times: list[int], values: pa.Array, layout: Layout, 
 
 @pytest.mark.parametrize("type", KEYS, ids=str)
 @pytest.mark.parametrize("monoid", [Sum(), Count(), Min(), Max(), RECORD], ids=repr)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=40, soak=200))
 @given(st.data())
 def test_updates_fold_to_the_same_rows_as_they_come(
     monoid: Monoid[Any], type: pa.DataType, data: st.DataObject

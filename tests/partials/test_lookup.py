@@ -7,7 +7,7 @@ from collections import Counter
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monoids import Max, Monoid, Struct, Sum
@@ -15,6 +15,7 @@ from persistent_state.partials import fold
 from persistent_state.partials.layout import CURRENT, Layout, below
 from persistent_state.partials.lookup import add_current
 from persistent_state.partials.unbounded import Unbounded
+from tests.soak import soak_or
 
 HASHES = (3, 2**40, 2**63, 2**63 + 1)
 """Few, so that keys share them."""
@@ -35,6 +36,8 @@ def a_table(chance: random.Random, layout: Layout, clock: int) -> pa.Table:
 
 
 @pytest.mark.parametrize("monoid", [Sum(), Struct(sum=Sum(), max=Max())], ids=repr)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=40, soak=500))
 @given(st.integers(0, 2**32))
 def test_the_current_value_of_a_key_is_the_fold_of_its_rows(monoid: Monoid, seed: int) -> None:
     layout, chance = Layout((pa.int64(),), monoid, Unbounded()), random.Random(seed)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from tests import core
 from tests.protocol.test_bounds import Rows
+from tests.soak import soak_or
 
 KEEPING = Keeping(3, 0)
 DELAY, SILENT, SLOT, END = 10, 15, 30, 400
@@ -272,7 +274,8 @@ acts = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=10, soak=25), deadline=None)
 @given(moves, moves, moves, st.lists(acts, max_size=14), st.integers(81, 120), st.integers(60, 140), st.booleans())
 def test_whatever_history_and_a_live_input_feed_is_exact_at_every_clock(
     past: list[Any],

@@ -371,9 +371,8 @@ class Attentive(Mortal):
         super().create(path, data)
 
 
-@pytest.mark.parametrize("after", [False, True])
 def test_whatever_kills_it_there_is_no_branch_or_all_of_it_and_the_next_call_goes_on(
-    after: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
     settled(world, monkeypatch, (6, 10, 14, 18, 20))
@@ -382,7 +381,7 @@ def test_whatever_kills_it_there_is_no_branch_or_all_of_it_and_the_next_call_goe
     while not Log(there, "green").numbers():
         lives += 1
         with suppress(Killed):
-            branched(world.files, Attentive(there.url, lives, after), "green", clock)
+            branched(world.files, Attentive(there.url, lives), "green", clock)
     assert lives > 3
     assert verify(there.url, "green").problems == ()
     green = Branch.__new__(Branch)
@@ -405,7 +404,7 @@ def test_what_an_earlier_try_has_left_is_deleted() -> None:
         world.play(16, plan=plan)
     there = core.memory()
     with suppress(Killed):
-        branched(world.files, Mortal(there.url, 4, True), "green", 140)
+        branched(world.files, Mortal(there.url, 5), "green", 140)
     assert there.list("green/runs/other") or there.list("green/runs/total")
     branched(world.files, there, "green", 60)
     assert verify(there.url, "green") == replace(verify(there.url, "green"), problems=(), unreferenced=())

@@ -26,6 +26,7 @@ from persistent_state.state import KeptState
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
+from tests.soak import soak_or
 
 EVENTS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
 KEEPING = Keeping(2, 0)
@@ -193,7 +194,8 @@ acts = st.one_of(st.lists(rows, min_size=1, max_size=6), st.just("steps"), st.ju
 
 
 @pytest.mark.parametrize("kind", STATES)
-@settings(max_examples=40, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=15, soak=40), deadline=None)
 @given(st.lists(acts, max_size=14), st.sampled_from([[20], [40], [20, 30]]), st.integers(1, 2))
 def test_what_a_task_is_fed_is_a_function_of_the_messages(
     kind: str, history: list[Any], everys: list[int], shards: int

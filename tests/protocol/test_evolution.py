@@ -31,6 +31,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_state, state_at
 from persistent_state.task import Message
 from tests import core
+from tests.soak import soak_or
 
 KEEPING = Keeping(3, 0)
 SINK = "sink"
@@ -255,7 +256,8 @@ acts = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=20, soak=60), deadline=None)
 @given(codes, st.lists(acts, max_size=14))
 def test_a_task_goes_on_from_the_fields_whose_names_are_left(code: Code, history: list[Any]) -> None:
     world, now = World(code), 0

@@ -34,6 +34,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.named_files import Pages, SideFile
 from persistent_state.store.task_state import StoredState, TaskState
 from tests import core
+from tests.soak import soak_or
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("id", pa.int64()), ("at", pa.timestamp("ns"))])
 CLOCK = 40
@@ -702,7 +703,8 @@ NEARLY_IN_ORDER = st.lists(st.none() | st.integers(-10, 10), min_size=1, max_siz
 ENDS = st.lists(st.integers(0, 24), max_size=6)
 
 
-@settings(max_examples=40)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=15, soak=40))
 @given(st.data(), STAMPS, st.integers(0, 30), st.integers(1, 3))
 def test_each_task_of_a_flow_has_what_it_has_alone(
     data: st.DataObject, stamps: list[int | None], delay: int, shards: int
@@ -734,7 +736,8 @@ def test_each_task_of_a_flow_has_what_it_has_alone(
         assert flow.aside(name) == world.aside(name)
 
 
-@settings(max_examples=60)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=25, soak=60))
 @given(st.data(), NEARLY_IN_ORDER, st.integers(0, 30))
 def test_tasks_that_part_and_join_anyhow_have_each_message_once(
     data: st.DataObject, stamps: list[int | None], delay: int

@@ -29,6 +29,7 @@ from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from tests import core
+from tests.soak import soak_or
 
 EVENTS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
 KEEPING = Keeping(3, 0)
@@ -440,7 +441,8 @@ acts = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=10, soak=25), deadline=None)
 @given(st.lists(acts, min_size=8, max_size=20), st.randoms(use_true_random=False))
 def test_at_every_clock_a_derived_task_is_made_of_the_task_that_feeds_it(history: list[Any], random: Any) -> None:
     world, derived = Graph(), ["PerRegion", "PerTotal", "Slots"]

@@ -40,6 +40,7 @@ from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
+from tests.soak import soak_or
 
 KEEPING = Keeping(3, 0)
 ORDERS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
@@ -306,7 +307,8 @@ acts = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=12, soak=40), deadline=None)
 @given(st.lists(acts, max_size=25))
 def test_at_every_clock_the_state_is_made_of_all_inputs(history: list[Any]) -> None:
     world, now = World(), {"orders": 0, "rates": 0, "others": 0}
@@ -705,7 +707,8 @@ def application(world: World, *added: tuple[PersistentTask, Any]) -> None:
     world.plans = app.plans(world.files, world.shards, lambda _, source: (source, source.schema, None))
 
 
-@pytest.mark.parametrize("first", [11, 23, 31, 47])
+@pytest.mark.soak
+@pytest.mark.parametrize("first", soak_or(ci=[11, 47], soak=[11, 23, 31, 47]))
 @pytest.mark.parametrize("last", [55, 95, 200])
 def test_a_source_that_is_far_ahead_is_apart_from_what_a_step_adds_below_it(first: int, last: int) -> None:
     world = without_story()

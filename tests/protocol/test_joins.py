@@ -50,6 +50,7 @@ from tests import core
 from tests.batch.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, joined_row, value
 from tests.protocol.test_inputs import Rows
 from tests.simulation.planted import Bug, bug
+from tests.soak import soak_or
 
 KEEPING = Keeping(3, 0)
 DELAY = 6
@@ -177,7 +178,8 @@ some_rows = st.lists(
 acts = st.one_of(some_rows, some_rows, st.sampled_from(["play", "step"]), st.integers(1, 3))
 
 
-@settings(max_examples=40)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=15, soak=40))
 @given(some_joins, st.lists(acts, min_size=3, max_size=12), st.sampled_from([2, 5, fold.SLICE]))
 def test_joined_rows_are_those_of_a_loop_over_all(join: Join, history: list[Any], most: int) -> None:
     play(join, history, most)

@@ -228,12 +228,11 @@ def test_a_task_is_read_as_it_was() -> None:
     assert {row["shop"]: row["value"] for row in rows} == world.expected(20)
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_what_is_kept_is_whole_whenever_a_collection_is_killed(after: bool) -> None:
+def test_what_is_kept_is_whole_whenever_a_collection_is_killed() -> None:
     for lives in itertools.count(1):
         world = World(Keeping(1, 0, ((40, 400),)))
         world.play(10)
-        mortal = Log(Mortal(world.files.url, lives, after), "app")
+        mortal = Log(Mortal(world.files.url, lives), "app")
         try:
             core.collect(mortal, world.newest.epoch, now=HOUR, keeping=world.keeping)
         except Killed:

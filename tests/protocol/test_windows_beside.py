@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from persistent_state.protocol import graph
 from persistent_state.store.log import Log
 from tests import core
 from tests.protocol.test_inputs import KEEPING, ORDERS, PerShop, Rows, World, per_shop
+from tests.soak import soak_or
 
 SLOT, EVERY = 30, 20
 
@@ -165,7 +167,8 @@ acts = st.one_of(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=8, soak=20), deadline=None)
 @given(st.lists(acts, max_size=20))
 def test_a_task_has_the_windows_and_what_it_has_beside_them_up_to_one_clock(history: list[Any]) -> None:
     world, now = Beside(), {"Sums": 0, "Slots": 0}

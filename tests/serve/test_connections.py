@@ -22,7 +22,7 @@ from persistent_state.serve import app, connections
 from persistent_state.serve.connections import OnceAMinute
 from tests.processes import start_guarded
 from tests.serve.worlds import ROOT, STORE, Served
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, seconds_open, until
 
 TOKEN = "a-long-secret"
 
@@ -145,21 +145,7 @@ def test_a_request_that_never_ends_is_closed(monkeypatch: pytest.MonkeyPatch, be
     real = Real()
     try:
         with real.connect() as client:
-            begin = time.monotonic()
-            client.sendall(begun)
-            client.settimeout(0.1)
-            while time.monotonic() < begin + 15:
-                try:
-                    if not client.recv(1 << 16):
-                        break
-                except TimeoutError:
-                    # What comes drop by drop has no more time.
-                    client.sendall(b"x" if begun else b"")
-                except ConnectionError:
-                    break
-            else:
-                pytest.fail("the connection is open")
-            assert 0.5 < time.monotonic() - begin < 10
+            assert seconds_open(client, begun) > 0.5
         assert real.ask("/health", "Host: x")[0] == 200
     finally:
         real.close()
@@ -178,16 +164,9 @@ def test_a_client_that_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) 
     try:
         with real.connect() as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            wait_until(lambda: not real.server.server_state.connections)
+            until(lambda: not real.server.server_state.connections, "the end of the connection")
     finally:
         real.close()
-
-
-def wait_until(is_so: object) -> None:
-    until = time.monotonic() + 15
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_of_too_many_connections_those_that_ask_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:

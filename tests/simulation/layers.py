@@ -34,7 +34,7 @@ KILLERS = Path(__file__).parent / "killers.json"
 """The cheap test that kills each bug, and its seconds; null where only worlds or Spark do."""
 NOTES = ROOT / "build" / "layers.json"
 """What a measurement goes on from: the seconds of each test, which functions it calls, and what was measured already."""
-DEAR = [
+SLOW_FILES = [
     "tests/test_docs.py",
     "tests/test_docstrings.py",
     "tests/test_site.py",
@@ -46,7 +46,7 @@ DEAR = [
     "tests/serve/test_browser.py",
     "tests/metrics/test_prometheus.py",
 ]
-DEAR_FIXTURES = {"servers", "broker", "cluster"}
+SLOW_FIXTURES = {"servers", "broker", "cluster"}
 AT_ONCE = 1.0
 """Seconds of a processor in which a cheap test must kill a bug, so that CI plays no world for it."""
 FORK = multiprocessing.get_context("fork")
@@ -78,7 +78,7 @@ class Plugin:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         assert not session.testsfailed, "Tests can't be collected."
-        self.work(self, {item.nodeid: item for item in session.items if not DEAR_FIXTURES & {*item.fixturenames}})
+        self.work(self, {item.nodeid: item for item in session.items if not SLOW_FIXTURES & {*item.fixturenames}})
         return True
 
     def pytest_exception_interact(self, call: pytest.CallInfo[None]) -> None:
@@ -100,7 +100,7 @@ class Plugin:
                 yield from self.run(items)
 
         runs = forked(tests, seconds)
-        return next(({"test": test, "seconds": took} for test, took, failed in runs if failed), None)
+        return next(({"test": test, "seconds": used} for test, used, failed in runs if failed), None)
 
 
 def forked(work: Callable[[], Iterable[Any]], seconds: int) -> Iterator[Any]:
@@ -167,15 +167,15 @@ def calling(bug: Bug, tests: dict[str, tuple[float, list[str]]]) -> list[str]:
     """
     folder, _, module = bug.target.__module__.replace("persistent_state.", "tests.").replace(".", "/").rpartition("/")
     proven = {killer["test"] for killer in killers().values() if killer}
-    some = sorted((test for test in tests if name_of(bug.target) in tests[test][1]), key=lambda test: tests[test][0])
-    first = {test.partition("[")[0]: test for test in reversed(some)}
+    callers = sorted((test for test in tests if name_of(bug.target) in tests[test][1]), key=lambda test: tests[test][0])
+    first = {test.partition("[")[0]: test for test in reversed(callers)}
 
     def place(test: str) -> tuple[bool, ...]:
         is_own = test.startswith(f"{folder}/test_{module}.py::") and tests[test][0] <= AT_ONCE
         is_near = test.startswith(f"{folder}/")
         return not is_own, test not in proven, first[test.partition("[")[0]] != test, not is_near
 
-    return sorted(some, key=place)
+    return sorted(callers, key=place)
 
 
 def measure(plugin: Plugin, items: dict[str, pytest.Item], names: list[str], seconds: int) -> None:
@@ -183,23 +183,23 @@ def measure(plugin: Plugin, items: dict[str, pytest.Item], names: list[str], sec
     notes = json.loads(NOTES.read_text()) if NOTES.exists() else {"tests": {}, "measured": {}}
     tests = notes["tests"] = {test: noted for test, noted in notes["tests"].items() if test in items}
     new = [item for test, item in items.items() if test not in tests]
-    for count, (test, took, failed, reached) in enumerate(forked(lambda: note(plugin, new), 7200), 1):
+    for count, (test, used, failed, reached) in enumerate(forked(lambda: note(plugin, new), 7200), 1):
         # What fails without a bug proves nothing with one.
-        tests[test] = [took, [] if failed else reached]
+        tests[test] = [used, [] if failed else reached]
         if count % 20 == 0 or count == len(new):
             print(f"{count} of {len(new)} tests noted", flush=True)
             write(NOTES, notes)
     known = killers()
     for bug in named(names):
-        some, killer, start = calling(bug, tests), known.get(bug.name), monotonic()
+        callers, killer, start = calling(bug, tests), known.get(bug.name), monotonic()
         # What was killed is killed by more tests too.
-        if not names and notes["measured"].get(bug.name) == digest(bug, killer or [*sorted(some), seconds]):
+        if not names and notes["measured"].get(bug.name) == digest(bug, killer or [*sorted(callers), seconds]):
             continue
         if killer and killer["test"] in items:
-            some = [killer["test"], *(test for test in some if test != killer["test"])]
-        killer = known[bug.name] = plugin.killer(bug, [items[test] for test in some], seconds)
-        print(f"{bug.name}: {killer} of {len(some)} tests, {monotonic() - start:.1f} s", flush=True)
-        notes["measured"][bug.name] = digest(bug, killer or [*sorted(some), seconds])
+            callers = [killer["test"], *(test for test in callers if test != killer["test"])]
+        killer = known[bug.name] = plugin.killer(bug, [items[test] for test in callers], seconds)
+        print(f"{bug.name}: {killer} of {len(callers)} tests, {monotonic() - start:.1f} s", flush=True)
+        notes["measured"][bug.name] = digest(bug, killer or [*sorted(callers), seconds])
         write(NOTES, notes)
         write(KILLERS, {bug.name: known[bug.name] for bug in BUGS if bug.name in known})
 
@@ -268,7 +268,7 @@ def main() -> None:
     elif asked.prove:
         sys.exit("\n".join(survivors(named(asked.bug))) or 0)
     else:
-        paths = ["tests", *(f"--ignore={path}" for path in DEAR)]
+        paths = ["tests", *(f"--ignore={path}" for path in SLOW_FILES)]
         sys.exit(collected(paths, lambda plugin, items: measure(plugin, items, asked.bug, asked.seconds)))
 
 

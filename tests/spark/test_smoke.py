@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.fast
 
-FILES, WORDS_A_FILE, KILLED_AFTER = 40, 50, 3
+FILES, WORDS_A_FILE, KILLED_AFTER = 16, 50, 3
 """The stream, and the checkpoints after which the driver is killed."""
 
 PRINTED = """

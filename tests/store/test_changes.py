@@ -128,7 +128,7 @@ def test_who_wrote_the_newest_entry_reads_none(world: World) -> None:
 def test_who_follows_reads_each_entry_once(world: World) -> None:
     other = Log(world.files, "app")
     assert other.newest() == world.entry
-    for _ in range(30):
+    for _ in range(15):
         world.play(7)
         world.files.reads.clear()
         assert other.newest() == world.entry
@@ -136,7 +136,7 @@ def test_who_follows_reads_each_entry_once(world: World) -> None:
 
 
 def test_who_comes_new_reads_from_the_base_on(world: World) -> None:
-    for _ in range(30):
+    for _ in range(15):
         world.play(7)
         base = world.record(world.entry.number)["base"]
         world.files.reads.clear()
@@ -155,18 +155,18 @@ def test_a_start_writes_a_whole_entry(world: World) -> None:
 
 def test_every_entry_that_is_left_can_be_read(world: World) -> None:
     collector = Collector(Log(world.files, "app"))
-    for _ in range(60):
+    for _ in range(35):
         world.play(7)
         collector.collect(1, now=world.now, keeping=Keeping(clocks=2, grace=50))
         left = world.log.numbers()
         fresh = Log(world.files, "app")
         assert [fresh.read(number).number for number in left] == left
         assert len(left) <= 20 + 7
-    assert left[0] > 40
+    assert left[0] > 15
 
 
 @pytest.mark.parametrize("fault", ["gone", "damaged", "of another log"])
-@pytest.mark.parametrize("back", [1, 2, 4])
+@pytest.mark.parametrize("back", [1, 4])
 def test_an_entry_that_others_follow_from_is_never_passed_over(world: World, fault: str, back: int) -> None:
     for _ in range(4):
         world.play(7)

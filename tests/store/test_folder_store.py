@@ -119,13 +119,12 @@ def test_a_store_of_two_tasks_that_read_a_folder_in_different_orders_is_gone_on_
     assert clocks(files.url, APPLICATION)[-1] > 800
 
 
-@pytest.mark.parametrize(("after", "as_one"), [(False, True), (True, False)])
+@pytest.mark.soak
+@pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize("name", STORES)
-def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(
-    name: str, after: bool, as_one: bool, tmp_path: Path
-) -> None:
+def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, as_one: bool, tmp_path: Path) -> None:
     files = unpacked(name)
-    assert survive(files, after, lambda mortal: go_on(mortal, tmp_path, as_one)) > 4
+    assert survive(files, lambda mortal: go_on(mortal, tmp_path, as_one), nth=as_one) > 4
     check(files, 100)
 
 

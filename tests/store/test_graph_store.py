@@ -159,11 +159,11 @@ def test_a_store_of_a_graph_is_sound_before_and_after_this_version_goes_on_from_
     assert entry.tasks_of("PerShop").keys() == {"PerShop", "Slots"}
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.soak
 @pytest.mark.parametrize("name", STORES)
-def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, after: bool) -> None:
+def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str) -> None:
     files = unpacked(name)
-    assert survive(files, after, lambda mortal: go_on(mortal, 70)) > 4
+    assert survive(files, lambda mortal: go_on(mortal, 70)) > 4
     check(files, 70)
 
 

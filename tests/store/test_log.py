@@ -48,6 +48,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
 from persistent_state.store.task_state import OutputState, StoredState, TaskState
 from tests import core
+from tests.soak import soak_or
 
 GOLDEN = Path(__file__).parent / "golden_entry-5.json"
 GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-5.json"
@@ -953,7 +954,8 @@ class TestApplications:
         assert sum(core.state_at(entry, plan, None).values()) == 31
 
     @pytest.mark.parametrize("large", [0, late_rows.LARGE])
-    @pytest.mark.parametrize("batches", [22, 27, 41, 56])
+    @pytest.mark.soak
+    @pytest.mark.parametrize("batches", soak_or(ci=[22, 41], soak=[22, 27, 41, 56]))
     def test_a_settled_bad_row_is_never_delivered_again_even_where_spans_were_joined(
         self, batches: int, large: int
     ) -> None:
@@ -1146,7 +1148,7 @@ class TestCollection:
             log, (plan, other) = started(core.memory(), "totals", "other")
             files = log.files
             entry = core.play(log, plan, rows_of(100), keeping=self.KEEPING)
-            for i in range(20):
+            for i in range(12):
                 core.play(log, other, rows_of(101 + 10 * i), now=i, keeping=self.KEEPING)
                 entry = core.play(log, plan, rows_of(i, 101 + 10 * i), now=i, keeping=self.KEEPING)
             (page, *_) = entry.flows["totals"].late_rows.settled.files
@@ -1159,10 +1161,10 @@ class TestCollection:
             if fault == "later":
                 files.create(page.path, content)
                 later = replace(page, length=len(content), checksum=hashlib.sha256(content).hexdigest())
-                log.append(entry.follower(20, flows={**entry.flows, "totals": with_settled(entry, later)}))
+                log.append(entry.follower(12, flows={**entry.flows, "totals": with_settled(entry, later)}))
             runs_io._verified.clear()
             collector = Collector(Log(files, "app"))
-            for i in range(20, 40):
+            for i in range(12, 26):
                 for each in (plan, other):
                     core.play(log, each, rows_of(101 + 10 * i), now=1000 * i, keeping=self.KEEPING)
                 collector.collect(1, now=1000 * i, keeping=self.KEEPING)

@@ -110,19 +110,19 @@ def test_a_store_of_tasks_that_read_a_folder_alike_is_gone_on_from(name: str, as
     assert clocks(files.url, APPLICATION)[-1] > 800
 
 
-@pytest.mark.parametrize(("after", "as_one"), [(False, False), (True, True)])
+@pytest.mark.soak
+@pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize("name", STORES)
-def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(
-    name: str, after: bool, as_one: bool, tmp_path: Path
-) -> None:
+def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, as_one: bool, tmp_path: Path) -> None:
     files = unpacked(name)
-    assert survive(files, after, lambda mortal: go_on(mortal, tmp_path, 17, as_one)) > 4
+    assert survive(files, lambda mortal: go_on(mortal, tmp_path, 17, as_one), nth=as_one) > 4
     check(files, 85)
 
 
-@pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize(
-    "tasks", [[Windows(), Counts()], [Totals(), Counts()], [Windows()]], ids=["Totals", "Windows", "Totals and Counts"]
+    ("tasks", "as_one"),
+    [([Windows(), Counts()], False), ([Totals(), Counts()], True), ([Windows()], True)],
+    ids=["Totals", "Windows of one flow", "Totals and Counts of one flow"],
 )
 @pytest.mark.parametrize("name", STORES)
 def test_a_task_that_is_left_out_comes_back(

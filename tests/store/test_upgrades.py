@@ -28,6 +28,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
 from tests import core
 from tests.fixtures.write_store import APPLICATION, SCHEMA, Notes, Totals, batch, rows
+from tests.soak import soak_or
 from tests.store.test_codec import LATE, WITHOUT_TIMESTAMP, expected_notes, expected_totals
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -39,36 +40,40 @@ class Killed(BaseException):
 
 
 class Mortal(MemoryFiles):
-    """Files of a process that dies at its n-th change of the store, before it or after it."""
-
-    def __init__(self, url: str, changes: int, after: bool) -> None:
-        super().__init__(url)
-        object.__setattr__(self, "left", changes)
-        object.__setattr__(self, "after", after)
+    """Files of a process that dies before its n-th change of the store, which is after the one before."""
 
     left: int
-    after: bool
+
+    def __init__(self, url: str, changes: int) -> None:
+        super().__init__(url)
+        object.__setattr__(self, "left", changes)
 
     def create(self, path: str, data: BytesLike) -> None:
-        self._changing(lambda: super(Mortal, self).create(path, data))
+        self._count()
+        super().create(path, data)
 
     def delete(self, path: str) -> None:
-        self._changing(lambda: super(Mortal, self).delete(path))
+        self._count()
+        super().delete(path)
 
-    def _changing(self, change: Callable[[], None]) -> None:
+    def _count(self) -> None:
         object.__setattr__(self, "left", self.left - 1)
-        if self.left <= 0 and not (self.left == 0 and self.after):
-            raise Killed
-        change()
         if self.left <= 0:
             raise Killed
 
 
-def survive(files: Files, after: bool, go_on: Callable[[Files], None]) -> int:
-    """Go on again and again, until no change of the store kills it; return how often. The store is sound after each."""
+STEP = soak_or(ci=3, soak=1)
+"""By how many changes of the store each life is longer than the one before it."""
+
+
+def survive(files: Files, go_on: Callable[[Files], None], nth: int = 0) -> int:
+    """Go on again and again, until no change of the store kills it; return how often. The store is sound after each.
+
+    Calls with another `nth` are killed at other changes, so that all calls together are killed at each.
+    """
     for lives in count(1):
         try:
-            go_on(Mortal(files.url, lives, after))
+            go_on(Mortal(files.url, STEP * lives - nth % STEP))
         except Killed:
             assert verify(files.url).problems == ()
         else:
@@ -138,11 +143,11 @@ def test_an_earlier_version_s_store_is_sound_before_and_after_this_one_goes_on_f
     check(files)
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.soak
 @pytest.mark.parametrize("name", STORES)
-def test_whatever_kills_an_upgrade_the_next_start_goes_on(name: str, after: bool) -> None:
+def test_whatever_kills_an_upgrade_the_next_start_goes_on(name: str) -> None:
     files = unpacked(name)
-    assert survive(files, after, go_on) > 4
+    assert survive(files, go_on, STORES.index(name)) > 2
     check(files)
 
 
