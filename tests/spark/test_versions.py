@@ -1,4 +1,4 @@
-"""One store that several versions of Spark go on with, one after the other, on real Spark."""
+"""Each feature on the oldest Spark, and one store that several versions go on with, one after the other."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ def turns_of_versions() -> list[str]:
             raise
         pytest.skip(f"pip can't install other versions of Spark here: {error}")
     return taken
+
+
+def test_each_feature_runs_on_the_oldest_spark() -> None:
+    *_, oldest = turns_of_versions()[:-1]
+    assert versions.run(versions.python_with(oldest), versions.one_of_each(), ["-p", "no:cacheprovider"]) == 0
 
 
 @pytest.mark.soak
