@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from persistent_state.batch.messages import (
     Advance,
     Answers,
     Basis,
+    Clocks,
     Descriptor,
     Ground,
     Report,
@@ -228,7 +230,7 @@ def flow_by(entry: Entry, flow: FlowPlan) -> FlowState:
 
 def _apart(entry: Entry, tasks: Iterable[TaskState]) -> tuple[int, ...]:
     """Return the clocks that folding must keep apart for tasks."""
-    return tuple(sorted({*entry.retained, *(cut for task in tasks for cut in task.stored.cuts)}))
+    return Clocks(clocks.with_more(entry.retained, (cut for task in tasks for cut in task.stored.cuts)))
 
 
 def shard_digests(entry: Entry, task: TaskState, visited: int = END) -> tuple[str, ...]:
@@ -531,7 +533,7 @@ def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
     kept = (*entry.retained, clock)
     delivered = (last for task in entry.tasks.values() if task.active for last in task.outputs.delivered.values())
     oldest = min([*kept[-keeping.clocks :], *delivered])
-    return tuple(clock for clock in kept if clock >= oldest)
+    return kept[bisect_left(kept, oldest) :]
 
 
 def kept_with(kept: Mapping[int, Kept], clock: int, number: int, keeping: Keeping) -> dict[int, Kept]:

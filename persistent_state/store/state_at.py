@@ -25,7 +25,7 @@ from persistent_state.errors import (
     TaskFailedError,
     raised,
 )
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, is_among
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials import fold, keys, lookup
 from persistent_state.partials.evolve import Evolving, misfits
@@ -544,8 +544,8 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
             f"task={name} is being built and has reached no clock yet; read it once it has caught up with "
             f"clock={full_clock(entry.clock)}."
         )
-    readable = [c for c in entry.retained if task.born <= c <= newest]
-    if at not in (*readable, newest):
+    if at != newest and not (task.born <= at <= newest and is_among(entry.retained, at)):
+        readable = [c for c in entry.retained if task.born <= c <= newest]
         if task.active and at in entry.retained and at > newest:
             how = "is rebuilt and has" if task.life else "has"
             reached = "no clock yet" if newest == BEGINNING else f"clock={full_clock(newest)}"
