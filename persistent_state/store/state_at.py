@@ -433,22 +433,38 @@ def read_sides(files: Files, application: str, task: BaseTask | str) -> list[pa.
     while True:
         try:
             return [read_side(files, side) for side in sides]
-        except NotThereError as error:
+        except FileNotFoundError as error:
             # Files are joined and the old ones deleted, but the rows are in others then.
             if (again := find_sides(files, application, task)) == sides:
                 raise runs_io.missing_of_newest(error) from error
             sides = again
 
 
+def read_listed_side(files: Files, application: str, task: str, side: SideFile) -> pa.Table:
+    """Return the late and bad rows of one of the files that `find_sides` returned.
+
+    Raises:
+        NotThereError: Its rows are in another file now.
+        DamagedError: It is not what was written, or is missing.
+    """
+    try:
+        return read_side(files, side)
+    except FileNotFoundError as error:
+        if side in find_sides(files, application, task):
+            raise runs_io.missing_of_newest(error) from error
+        raise NotThereError(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+
+
 def read_side(files: Files, side: SideFile) -> pa.Table:
     """Return the late and bad rows of one file.
 
     The format names `strand` what users read as `partition`, unless the partition stands beside it.
+
+    Raises:
+        FileNotFoundError: The file was collected, or is missing.
+        DamagedError: It is not what was written.
     """
-    try:
-        rows = late_rows.read(files, side)
-    except FileNotFoundError as error:
-        raise NotThereError(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+    rows = late_rows.read(files, side)
     if late_rows.PARTITION in rows.column_names:
         partition = pc.coalesce(rows[late_rows.PARTITION], rows["strand"])
         rows = rows.drop_columns([late_rows.PARTITION])
