@@ -166,11 +166,15 @@ def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach | None, now: int, step
     other tasks give, too.
     """
     basis, grounds, visited = plan_part(entry, flow, reach, now), {}, flow_by(entry, flow).visited
+    # Tasks of one flow mostly keep the same clocks apart. One object of them is sent once.
+    apart: dict[tuple[int, ...], Clocks] = {}
     for plan in flow.tasks:
         every = plan.settings.every
         grid = None if every is None else (entry.clock, every)
         task = entry.tasks[plan.name]
-        cuts = _apart(entry, [task])
+        if task.stored.cuts not in apart:
+            apart[task.stored.cuts] = _apart(entry, [task])
+        cuts = apart[task.stored.cuts]
         digests = shard_digests(entry, task)
         grounds[plan.name] = tuple(Ground(visited, cuts, task.stored.floor, runs, grid) for runs in digests)
     if step is not None:
@@ -228,7 +232,7 @@ def flow_by(entry: Entry, flow: FlowPlan) -> FlowState:
     return entry.flows[flow.id]
 
 
-def _apart(entry: Entry, tasks: Iterable[TaskState]) -> tuple[int, ...]:
+def _apart(entry: Entry, tasks: Iterable[TaskState]) -> Clocks:
     """Return the clocks that folding must keep apart for tasks."""
     return Clocks(clocks.with_more(entry.retained, (cut for task in tasks for cut in task.stored.cuts)))
 
