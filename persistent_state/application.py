@@ -405,6 +405,7 @@ class Application:
 
         A driver that runs is fenced: it stops, and changes nothing any more. Start the application again afterwards, with other
         code if you like. Each sink goes back at once if it answers, else at the next start. All of them together have a minute.
+        One that takes longer goes on until the process ends, which waits ten seconds for it.
 
         Args:
             to: A plan, as `plan_rewind` returned it, or a time or a name, as `plan_rewind` takes it.

@@ -150,4 +150,5 @@ def late_rows_frame(
     from persistent_state.engine import frames
 
     files = open_files(store, storage_options)
-    return frames.of_late_rows(spark, files, find_sides(files, application, task))
+    name = task if isinstance(task, str) else task.task_name
+    return frames.of_late_rows(spark, files, application, name, find_sides(files, application, name))

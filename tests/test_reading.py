@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from persistent_state import (
     DamagedError,
     InvalidInputError,
     NonWindowState,
+    NotThereError,
     PersistentTask,
     TaskFailedError,
     clocks,
@@ -25,7 +27,7 @@ from persistent_state import (
 from persistent_state.show.top import StatusReader
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from persistent_state.store.state_at import find_applications, find_state
+from persistent_state.store.state_at import find_applications, find_sides, find_state, read_listed_side
 from tests import core
 from tests.fixtures.write_store import APPLICATION, Notes, Totals
 
@@ -96,6 +98,20 @@ def test_files_that_are_missing_are_said_to_be_missing_and_not_to_be_of_an_old_c
         state.read()
     with pytest.raises(DamagedError, match=r"a file that the newest log entry names is gone \(.*side\.arrow"):
         read_late_rows(str(store), APPLICATION, "Totals")
+
+
+def test_a_file_of_late_rows_is_missing_if_the_newest_entry_names_it_and_else_its_rows_are_in_another(
+    tmp_path: Path,
+) -> None:
+    store = Path(shutil.copytree(STORE, tmp_path / "store"))
+    files = open_files(str(store))
+    side, *_ = find_sides(files, APPLICATION, "Totals")
+    (store / side.file.path).unlink()
+    with pytest.raises(DamagedError, match=r"a file that the newest log entry names is gone \(.*side\.arrow"):
+        read_listed_side(files, APPLICATION, "Totals", side)
+    joined = replace(side, file=replace(side.file, path=f"{APPLICATION}/runs/Totals/collected.side.arrow"))
+    with pytest.raises(NotThereError, match=r"collected\.side\.arrow is no longer retained"):
+        read_listed_side(files, APPLICATION, "Totals", joined)
 
 
 def test_the_applications_of_a_store_are_its_folders_that_have_a_log(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ whenever and wherever they are read.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -82,7 +83,9 @@ def span_of(flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step,
 def _ended(plan: Plan, entry: Entry, since: int) -> int:
     """Return a clock that the runs of a task keep apart, and below which all had ended by another clock."""
     task, most = entry.tasks[plan.name], plan.layout.kind.all_ended(since)
-    return max((c for c in (*entry.retained, *task.stored.cuts) if task.born <= c <= most), default=BEGINNING)
+    last = bisect_right(entry.retained, most)
+    apart = (*entry.retained[max(0, last - 1) : last], *task.stored.cuts)
+    return max((c for c in apart if task.born <= c <= most), default=BEGINNING)
 
 
 def schema_of(plan: Plan, source: TaskSource, fed: PersistentTask) -> pa.Schema:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import zlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +47,23 @@ class Step:
     clock: int
 
 
+class Clocks(tuple[int, ...]):
+    """Clocks that ascend. They may be many, and then a pickle of them is small, as the steps between them are mostly equal."""
+
+    @cached_property
+    def _packed(self) -> bytes:
+        return zlib.compress(np.diff(np.array(self, dtype=np.int64), prepend=0).tobytes(), 1)
+
+    @staticmethod
+    def _unpacked(packed: bytes) -> Clocks:
+        clocks = Clocks(np.frombuffer(zlib.decompress(packed), dtype=np.int64).cumsum().tolist())
+        clocks._packed = packed
+        return clocks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Clocks._unpacked, (self._packed,)
+
+
 @dataclass(frozen=True)
 class Ground:
     """The ground of a shard: all of it is fixed before the micro-batch, and the first part takes it along from the planner.
@@ -63,11 +83,17 @@ class Ground:
 
     def apart(self, starts: Sequence[NDArray[np.int64]]) -> tuple[int, ...]:
         """Return the clocks that rows with these starts of intervals must not be folded over."""
+        starts = [each for each in starts if len(each)]
+        if not starts:
+            return ()
+        # Of clocks below all rows, or above them, there may be many.
+        low, high = (bisect_right(self.cuts, at) for at in (min(map(np.min, starts)), max(map(np.max, starts))))
+        cuts = self.cuts[low:high]
         if self.grid is None:
-            return self.cuts
+            return cuts
         since, length = self.grid
         every = [np.unique(each[each >= since] // length * length) for each in starts]
-        return tuple({*self.cuts, *(clock for some in every for clock in some.tolist())})
+        return tuple({*cuts, *(clock for some in every for clock in some.tolist())})
 
 
 @dataclass(frozen=True)

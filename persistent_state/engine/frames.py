@@ -159,15 +159,17 @@ def _of_parts(
     return spark.range(0, parts, 1, parts).mapInArrow(read, types)
 
 
-def of_late_rows(spark: SparkSession, files: Files, found: Sequence[SideFile]) -> DataFrame:
-    """Return late and bad rows; `origin` and `row` are JSON."""
+def of_late_rows(
+    spark: SparkSession, files: Files, application: str, task: str, found: Sequence[SideFile]
+) -> DataFrame:
+    """Return late and bad rows of a task; `origin` and `row` are JSON."""
     parts = max(1, min(len(found), _parallelism(spark, files)))
 
     def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 for side in found[number::parts]:
-                    yield from late_rows(files, side).to_batches(ROWS)
+                    yield from late_rows(files, application, task, side).to_batches(ROWS)
 
     return spark.range(0, parts, 1, parts).mapInArrow(read, spark_types(LATE_ROWS))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -47,6 +49,12 @@ from persistent_state.task import PersistentTask
 SINK_SECONDS = 60.0
 """The time that a plan waits for all sinks to tell their rows, and a rewind for all to go back. A sink that takes longer goes
 back at the next start, if it has not by then."""
+
+LAST_SECONDS = 10.0
+"""The time that the end of a process gives to sinks that have yet to go back."""
+
+_THREAD = "persistent-state {} {} rewinds"
+"""The name of the thread in which the sink of a task's output tells its rows or goes back."""
 
 _logger = logging.getLogger("persistent_state")
 
@@ -164,8 +172,8 @@ def _at_once(
 
     futures: list[Future[OutputPlan]] = [Future() for _ in outputs]
     for output, future in zip(outputs, futures, strict=True):
-        # The end of the process does not wait for a thread of this kind.
-        name = f"persistent-state {output.task} {output.output} rewinds"
+        # The end of the process does not wait for a thread of this kind for ever.
+        name = _THREAD.format(output.task, output.output)
         threading.Thread(target=run, args=(output, future), name=name, daemon=True).start()
     done, _ = wait(futures, SINK_SECONDS)
     for output, future in zip(outputs, futures, strict=True):
@@ -179,6 +187,20 @@ def _at_once(
                 otherwise,
             )
     return [future.result() if future in done else output for output, future in zip(outputs, futures, strict=True)]
+
+
+@atexit.register
+def _await_sinks() -> None:
+    """Wait for sinks that have yet to go back, for `LAST_SECONDS` at most.
+
+    If Python took itself down while they are within a library that is not written in Python, they would end the process by a
+    signal as soon as they come back.
+    """
+    first, last = _THREAD.split("{} {}")
+    until = time.monotonic() + LAST_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(first) and thread.name.endswith(last):
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def _by_output(parts: Sequence[Part]) -> ByOutput:

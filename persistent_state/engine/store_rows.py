@@ -25,7 +25,7 @@ from persistent_state.store.asked import asked_keys, key_column, key_value
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import Run, SideFile
 from persistent_state.store.net_changes import NetChanges
-from persistent_state.store.state_at import StateAt, read_side
+from persistent_state.store.state_at import StateAt, read_listed_side
 from persistent_state.windows import TIME
 
 CLOCK = "_clock"
@@ -143,12 +143,14 @@ class LatePart(Part):
     """Some files of late and bad rows."""
 
     files: Files
+    application: str
+    task: str
     sides: Sequence[SideFile]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
         for side in self.sides:
-            yield from batches_of(late_rows(self.files, side))
+            yield from batches_of(late_rows(self.files, self.application, self.task, side))
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,8 @@ def parts_of_snapshot(state: StateAt) -> list[Part]:
     return [SnapshotPart(part) for part in _ranges(state)]
 
 
-def parts_of_late_rows(files: Files, sides: Sequence[SideFile]) -> list[Part]:
-    """Return the partitions of late and bad rows: whole files, some together where they are small."""
+def parts_of_late_rows(files: Files, application: str, task: str, sides: Sequence[SideFile]) -> list[Part]:
+    """Return the partitions of the late and bad rows of a task: whole files, some together where they are small."""
     groups: list[list[SideFile]] = []
     size = BYTES_OF_A_PART
     for side in sides:
@@ -214,12 +216,17 @@ def parts_of_late_rows(files: Files, sides: Sequence[SideFile]) -> list[Part]:
             size = 0
         groups[-1].append(side)
         size += side.file.length
-    return [LatePart(files, group) for group in groups]
+    return [LatePart(files, application, task, group) for group in groups]
 
 
-def late_rows(files: Files, side: SideFile) -> pa.Table:
-    """Return the late and bad rows of one file."""
-    table = read_side(files, side)
+def late_rows(files: Files, application: str, task: str, side: SideFile) -> pa.Table:
+    """Return the late and bad rows of one file as Spark reads them.
+
+    Raises:
+        NotThereError: Its rows are in another file now.
+        DamagedError: It is not what was written, or is missing.
+    """
+    table = read_listed_side(files, application, task, side)
     if "origin" not in table.column_names:
         table = table.add_column(table.num_columns - 1, "origin", pa.nulls(len(table)))
     for name in ("origin", "row"):

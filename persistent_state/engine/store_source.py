@@ -207,7 +207,8 @@ def planned(asked: SourceOptions, filters: Sequence[tuple[str, Sequence[Any]]] =
     """
     files = _files(asked)
     if asked.what == LATE:
-        return parts_of_late_rows(files, find_sides(files, asked.application, asked.task))
+        sides = find_sides(files, asked.application, asked.task)
+        return parts_of_late_rows(files, asked.application, asked.task, sides)
     if asked.what == CHANGES:
         return _changed(asked)
     if asked.what != STATE:

@@ -5,6 +5,7 @@ Timestamps and clocks are microseconds UTC, as Python integers. Ranges are half-
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -90,6 +91,18 @@ class Coarse:
 
     def straddles(self, clock: int) -> bool:
         return self.low < clock < self.high and clock % self.step != 0
+
+
+def is_among(ascending: Sequence[int], clock: int) -> bool:
+    """Return whether a clock is one of these clocks, which ascend. They may be many, and few of them are looked at."""
+    place = bisect_left(ascending, clock)
+    return place < len(ascending) and ascending[place] == clock
+
+
+def with_more(ascending: tuple[int, ...], more: Iterable[int]) -> tuple[int, ...]:
+    """Return clocks that ascend with more clocks among them: the same object if it has these already."""
+    new = {clock for clock in more if not is_among(ascending, clock)}
+    return tuple(sorted((*ascending, *new))) if new else ascending
 
 
 def or_none(clock: int) -> int | None:

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from persistent_state.batch.messages import (
     Advance,
     Answers,
     Basis,
+    Clocks,
     Descriptor,
     Ground,
     Report,
@@ -164,11 +166,15 @@ def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach | None, now: int, step
     other tasks give, too.
     """
     basis, grounds, visited = plan_part(entry, flow, reach, now), {}, flow_by(entry, flow).visited
+    # Tasks of one flow mostly keep the same clocks apart. One object of them is sent once.
+    apart: dict[tuple[int, ...], Clocks] = {}
     for plan in flow.tasks:
         every = plan.settings.every
         grid = None if every is None else (entry.clock, every)
         task = entry.tasks[plan.name]
-        cuts = _apart(entry, [task])
+        if task.stored.cuts not in apart:
+            apart[task.stored.cuts] = _apart(entry, [task])
+        cuts = apart[task.stored.cuts]
         digests = shard_digests(entry, task)
         grounds[plan.name] = tuple(Ground(visited, cuts, task.stored.floor, runs, grid) for runs in digests)
     if step is not None:
@@ -226,9 +232,9 @@ def flow_by(entry: Entry, flow: FlowPlan) -> FlowState:
     return entry.flows[flow.id]
 
 
-def _apart(entry: Entry, tasks: Iterable[TaskState]) -> tuple[int, ...]:
+def _apart(entry: Entry, tasks: Iterable[TaskState]) -> Clocks:
     """Return the clocks that folding must keep apart for tasks."""
-    return tuple(sorted({*entry.retained, *(cut for task in tasks for cut in task.stored.cuts)}))
+    return Clocks(clocks.with_more(entry.retained, (cut for task in tasks for cut in task.stored.cuts)))
 
 
 def shard_digests(entry: Entry, task: TaskState, visited: int = END) -> tuple[str, ...]:
@@ -531,7 +537,7 @@ def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
     kept = (*entry.retained, clock)
     delivered = (last for task in entry.tasks.values() if task.active for last in task.outputs.delivered.values())
     oldest = min([*kept[-keeping.clocks :], *delivered])
-    return tuple(clock for clock in kept if clock >= oldest)
+    return kept[bisect_left(kept, oldest) :]
 
 
 def kept_with(kept: Mapping[int, Kept], clock: int, number: int, keeping: Keeping) -> dict[int, Kept]:

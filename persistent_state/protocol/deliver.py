@@ -6,13 +6,14 @@ stands what changed. Where that is not so, as for an output that is new or voide
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from persistent_state.errors import FencedError, InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING, or_none
+from persistent_state.event_time.clocks import BEGINNING, is_among, or_none, with_more
 from persistent_state.formatting import clock_of_rewind, full_clock
 from persistent_state.protocol.commits import amend, own
 from persistent_state.store import kept_entries
@@ -54,7 +55,8 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
     waiting = _waiting(entry, task, output, own)
     if not waiting:
         return None
-    recent = last if output not in outputs.voided and last in (*entry.retained, *own) else BEGINNING
+    is_apart = is_among(entry.retained, last) or last in own
+    recent = last if output not in outputs.voided and is_apart else BEGINNING
     window = known.identity.get("window", {})
     # States that are replaced are told apart only by the clocks that are kept.
     return Due(waiting[0], last if window and "replaced" not in window else recent, recent)
@@ -92,13 +94,13 @@ def gone_meanwhile(before: Entry, entry: Entry) -> Iterator[tuple[str, str, int]
                 yield name, output, floor
 
 
-def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> list[int]:
+def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> tuple[int, ...]:
     """Return the clocks that an output's sink lacks, ascending: of the retained ones, and of the task's `own` ones."""
     task = entry.tasks[name]
     # Before a task began, it had no state. A task that is behind the global clock has yet to get there.
-    clocks = {*entry.retained, *own}
+    clocks = with_more(entry.retained, own)
     last = max(task.born, task.outputs.delivered[output])
-    return [clock for clock in sorted(clocks) if last < clock <= entry.flow_of(name).visited]
+    return clocks[bisect_right(clocks, last) : bisect_right(clocks, entry.flow_of(name).visited)]
 
 
 def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -> Entry:

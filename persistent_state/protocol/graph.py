@@ -16,6 +16,7 @@ and is committed by one entry. Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.spans import Span
 from persistent_state.errors import InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING, END
+from persistent_state.event_time.clocks import BEGINNING, END, is_among
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.protocol import identity, refusals
 from persistent_state.sources.base import Chunk
@@ -135,7 +136,8 @@ def due(entry: Entry) -> list[Step]:
     for id, flow in _derived(entry):
         since = flow.stepped if flow.inputs else flow.progress.clock
         # A flow that was left out visits each retained clock. A new one begins at the global clock: `born` is just below it.
-        clock = next((clock for clock in entry.retained if clock > max(since, born[id])), entry.next)
+        above = bisect_right(entry.retained, max(since, born[id]))
+        clock = entry.retained[above] if above < len(entry.retained) else entry.next
         is_read = not flow.inputs or clock <= flow.progress.clock
         is_fed = all(_is_there(entry, upstream.task, clock) for upstream in flow.upstream.values())
         if since < clock and is_read and is_fed:
@@ -195,7 +197,7 @@ def _derived(entry: Entry) -> Iterator[tuple[str, FlowState]]:
 
 def _is_there(entry: Entry, task: str, clock: int) -> bool:
     """Return whether a task has come to a clock, and can be read there."""
-    return clock <= entry.flow_of(task).visited and (clock in entry.retained or entry.is_at(task, clock))
+    return clock <= entry.flow_of(task).visited and (is_among(entry.retained, clock) or entry.is_at(task, clock))
 
 
 def spans(entry: Entry, flow: FlowPlan, step: Step) -> list[tuple[str, Span]]:

@@ -13,7 +13,7 @@ from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import SideFile
-from persistent_state.store.state_at import read_side
+from persistent_state.store.state_at import read_listed_side
 
 FILES, BYTES = 4, 4 << 20
 """The most files of a task of which samples are taken, and the most bytes of one of them."""
@@ -42,19 +42,19 @@ class Sample:
     row: str
 
 
-def samples(files: Files, entry: Entry, task: str) -> list[Sample]:
+def samples(files: Files, application: str, entry: Entry, task: str) -> list[Sample]:
     """Return samples of the late and bad rows of a task, by reason.
 
     Raises:
-        DamagedError: A file is not what was written.
-        InvalidInputError: A file was collected meanwhile.
+        DamagedError: A file is not what was written, or is missing.
+        NotThereError: A file was collected meanwhile.
         StoreUnavailableError: The store does not answer.
     """
     rows = entry.late_rows_of(task)
     sides = [*rows.sides] or late_rows.settled(files, rows)
     by_reason: dict[str, list[Sample]] = {}
     for side in _small(reversed(sides)):
-        for row in reversed(read_side(files, side).to_batches()):
+        for row in reversed(read_listed_side(files, application, task, side).to_batches()):
             for place in range(row.num_rows - 1, -1, -1):
                 scalars = {name: row[name][place] for name in row.schema.names}
                 of_reason = by_reason.setdefault(str(scalars["reason"].as_py()), [])

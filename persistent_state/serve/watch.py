@@ -124,7 +124,7 @@ class _Details:
             if not entry.late_counts_of(task):
                 continue
             try:
-                by_task[task] = samples.samples(self._files, entry, task)
+                by_task[task] = samples.samples(self._files, self._name, entry, task)
             except (StateError, OSError) as raised:
                 error = str(raised)
         return by_task, error

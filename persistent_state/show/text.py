@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -99,13 +100,12 @@ def verified(result: Verified) -> Iterator[str]:
         yield from (f"  {problem.what}" for problem in result.problems if problem.path == path)
     if result.problems:
         yield ""
-    if result.unreferenced:
-        files = _count(len(result.unreferenced), "file")
-        yield f"{files} that no log entry names, left from micro-batches that were never committed:"
-        yield from (f"  {path}" for path in result.unreferenced[:MOST])
-        if len(result.unreferenced) > MOST:
-            yield f"  ... and {len(result.unreferenced) - MOST:,} more; --json has all"
-        yield ""
+    entries = [path for path in result.unreferenced if re.search(r"/log/\d+\.json$", path)]
+    many = _count(len(entries), "log entry", "log entries")
+    yield from _listed(entries, f"{many} that nothing reads: the older entry from which others go on was deleted:")
+    files = sorted({*result.unreferenced} - {*entries})
+    many = _count(len(files), "file")
+    yield from _listed(files, f"{many} that no log entry names, left from micro-batches that were never committed:")
     what = ", ".join(
         (
             _count(result.applications, "application"),
@@ -115,6 +115,16 @@ def verified(result: Verified) -> Iterator[str]:
         )
     )
     yield f"{what}: {_count(len(result.problems), 'problem') if result.problems else 'all is as it was written'}"
+
+
+def _listed(paths: Sequence[str], title: str) -> Iterator[str]:
+    """Yield the lines of a list of paths; no line if it is empty."""
+    if paths:
+        yield title
+        yield from (f"  {path}" for path in paths[:MOST])
+        if len(paths) > MOST:
+            yield f"  ... and {len(paths) - MOST:,} more; --json has all"
+        yield ""
 
 
 def width() -> int:

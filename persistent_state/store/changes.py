@@ -112,9 +112,9 @@ class Listed:
 
     def change(self, before: Sequence[Any], after: Sequence[Any]) -> Json:
         begin = next((i for i, each in enumerate(before) if after and each == after[0]), len(before))
-        stay = 0
-        while begin + stay < len(before) and stay < len(after) and before[begin + stay] == after[stay]:
-            stay += 1
+        stay = min(len(before) - begin, len(after))
+        if before[begin : begin + stay] != after[:stay]:
+            stay = next(i for i in range(stay) if before[begin + i] != after[i])
         return [begin, begin + stay, self.to_json(after[stay:])]
 
     def changed(self, before: Sequence[Any], json: Json) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from persistent_state.errors import DamagedError, ExistsError
+from persistent_state.event_time.clocks import is_among
 from persistent_state.store.codec import from_bytes, to_bytes
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.log import TRIES, Log
@@ -100,7 +101,7 @@ def entry_at(
         newest = newest or log.newest()
         if newest is None or clock not in newest.kept:
             return newest
-        if clock in newest.retained and not _may_have_begun_since(newest, task, clock):
+        if is_among(newest.retained, clock) and not _may_have_begun_since(newest, task, clock):
             return newest
         number = newest.kept[clock].entry
         try:

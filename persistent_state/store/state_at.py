@@ -25,7 +25,7 @@ from persistent_state.errors import (
     TaskFailedError,
     raised,
 )
-from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.clocks import BEGINNING, is_among
 from persistent_state.formatting import full_clock, show_identity
 from persistent_state.partials import fold, keys, lookup
 from persistent_state.partials.evolve import Evolving, misfits
@@ -433,22 +433,38 @@ def read_sides(files: Files, application: str, task: BaseTask | str) -> list[pa.
     while True:
         try:
             return [read_side(files, side) for side in sides]
-        except NotThereError as error:
+        except FileNotFoundError as error:
             # Files are joined and the old ones deleted, but the rows are in others then.
             if (again := find_sides(files, application, task)) == sides:
                 raise runs_io.missing_of_newest(error) from error
             sides = again
 
 
+def read_listed_side(files: Files, application: str, task: str, side: SideFile) -> pa.Table:
+    """Return the late and bad rows of one of the files that `find_sides` returned.
+
+    Raises:
+        NotThereError: Its rows are in another file now.
+        DamagedError: It is not what was written, or is missing.
+    """
+    try:
+        return read_side(files, side)
+    except FileNotFoundError as error:
+        if side in find_sides(files, application, task):
+            raise runs_io.missing_of_newest(error) from error
+        raise NotThereError(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+
+
 def read_side(files: Files, side: SideFile) -> pa.Table:
     """Return the late and bad rows of one file.
 
     The format names `strand` what users read as `partition`, unless the partition stands beside it.
+
+    Raises:
+        FileNotFoundError: The file was collected, or is missing.
+        DamagedError: It is not what was written.
     """
-    try:
-        rows = late_rows.read(files, side)
-    except FileNotFoundError as error:
-        raise NotThereError(f"{side.file.path} is no longer retained; look for the late rows again.") from error
+    rows = late_rows.read(files, side)
     if late_rows.PARTITION in rows.column_names:
         partition = pc.coalesce(rows[late_rows.PARTITION], rows["strand"])
         rows = rows.drop_columns([late_rows.PARTITION])
@@ -544,8 +560,8 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
             f"task={name} is being built and has reached no clock yet; read it once it has caught up with "
             f"clock={full_clock(entry.clock)}."
         )
-    readable = [c for c in entry.retained if task.born <= c <= newest]
-    if at not in (*readable, newest):
+    if at != newest and not (task.born <= at <= newest and is_among(entry.retained, at)):
+        readable = [c for c in entry.retained if task.born <= c <= newest]
         if task.active and at in entry.retained and at > newest:
             how = "is rebuilt and has" if task.life else "has"
             reached = "no clock yet" if newest == BEGINNING else f"clock={full_clock(newest)}"

@@ -7,6 +7,7 @@ chooses, by the delivery. In the bytes of an entry the fields of all parts stand
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -165,7 +166,7 @@ class OutputState:
         right = min(self.voided.get(output, END), self.delivered[output])
         return replace(self, voided={**self.voided, output: right})
 
-    def believe_sink(self, output: str, clock: int, own: int, retained: Collection[int]) -> OutputState:
+    def believe_sink(self, output: str, clock: int, own: int, retained: Sequence[int]) -> OutputState:
         """Return the record by the sink's own: it has come to this clock. `own` is the task's clock."""
         voided, lacks = dict(self.voided), dict(self.lacks)
         known = max(self.delivered[output], self.left_at.get(output, BEGINNING))
@@ -179,7 +180,7 @@ class OutputState:
             voided.pop(output, None)
         # With which clock a sink begins that never had one was said at the start.
         begun = _begun(self.begun, {output: clock}, retained) if max(clock, known) > BEGINNING else {**self.begun}
-        if clock < known and clock not in retained:
+        if clock < known and not clocks.is_among(retained, clock):
             lacks[output] = (min(clock, lacks.get(output, (END, END))[0]), begun.get(output, END))
         delivered = {**self.delivered, output: clock}
         return replace(
@@ -277,7 +278,7 @@ class OutputState:
         has_all = is_same_life and output in self.delivered and self.begun.get(output, BEGINNING) <= clock
         return has_all and output not in before.voided and output not in before.cut_at
 
-    def at_restart(self, outputs: Collection[str], retained: Collection[int] = (), own: int = BEGINNING) -> OutputState:
+    def at_restart(self, outputs: Collection[str], retained: Sequence[int] = (), own: int = BEGINNING) -> OutputState:
         """Return the record for a start in which the task has these outputs. `own` is the task's clock.
 
         `retained` are the clocks that an output can be given.
@@ -418,16 +419,16 @@ def _cut_at(clock: int, runs: Sequence[Run]) -> Iterator[Run]:
             yield replace(run, below=min(limits, default=None))
 
 
-def _begun(known: Mapping[str, int], delivered: Mapping[str, int], retained: Collection[int]) -> dict[str, int]:
+def _begun(known: Mapping[str, int], delivered: Mapping[str, int], retained: Sequence[int]) -> dict[str, int]:
     """Return `begun` when sinks have come to these clocks. One whose clock is gone is given everything with the next.
 
     It never falls. After a rewind, there may be clocks again below the one with which a writer of the old timeline begins.
     """
     begun = dict(known)
     for output, last in delivered.items():
-        above = [clock for clock in retained if clock > last]
-        if above and last not in retained:
-            begun[output] = max(min(above), known.get(output, BEGINNING))
+        above = bisect_right(retained, last)
+        if above < len(retained) and not clocks.is_among(retained, last):
+            begun[output] = max(retained[above], known.get(output, BEGINNING))
     return begun
 
 

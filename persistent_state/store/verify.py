@@ -67,7 +67,7 @@ class Verified:
     """Bytes that were read."""
 
     unreferenced: tuple[str, ...]
-    """Files that no kept log entry names. They are no problem: see `docs/format.md`."""
+    """Files that no log entry names, and entries whose base is gone. They are no problem: see `docs/command-line.md`."""
 
     problems: tuple[Problem, ...]
     """The problems in the order of their paths; empty for a sound store."""
@@ -141,6 +141,8 @@ class _Application:
         self._lists: set[Any] = set()
         self._kept: dict[int, Entry] = {}
         """The entries of the kept clocks."""
+        self._newest: Entry | None = None
+        """The newest entry, if it is undamaged."""
         self._problems: dict[Problem, None] = {}
         self._bytes = 0
 
@@ -152,6 +154,7 @@ class _Application:
         for number in sorted(entries, reverse=True):
             self._entry(self._log.path(number), entries[number])
         self._kept_clocks(entries)
+        self._newest = entries.get(self._log.numbers()[-1])
         for path in sorted(self._named):
             self._file(path, self._named[path])
         kept = {each.entry for entry in entries.values() for each in entry.kept.values()}
@@ -361,12 +364,26 @@ class _Application:
                 self._found(path, [f"it can't be read: {error!r}"])
 
     def _needed_at(self, path: str) -> Iterator[str]:
-        """Yield which of the kept clocks need a file."""
-        found = [full_clock(clock) for clock, entry in self._kept.items() if path in entry.files()]
+        """Yield which of the kept clocks need a file, or that none does."""
+        found = [full_clock(clock) for clock, entry in self._kept.items() if _needs(entry, clock, path)]
         if len(found) == 1:
             yield f"kept clock={found[0]} needs it"
         elif found:
             yield f"{len(found)} kept clocks need it, from clock={found[0]} to clock={found[-1]}"
+        elif (newest := self._newest) is None or _needs(newest, newest.clock, path):
+            return
+        elif path in newest.files():
+            above = f"rows at or above clock={full_clock(newest.clock)}"
+            yield f"no clock needs it: it has only {above}, which a start under exactly-once delivery makes again"
+        else:
+            yield "no clock needs it: only old log entries name it, which the application deletes in their time"
+
+
+def _needs(entry: Entry, clock: int, path: str) -> bool:
+    """Return whether a start or a reader at a clock reads a file that an entry may name."""
+    above = {run.file.path for task in entry.tasks.values() for run in task.stored.runs if run.first >= clock}
+    below = {run.file.path for task in entry.tasks.values() for run in task.stored.runs if run.first < clock}
+    return path in entry.files() - (above - below)
 
 
 def _change_problems(entry: Entry, changed: Entry) -> Iterator[str]:

@@ -272,3 +272,30 @@ def test_a_wrong_use_says_the_right_one(arguments: list[str], capsys: pytest.Cap
         main(["rewind", "rewinding:app", *arguments])
     assert ended.value.code == 2
     assert "usage: persistent-state rewind" in capsys.readouterr().err
+
+
+SLOW = """
+import threading
+from persistent_state.engine import rewinds
+from tests.test_rewinds import Hung, application, played
+
+rewinds.SINK_SECONDS = 0.1
+
+class Slow(Hung):
+    def rewind(self, clock, values):
+        super().rewind(clock, values)
+        print("has gone back", flush=True)
+
+sink = Slow([0, 110])
+app = application(played("hung"), sink)
+plan = app.rewind(65)
+assert not plan.outputs[0].is_done
+threading.Timer(0.5, sink.answers.set).start()
+print("the script ends", flush=True)
+"""
+
+
+def test_a_script_s_end_gives_a_sink_that_has_yet_to_go_back_the_time_for_it() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", SLOW], cwd=ROOT, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["the script ends", "has gone back"]), done.stderr

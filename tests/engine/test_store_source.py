@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceStreamReader, 
 from pyspark.sql.types import StructType
 
 from monoids import Aggregator, Monoid, Sum
-from persistent_state import InvalidInputError, StoreRefusedError, open_store, read_late_rows, read_state
+from persistent_state import DamagedError, InvalidInputError, StoreRefusedError, open_store, read_late_rows, read_state
 from persistent_state.engine import source_options, store_rows, store_source
 from persistent_state.engine.source_options import read_options
 from persistent_state.engine.spark_versions import arrow_types, spark_types
@@ -1166,3 +1167,14 @@ class TestOptions:
         assert vars(reader).keys() == {"_types"}
         source, schema = loaded({**TOTALS, "changes": "true"})
         assert vars(sent(source.streamReader(schema))).keys() == {"_types"}
+
+
+def test_late_rows_of_a_file_that_is_missing_are_said_to_be_missing(tmp_path: Path) -> None:
+    store = Path(shutil.copytree(STORE, tmp_path / "store"))
+    parts = store_source.planned(
+        read_options({"path": str(store), "application": "app", "task": "Notes", "late": "true"})
+    )
+    for path in (store / "app/runs/Notes").glob("*.side.arrow"):
+        path.unlink()
+    with pytest.raises(DamagedError, match=r"a file that the newest log entry names is gone \(.*side\.arrow"):
+        [*parts[0].batches()]

@@ -35,6 +35,15 @@ from tests.waiting import PATIENCE
 TOKEN = "a-long-secret"
 
 
+def test_the_page_says_that_a_file_of_late_rows_is_missing(tmp_path: Path) -> None:
+    store = copy(tmp_path)
+    for path in (store / "app/runs/Notes").glob("*.side.arrow"):
+        path.unlink()
+    text = Served(store).page().text
+    assert "a file that the newest log entry names is gone" in text
+    assert "no longer retained" not in text
+
+
 def test_the_page_tells_of_an_application_all_that_the_store_knows() -> None:
     page = Served(STORE).page()
     assert page.landmarks == ["header", "nav", "main", "footer"]

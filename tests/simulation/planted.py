@@ -170,7 +170,7 @@ BUGS = (
         "retained clocks folded over",
         "Folding keeps only the cuts apart, not the retained clocks.",
         commits._apart,
-        ("{*entry.retained, *(cut", "{*(cut"),
+        ("with_more(entry.retained, (cut", "with_more((), (cut"),
     ),
     bug(
         "coarse intervals forgotten",
@@ -1214,7 +1214,7 @@ BUGS = (
         "gap in what was given",
         "A sink goes back to a clock that was gone when it was given later ones.",
         task_state._begun,
-        ("if above and last not in retained:", "if False:"),
+        ("if above < len(retained) and not clocks.is_among(retained, last):", "if False:"),
         theme="rewound-outputs",
     ),
     bug(
@@ -1285,13 +1285,13 @@ BUGS = (
         "delivered above the global clock",
         "A sink is given a task's own clock, which the others have not reached.",
         deliver._waiting,
-        ("{*entry.retained, *own}", "{*entry.retained, *task.stored.cuts}"),
+        ("with_more(entry.retained, own)", "with_more(entry.retained, task.stored.cuts)"),
     ),
     bug(
         "delivered before it is there",
         "A task that has yet to catch up is taken to have what it had when it left at every clock.",
         deliver._waiting,
-        ("< clock <= entry.flow_of(name).visited]", "< clock]"),
+        (" : bisect_right(clocks, entry.flow_of(name).visited)]", " :]"),
     ),
     bug(
         "changes above the last",
@@ -1747,7 +1747,7 @@ BUGS = (
         "A derived task that was away steps over clocks at which it can be read.",
         graph.due,
         (
-            "next((clock for clock in entry.retained if clock > max(since, born[id])), entry.next)",
+            "entry.retained[above] if above < len(entry.retained) else entry.next",
             "entry.clock if since < entry.clock else entry.next",
         ),
         theme="graph",

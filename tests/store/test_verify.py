@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,8 +23,10 @@ from persistent_state import (
     WindowState,
 )
 from persistent_state.partials import keys
+from persistent_state.show.text import verified as verified_lines
 from persistent_state.state import KeptState
 from persistent_state.store import late_rows, lists
+from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes, to_bytes
 from persistent_state.store.entry import Entry
@@ -228,6 +231,59 @@ def test_what_is_collected_meanwhile_is_no_problem_but_what_else_goes_is(store: 
     lost = min(old & still_named)
     gone.append(lost)
     assert list(found(verify(str(store), on_file=collect))) == [lost]
+
+
+def test_a_damaged_file_says_that_no_clock_needs_it(tmp_path: Path) -> None:
+    app = TwoTasks(files=open_files(str(tmp_path)))
+    many = [f"w{number}" for number in range(5_000)]
+    for task, at in itertools.product("AB", (5, 12)):
+        app.play(task, dict.fromkeys(many, at), many)
+    app.play("A", {"w0": 26}, many)
+    newest = core.newest(app.log)
+    assert newest.clock == 10_000_000
+    below, *_, above = newest.tasks["A"].stored.runs
+    assert below.first < newest.clock <= above.first
+    for run in (below, above):
+        flip(tmp_path / run.file.path, 999)
+    by_path = lines(str(tmp_path))
+    assert by_path[below.file.path][1:] == ["kept clock=1970-01-01T00:00:10Z (10000000) needs it"]
+    assert by_path[above.file.path][1:] == [
+        "no clock needs it: it has only rows at or above clock=1970-01-01T00:00:10Z (10000000), which a start under "
+        "exactly-once delivery makes again"
+    ]
+    # And so it is: a start cuts the one file away.
+    flip(tmp_path / below.file.path, 999)
+    app.start()
+    app.play("A", {"w0": 26}, many)
+    assert lines(str(tmp_path)).keys() == {above.file.path}
+    assert lines(str(tmp_path))[above.file.path][1:] == [
+        "no clock needs it: only old log entries name it, which the application deletes in their time"
+    ]
+
+
+def lines(store: str) -> dict[str, list[str]]:
+    """By file: what is wrong with it."""
+    by_path: dict[str, list[str]] = {}
+    for problem in verify(store).problems:
+        by_path.setdefault(problem.path, []).append(problem.what)
+    return by_path
+
+
+def test_entries_whose_base_is_gone_are_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now: False)
+    app = TwoTasks(files=open_files(str(tmp_path / "other")))
+    for at in (5, 15, 25):
+        app.play("A", {"a": at}, ["a"])
+    app.start()
+    log = app.log
+    first = core.newest(log).number
+    (tmp_path / "other" / log.path(1)).unlink()
+    result = verify(str(tmp_path / "other"))
+    assert result.problems == ()
+    assert {*result.unreferenced} >= {*map(log.path, range(2, first))}
+    title, *others = verified_lines(result)
+    assert title == f"{first - 2} log entries that nothing reads: the older entry from which others go on was deleted:"
+    assert [line.strip() for line in others[: first - 2]] == [*map(log.path, range(2, first))]
 
 
 def test_another_application_and_none_at_all(store: Path) -> None:
