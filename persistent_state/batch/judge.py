@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from persistent_state.batch.first_rows import check_unit, check_wall_clock, is_first
 from persistent_state.batch.groups import NO_ROWS
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import Mask, Place
-from persistent_state.batch.units import check_unit
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import beyond_limit
 from persistent_state.event_time.clocks import Bounds
@@ -59,7 +59,7 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
     read before the micro-batch.
 
     Raises:
-        InvalidInputError: The first timestamps are integers of another unit than microseconds.
+        InvalidInputError: The first timestamps are integers of another unit than microseconds, or ahead of the wall clock.
     """
     codes = np.zeros(len(place.timestamps), np.int8)
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
@@ -70,7 +70,10 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
         # Its moments are clocks. They are at or above the one that the flow has taken last, and move no channel.
         return codes
     fresh = codes == ACCEPTED
-    check_unit(plan, basis, sightings.newest, place.timestamps[fresh & place.valid])
+    if is_first(plan, basis, sightings.newest):
+        stamps = place.timestamps[fresh & place.valid]
+        check_unit(plan, stamps)
+        check_wall_clock(plan, basis, stamps)
     foreign = [name for name in place.channels.names if not plan.input and input_of(name, plan.among)]
     if not fresh.all():
         sightings.replaying.update({*place.channels.met(~fresh)}.difference(foreign))

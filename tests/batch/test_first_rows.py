@@ -1,4 +1,4 @@
-"""Timestamps that are integers of a unit: said, they are taken for that; not said, they are microseconds or refused."""
+"""Timestamps that are integers are taken for the unit that is said; without one they are microseconds, or refused at first."""
 
 from __future__ import annotations
 

@@ -1,0 +1,83 @@
+"""Refuse what the first rows of an input show to be wrong: the unit of its timestamps, or this machine's clock.
+
+A task that has a clock is never stopped, nor one in whose input any channel was believed before: one broken clock poisons
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.batch.messages import Basis
+from persistent_state.batch.plan import Plan
+from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.inputs import input_of
+from persistent_state.formatting import show_clock
+from persistent_state.task import LOCAL_TIMESTAMP
+
+_USUAL = (946_684_800, 4_102_444_800)
+"""The years 2000 to 2100 in seconds since 1970: when most messages are."""
+
+_OTHERS = {"s": ("seconds", 1), "ms": ("milliseconds", 1_000), "ns": ("nanoseconds", 1_000_000_000)}
+"""Units beside microseconds: what they are called, and how many make a second. Of no two are the usual years alike."""
+
+_FEWEST = 100
+"""The rows below which most may be ahead of the wall clock because some device's clock is wrong, and not this machine's."""
+
+_NEARLY_ALL = 0.9
+
+
+def is_first(plan: Plan, basis: Basis, believed: Collection[str]) -> bool:
+    """Return whether an input begins, and none of its channels was `believed` before."""
+    if basis.clock != BEGINNING or plan.input in basis.begun:
+        return False
+    return all(input_of(name, plan.among) != plan.input for name in believed)
+
+
+def check_wall_clock(plan: Plan, basis: Basis, timestamps: NDArray[np.int64]) -> None:
+    """Refuse the first timestamps of an input if nearly all of them are ahead of the wall clock.
+
+    Put aside they would be bad rows for good, and no rewind could bring them back.
+
+    Raises:
+        InvalidInputError: they are.
+    """
+    ahead = timestamps > basis.now + plan.settings.ahead
+    if len(timestamps) < _FEWEST or np.count_nonzero(ahead) < _NEARLY_ALL * len(timestamps):
+        return
+    first = show_clock(int(timestamps[ahead.argmax()]))
+    raise InvalidInputError(
+        f"task={plan.named}: of the first {len(timestamps):,} rows {np.count_nonzero(ahead):,} are ahead of this machine's "
+        f"clock, {show_clock(basis.now)}, by more than max_ahead: one is of {first}. Put the machine's clock right, correct "
+        "timestamp_unit, or give the application a greater max_ahead."
+    )
+
+
+def check_unit(plan: Plan, timestamps: NDArray[np.int64]) -> None:
+    """Refuse the first timestamps of an input if most of them are usual ones in another unit than microseconds.
+
+    Raises:
+        InvalidInputError: they are, and the source does not name their unit.
+    """
+    if plan.timestamp_unit is not None:
+        return
+    if not pa.types.is_int64(plan.schema.field(plan.timestamp).type):
+        return
+    for unit, (name, per_second) in _OTHERS.items():
+        low, high = (bound * per_second for bound in _USUAL)
+        is_usual = (timestamps >= low) & (timestamps < high)
+        if 2 * np.count_nonzero(is_usual) > len(timestamps):
+            first = int(timestamps[is_usual.argmax()])
+            shown = show_clock(first)
+            as_read = "after the year 9999" if shown == str(first) else shown
+            begin = "the messages begin" if plan.timestamp == LOCAL_TIMESTAMP else f"column {plan.timestamp!r} begins"
+            raise InvalidInputError(
+                f"task={plan.named}: {begin} with the timestamp {first}; an int64 is microseconds, which makes that {as_read}, "
+                f"and in {name} it would be {show_clock(first * 1_000_000 // per_second)}. Say timestamp_unit={unit!r}, or "
+                "timestamp_unit='us' if microseconds are right."
+            )
