@@ -2212,10 +2212,10 @@ BUGS = (
         theme="in-order",
     ),
     bug(
-        "timers that end a piece passed over",
-        "Timers of the time with which the next piece begins are not looked for in the piece before.",
+        "timers of one piece only",
+        "Timers are due in the first of the pieces that have such timers, and in no other.",
         blocks._needed_timers,
-        ("lasts >= since", "lasts > since"),
+        ("index.dues < clock", "index.dues <= since"),
         theme="in-order",
     ),
     bug(
