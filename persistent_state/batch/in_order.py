@@ -23,7 +23,7 @@ from persistent_state.batch.plan import Plan
 from persistent_state.batch.process import Emitted, KeyState, Program, process
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import StepChunk, check_bad_rows
-from persistent_state.batch.spans import Span, open_runs
+from persistent_state.batch.spans import Span, open_due, open_runs
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT, UNNAMED
@@ -33,7 +33,7 @@ from persistent_state.ordered import InOrderTask, OrderedPart, OrderedTask, Time
 from persistent_state.partials import fold
 from persistent_state.partials.evolve import plain
 from persistent_state.partials.keys import normal_type
-from persistent_state.partials.layout import DUE, Levels, as_numpy, below, between, one_chunk
+from persistent_state.partials.layout import Levels, as_numpy, below, between, one_chunk
 from persistent_state.partials.newest import Newest
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.type_names import name_of, named
@@ -291,23 +291,23 @@ def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
     ranks = {name: rank for rank, name in enumerate(_messages(plan).rows)}
     as_row = as_stored(_row_type(task)) if emits_rows(task) else dict
     program = Program(task, as_stored(state), as_row, ranks, _time_to_live(task), plan.settings.interval)
-    waiting, timed = open_runs(plan, span.changed_runs), open_runs(fed, span.timed_runs)
-    others = [run for run in span.states if run not in span.timed_runs]
-    for low, high in fold.slices([*waiting, *timed], share=fold.SLICE // MOST):
-        came = [between(table, low, high) for table in waiting]
-        open_parts = [between(table, low, high) for table in timed]
+    waiting, due = open_runs(plan, span.changed_runs), open_due(fed, span)
+    share = fold.SLICE // MOST
+    for begin, end in fold.slices([*waiting, *due], share=share):
+        came = [between(table, begin, end) for table in waiting]
         asked = [as_numpy(table, "hash")[_is_between(as_numpy(table, "start"), span)] for table in came]
-        asked += [as_numpy(table, "hash")[_is_between(as_numpy(table, DUE), span)] for table in open_parts]
-        hashes = np.sort(np.concatenate([np.array([], np.uint64), *asked]))
-        if len(hashes) == 0:
+        asked += [as_numpy(between(table, begin, end), "hash") for table in due]
+        keys = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *asked]))})
+        if len(keys) == 0:
             continue
-        # A run with a timer that may be due is open. Of the others the keys are read with which something is done.
-        held = dict(zip(span.timed_runs, open_parts, strict=True))
-        held |= dict(zip(others, open_runs(fed, others, [hashes]), strict=True))
-        levels = [fold.touched(between(held[run], low, high), pa.table({"hash": hashes})) for run in span.states]
-        states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
-        chunks = _processed(plan, fed, program, came, states, span, name)
-        yield from (replace(chunk, high=high) for chunk in chunks)
+        opened = open_runs(fed, span.states, [as_numpy(keys, "hash")])
+        # The states of a few keys may be large.
+        for low, high in fold.slices([], begin, end, share, [keys], opened):
+            levels = [fold.touched(level, between(keys, low, high)) for level in opened]
+            states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
+            messages = [between(table, low, high) for table in came]
+            chunks = _processed(plan, fed, program, messages, states, span, name)
+            yield from (replace(chunk, high=high) for chunk in chunks)
 
 
 def _messages(plan: Plan) -> Messages:

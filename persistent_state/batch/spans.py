@@ -13,7 +13,7 @@ from persistent_state.partials.waiting import Waiting
 from persistent_state.sources.tasks import ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store import net_changes
 from persistent_state.store.named_files import Run
-from persistent_state.store.runs import Asked
+from persistent_state.store.runs import Asked, read_due
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,10 @@ class Span:
 def open_runs(plan: Plan, runs: Sequence[Run], asked: Asked = None) -> list[pa.Table]:
     """Return the rows of runs of a task. With `asked`, rows of other hashes than these may be missing."""
     return net_changes.open_runs(plan.files, plan.layout, runs, asked, anew=True)
+
+
+def open_due(plan: Plan, span: Span) -> list[pa.Table]:
+    """Return, for each run with timers, the hashes of the keys that have a timer between the clocks."""
+    runs = span.timed_runs
+    hashes = plan.files.for_each(lambda run: read_due(plan.files, run, span.since, span.clock, anew=True), runs)
+    return [pa.table({"hash": some}) for some in hashes]

@@ -1,8 +1,10 @@
 """Run files with blocks: Arrow files of several record batches, each of which is found by hash, read and verified alone.
 
-A block is one record batch as it stands in the file; the first block begins with the file's head. Behind the blocks stands the
-index, then Arrow's footer. An entry names the checksum of all that is behind the blocks, and the index has the checksum of
-each block, so no byte is used that was not verified. `docs/format.md` describes the bytes.
+A block is one record batch as it stands in the file; the first block begins with the file's head. Behind the blocks stand the
+timers, if the rows have any: pairs of the time when a key's first timer is due and the key's hash, sorted by this time and cut
+into pieces. Blocks are sorted by hash, so that without them each block would have to be read to find what is due. Behind the
+timers stands the index, then Arrow's footer. An entry names the checksum of these two, and the index has the checksum of each
+block and piece, so no byte is used that was not verified. `docs/format.md` describes the bytes.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.errors import DamagedError
-from persistent_state.partials.layout import as_numpy
+from persistent_state.event_time.clocks import END
+from persistent_state.partials.layout import DUE, as_numpy
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files, Stamp
 from persistent_state.store.named_files import Stored
 
 BLOCK = 256 << 10
-"""About how many bytes a block has. A look-up of a key reads and verifies one; each costs some bytes of the index."""
+"""About how many bytes a block, or a piece of the timers, has.
+
+A look-up of a key reads and verifies one block. Each costs some bytes of the index."""
 
 GAP = 256 << 10
 """The most bytes between two blocks that are fetched with them, since a further request would take longer."""
@@ -37,16 +42,19 @@ MOST_INDEXES = 10_000
 _MAGIC, _END = 8, 8
 """Bytes of an Arrow file before its schema, and of the mark behind its last record batch."""
 
+_TIMER = np.dtype([("due", "<i8"), ("hash", "<u8")])
+"""The time of a key's first timer, and the key's hash."""
+
 Pieces: TypeAlias = Mapping[int, pa.Buffer]
-"""The bytes of blocks, by their numbers, which ascend."""
+"""The bytes of blocks and pieces of timers, by their numbers, which ascend."""
 
 Needed: TypeAlias = Callable[["Index"], list[int]]
-"""Chooses blocks of a file by its index."""
+"""Chooses blocks, or pieces of timers, of a file by its index."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """The blocks of a file."""
+    """The blocks of a file, and the pieces of its timers, whose numbers follow those of the blocks."""
 
     schema: pa.Schema
 
@@ -56,19 +64,22 @@ class Index:
     rows: tuple[int, ...]
 
     bounds: tuple[int, ...]
-    """The first byte of each block in the file, and the byte behind the last block."""
+    """The first byte of each block and piece in the file, and the byte behind the last."""
 
     checksums: tuple[str, ...]
 
+    dues: NDArray[np.int64]
+    """By piece: the time of its first timer. Empty if no row has a timer, or an older version wrote the file."""
+
     sound: set[int] = field(default_factory=set)
-    """The blocks of a mapped file that this process has verified since the file was written to last."""
+    """The blocks and pieces of a mapped file that this process has verified since the file was written to last."""
 
     def pieces(self, data: pa.Buffer, numbers: Iterable[int]) -> dict[int, pa.Buffer]:
-        """Return the bytes of blocks of a whole file."""
+        """Return the bytes of blocks, or of pieces of the timers, of a whole file."""
         return {i: data[self.bounds[i] : self.bounds[i + 1]] for i in numbers}
 
     def size(self, numbers: Sequence[int]) -> int:
-        """Return how many bytes these blocks have."""
+        """Return how many bytes these blocks or pieces have."""
         return sum(self.bounds[i + 1] - self.bounds[i] for i in numbers)
 
 
@@ -110,13 +121,33 @@ def read_blocks(
         DamagedError: The index or a block that is needed is not what was written.
         FileNotFoundError: The file was collected.
     """
-    needed = partial(_needed, low=low, high=high, asked=asked)
-    if files.near:
-        stamp = files.stamp(stored.path)
-        known = (files.url, stored.path, stored.checksum, stamp)
-        # Where nobody can say whether it was written to, all is verified each time.
-        return _read_mapped(files.read(stored.path), known, stored, needed, anew or stamp is None)
-    return _read_far(files, stored, needed, anew)
+    index, pieces = _read(files, stored, partial(_needed, low=low, high=high, asked=asked), anew)
+    return _table(pieces, index)
+
+
+def read_due(files: Files, stored: Stored, since: int, clock: int, anew: bool = False) -> NDArray[np.uint64] | None:
+    """Return the sorted hashes of the keys whose first timer is due from `since` to below `clock`.
+
+    Args:
+        files: The store.
+        stored: A file with blocks, of which a row has a timer.
+        since: The lowest time.
+        clock: The first time that is too high.
+        anew: True verifies what is read also if this process has verified it before.
+
+    Returns:
+        The hashes; None if an older version wrote the file, so that all its blocks have to be read.
+
+    Raises:
+        DamagedError: The index or a piece that is needed is not what was written.
+        FileNotFoundError: The file was collected.
+    """
+    index, pieces = _read(files, stored, partial(_needed_timers, since=since, clock=clock), anew)
+    if len(index.dues) == 0:
+        return None
+    timers = _timers(pieces, index)
+    hashes: NDArray[np.uint64] = np.sort(timers["hash"][(timers["due"] >= since) & (timers["due"] < clock)])
+    return hashes
 
 
 def problems(data: pa.Buffer, stored: Stored) -> Iterator[str]:
@@ -128,17 +159,24 @@ def problems(data: pa.Buffer, stored: Stored) -> Iterator[str]:
     if index.bounds[-1] != stored.length - stored.index:
         yield "its index is of another file"
         return
-    pieces = index.pieces(data, range(len(index.checksums)))
-    for i, piece in pieces.items():
+    count = len(index.rows)
+    for i, piece in index.pieces(data, range(len(index.checksums))).items():
         if _checksum(piece) != index.checksums[i]:
-            yield f"its block {i} is not what was written"
+            yield f"its block {i} is not what was written" if i < count else "its timers are not what was written"
             return
     reader = pa.ipc.open_file(data)
     batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
     found = [(batch.num_rows, batch["hash"][0].as_py()) for batch in batches]
-    is_same = np.array_equal(as_numpy(_table(pieces, index), "hash"), as_numpy(reader.read_all(), "hash"))
+    table = _table(index.pieces(data, range(count)), index)
+    is_same = np.array_equal(as_numpy(table, "hash"), as_numpy(reader.read_all(), "hash"))
     if found != list(zip(index.rows, index.firsts.tolist(), strict=True)) or not is_same:
         yield "its index does not tell the blocks that it has"
+    elif len(index.dues):
+        numbers = range(count, len(index.checksums))
+        pieces = index.pieces(data, numbers)
+        firsts = [_timers({i: pieces[i]}, index)["due"][0] for i in numbers]
+        if not np.array_equal(_timers(pieces, index), _timers_of(table)) or firsts != index.dues.tolist():
+            yield "its timers are not those of its rows"
 
 
 def _encoded(table: pa.Table) -> tuple[pa.Buffer, int]:
@@ -148,23 +186,53 @@ def _encoded(table: pa.Table) -> tuple[pa.Buffer, int]:
     # Twice, as the first time tells the size: a buffer that grows is copied more often.
     measured = pa.MockOutputStream()
     bounds = [0, *_write(measured, table.schema, batches)]
-    most = 128 * (1 + len(batches))
+    timers = _timers_of(table)
+    most_timers = max(1, BLOCK // _TIMER.itemsize)
+    parts = [timers[i : i + most_timers] for i in range(0, len(timers), most_timers)]
+    most = 128 * (1 + len(batches) + len(parts)) + _END + timers.nbytes
     data = pa.allocate_buffer(measured.size() + most)
     _write(pa.FixedSizeBufferWriter(data), table.schema, batches)
     blocks = [data[begin:end] for begin, end in pairwise(bounds)]
-    index = {
+    view = memoryview(data).cast("B")
+    mark, footer = bytes(view[bounds[-1] : bounds[-1] + _END]), bytes(view[bounds[-1] + _END : measured.size()])
+    # The mark comes before the timers too: what reads the file as a stream stops there.
+    pieces = [(b"" if i else mark) + part.tobytes() for i, part in enumerate(parts)]
+    index: dict[str, Any] = {
         "checksum": [_checksum(block) for block in blocks],
         "first": [batch["hash"][0].as_py() for batch in batches],
-        "length": [len(block) for block in blocks],
+        "length": [len(piece) for piece in (*blocks, *pieces)],
         "rows": [batch.num_rows for batch in batches],
     }
+    if pieces:
+        firsts = [int(part["due"][0]) for part in parts]
+        index["due"] = {"checksum": [_checksum(piece) for piece in pieces], "first": firsts}
     line = json.dumps(index, sort_keys=True, separators=(",", ":")).encode()
     # Arrow wants its footer at a multiple of 8 bytes.
     line += b" " * (-(len(line) + 1) % 8) + b"\n"
-    end, view = bounds[-1] + _END, memoryview(data).cast("B")
-    rest = line + bytes(view[end : measured.size()])
-    view[end : end + len(rest)] = rest
-    return data[: end + len(rest)], _END + len(rest)
+    tail = mark + line + footer
+    rest = b"".join([*pieces, tail])
+    view[bounds[-1] : bounds[-1] + len(rest)] = rest
+    return data[: bounds[-1] + len(rest)], len(tail)
+
+
+def _timers_of(table: pa.Table) -> NDArray[Any]:
+    """Return when the first timer of each row is due, and the row's hash, sorted; without the rows that have no timer."""
+    if DUE not in table.column_names:
+        return np.array([], _TIMER)
+    dues = as_numpy(table, DUE)
+    # The rows are sorted by hash, so that a stable sort leaves those of one time sorted.
+    rows = np.argsort(dues, kind="stable")
+    rows = rows[: np.searchsorted(dues, END, sorter=rows)]
+    timers = np.empty(len(rows), _TIMER)
+    timers["due"], timers["hash"] = dues[rows], as_numpy(table, "hash")[rows]
+    return timers
+
+
+def _timers(pieces: Pieces, index: Index) -> NDArray[Any]:
+    """Return the timers of pieces of them, of which the first begins with Arrow's mark."""
+    skipped = {len(index.rows): _END}
+    parts = [np.frombuffer(piece, _TIMER, offset=skipped.get(i, 0)) for i, piece in pieces.items()]
+    return np.concatenate([np.array([], _TIMER), *parts])
 
 
 def _write(sink: Any, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list[int]:
@@ -184,7 +252,9 @@ def _parsed(tail: pa.Buffer) -> Index:
     firsts = np.array(record["first"], np.uint64)
     # Arrow finds its footer from the end, so the rest of the file need not be there.
     schema = pa.ipc.open_file(tail).schema
-    return Index(schema, firsts, tuple(record["rows"]), tuple(bounds), tuple(record["checksum"]))
+    due = record.get("due", {"checksum": [], "first": []})
+    checksums, dues = (*record["checksum"], *due["checksum"]), np.array(due["first"], np.int64)
+    return Index(schema, firsts, tuple(record["rows"]), tuple(bounds), checksums, dues)
 
 
 def _needed(index: Index, low: int, high: int, asked: Sequence[NDArray[np.uint64]] | None) -> list[int]:
@@ -197,6 +267,23 @@ def _needed(index: Index, low: int, high: int, asked: Sequence[NDArray[np.uint64
         holds = [np.searchsorted(some, firsts) < np.searchsorted(some, lasts, side="right") for some in asked]
         needed &= np.any(holds, axis=0) if holds else False
     return np.flatnonzero(needed).tolist()
+
+
+def _needed_timers(index: Index, since: int, clock: int) -> list[int]:
+    """Return the pieces with timers that may be due from `since` to below `clock`."""
+    # Timers of one time may end a piece and go on in the next.
+    lasts = np.append(index.dues[1:], END)
+    return (len(index.rows) + np.flatnonzero((index.dues < clock) & (lasts >= since))).tolist()
+
+
+def _read(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple[Index, Pieces]:
+    """Return the index of a file and the pieces of it that are needed, all of them verified."""
+    if files.near:
+        stamp = files.stamp(stored.path)
+        known = (files.url, stored.path, stored.checksum, stamp)
+        # Where nobody can say whether it was written to, all is verified each time.
+        return _read_mapped(files.read(stored.path), known, stored, needed, anew or stamp is None)
+    return _read_far(files, stored, needed, anew)
 
 
 def _index(known: Known, stored: Stored, read: Callable[[], pa.Buffer], anew: bool = False) -> Index:
@@ -213,22 +300,19 @@ def _index(known: Known, stored: Stored, read: Callable[[], pa.Buffer], anew: bo
     return index
 
 
-def _read_mapped(data: pa.Buffer, known: Known, stored: Stored, needed: Needed, anew: bool) -> pa.Table:
-    """Return blocks of a mapped file, each verified once per process or, if so asked, anew."""
+def _read_mapped(data: pa.Buffer, known: Known, stored: Stored, needed: Needed, anew: bool) -> tuple[Index, Pieces]:
+    """Return pieces of a mapped file, each verified once per process or, if so asked, anew."""
     if len(data) != stored.length:
         raise stored.damage()
     index = _index(known, stored, lambda: data[-stored.index :], anew)
     numbers = needed(index)
     _check(index.pieces(data, {*numbers} - (set() if anew else index.sound)), index, stored)
     index.sound.update(numbers)
-    reader = pa.ipc.open_file(data)
-    if len(numbers) == len(index.rows):
-        return reader.read_all()
-    return pa.Table.from_batches([reader.get_batch(i) for i in numbers], index.schema)
+    return index, index.pieces(data, numbers)
 
 
-def _read_far(files: Files, stored: Stored, needed: Needed, anew: bool) -> pa.Table:
-    """Return blocks of a far file: of a copy of it, of copies of its blocks, or fetched."""
+def _read_far(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple[Index, Pieces]:
+    """Return pieces of a far file: of a copy of it, of copies of its pieces, or fetched."""
     if (copy := cache.opened(stored.checksum)) is not None:
         data, stamp = copy
         try:
@@ -253,11 +337,11 @@ def _read_far(files: Files, stored: Stored, needed: Needed, anew: bool) -> pa.Ta
         _check({i: pieces[i] for i in missing}, index, stored)
         for i in missing:
             cache.keep(index.checksums[i], pieces[i])
-    return _table(pieces, index)
+    return index, pieces
 
 
 def _fetched(files: Files, stored: Stored, index: Index, missing: Sequence[int]) -> Iterator[tuple[int, pa.Buffer]]:
-    """Yield blocks with their bytes, of as few requests as do not fetch much more."""
+    """Yield pieces with their bytes, of as few requests as do not fetch much more."""
     spans: list[tuple[int, int]] = []
     for i in missing:
         begin, end = index.bounds[i], index.bounds[i + 1]
@@ -275,7 +359,7 @@ def _check(pieces: Pieces, index: Index, stored: Stored) -> None:
         raise stored.damage()
 
 
-def _checksum(data: pa.Buffer) -> str:
+def _checksum(data: pa.Buffer | bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 

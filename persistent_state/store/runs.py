@@ -145,6 +145,20 @@ def read_run_with_sums(
     return _rows(files, run, asked, layout, anew) if is_whole else read_run(files, run, asked, layout, anew=anew)
 
 
+def read_due(files: Files, run: Run, since: int, clock: int, *, anew: bool = False) -> NDArray[np.uint64]:
+    """Return the sorted hashes of a run's keys whose first timer is due from `since` to below `clock`.
+
+    A row of another run may be newer, or a start may have cut off the row that has the timer. With `anew` all that is read is
+    verified.
+    """
+    hashes = blocks.read_due(files, run.file, since, clock, anew) if run.file.index else None
+    if hashes is not None:
+        return hashes[(hashes >= run.low) & (hashes <= run.high - 1)]
+    table = read_run(files, run, anew=anew)
+    due = as_numpy(table, DUE)
+    return as_numpy(table, "hash")[(due >= since) & (due < clock)]
+
+
 def _rows(files: Files, run: Run, asked: Asked, layout: Layout | None, anew: bool) -> pa.Table:
     stored = run.file
     is_by_blocks = bool(stored.index)

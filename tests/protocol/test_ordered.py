@@ -6,10 +6,13 @@ import copy
 import json
 import random
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -32,10 +35,12 @@ from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, Timer
+from persistent_state.partials import fold
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.tasks import TIMESTAMP, Changes, Emitted, InOrder
+from persistent_state.store import blocks
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
 from persistent_state.store.log import Log
@@ -177,25 +182,45 @@ def test_state_and_rows_are_those_of_a_fold_in_order(
         play(history, ttl)
 
 
-def play(history: list[Any], ttl: int | None) -> None:
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(acts, st.booleans()), max_size=12),
+    st.none() | st.integers(1, 25),
+    st.sampled_from([16, 48, 200]),
+    st.sampled_from([100, fold.SLICE_BYTES]),
+)
+def test_state_and_rows_are_the_same_by_small_blocks_and_whichever_version_wrote_a_run(
+    history: list[Any], ttl: int | None, block: int, slice_bytes: int
+) -> None:
+    with mock.patch.object(blocks, "BLOCK", block), mock.patch.object(fold, "SLICE_BYTES", slice_bytes):
+        play([act for act, _ in history], ttl, [is_older for _, is_older in history])
+
+
+def play(history: list[Any], ttl: int | None, by_older: Sequence[bool] = ()) -> None:
     world, now = World(ttl), 0
     world.start(2)
-    for what, *told in history:
-        if what == "start":
-            world.start(told[0])
-        elif what == "step":
-            world.step()
-        else:
-            stream, key = told
-            some = []
-            for number, (ahead, of_message) in enumerate(stream):
-                now += 4 * ahead
-                some.append(Message(now, {"k": (key + number) % 4, "acts": of_message}))
-            world.play(some)
+    for (what, *told), is_older in zip_longest(history, by_older):
+        with as_an_older_version() if is_older else nullcontext():
+            if what == "start":
+                world.start(told[0])
+            elif what == "step":
+                world.step()
+            else:
+                stream, key = told
+                some = []
+                for number, (ahead, of_message) in enumerate(stream):
+                    now += 4 * ahead
+                    some.append(Message(now, {"k": (key + number) % 4, "acts": of_message}))
+                world.play(some)
     world.play([Message(now + 100, {"k": 9, "acts": []})])
     world.step()
     assert world.newest.clock == (now + 100) // 10 * 10
     assert not verify(world.files.url).problems
+
+
+def as_an_older_version() -> AbstractContextManager[Any]:
+    """Have runs written as by a version that did not write the timers behind the blocks."""
+    return mock.patch.object(blocks, "_timers_of", return_value=np.array([], blocks._TIMER))
 
 
 def told(timestamp: int, key: int, *acts: Any) -> Message:
@@ -217,6 +242,51 @@ def test_a_timer_is_due_though_no_message_comes_to_its_shard() -> None:
     world.play([told(55, 9)])
     (step,) = graph.due(world.newest)
     assert len(graph.spans(world.newest, world.flow, step)) == 1
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_step_reads_the_blocks_of_the_keys_whose_timers_are_due_and_no_others(is_older: bool) -> None:
+    """In each block there are keys whose timers were called, and others whose timers will be called later."""
+    world, count = World(None), 600
+    world.start(1)
+    with mock.patch.object(blocks, "BLOCK", 4096), as_an_older_version() if is_older else nullcontext():
+        world.play([told(1, key, ("set", 30 * key + 20, "")) for key in range(count)])
+        world.play([told(15, 1000)])
+        world.step()
+        for key in range(3):
+            world.play([told(30 * key + 35, 1000)])
+            (step,) = graph.due(world.newest)
+            ((_, span),) = graph.spans(world.newest, world.flow, step)
+            with mock.patch.object(blocks, "_table", side_effect=blocks._table) as table:
+                chunks = [*in_order.read(world.messages, world.states, span, "0")]
+            states = [chunk.rows for chunk in chunks if chunk.rows[in_order.STATE].null_count == 0]
+            assert {row["k"] for rows in states for row in rows.to_pylist()} == {key, 1000}
+            opened = sum(sum(call.args[1].rows[i] for i in call.args[0]) for call in table.call_args_list)
+            assert opened >= count if is_older else opened < count / 4
+            world.step()
+
+
+def test_messages_of_keys_with_large_states_are_processed_a_few_keys_at_a_time() -> None:
+    world = World(None)
+    world.start(1)
+    world.play([told(at, key) for at in range(100) for key in range(4)])
+    world.play([told(115, 9)])
+    world.step()
+    world.play([told(117, key, ("emit", key)) for key in range(4)])
+    world.play([told(135, 9)])
+    opened = in_order.open_runs
+    # The states of a key are about 2,000 bytes, and its message is about 100.
+    size = 8 * 1500
+    with (
+        mock.patch.object(fold, "SLICE_BYTES", size),
+        mock.patch.object(in_order, "open_runs", side_effect=opened) as open_runs,
+        mock.patch.object(in_order, "_processed", side_effect=in_order._processed) as processed,
+    ):
+        world.step()
+    # The messages were one slice.
+    assert len(open_runs.call_args_list) == 2
+    assert len(processed.call_args_list) == 4
+    assert sorted(row for row in world.rows if row[1] == 117) == [(key, 117, "at 117", key) for key in range(4)]
 
 
 def test_a_run_that_says_other_times_of_timers_than_it_has_is_damaged() -> None:

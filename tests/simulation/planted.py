@@ -872,7 +872,7 @@ BUGS = (
     bug(
         "index of another file",
         "The blocks of a file are told by the index of another.",
-        blocks.read_blocks,
+        blocks._read,
         ("(files.url, stored.path, stored.checksum, stamp)", '(files.url, "", "", stamp)'),
     ),
     bug(
@@ -2201,7 +2201,28 @@ BUGS = (
         "states without timers",
         "Who has a timer that is due, and no message, is not asked.",
         in_order.read,
-        ("DUE), span)] for table in open_parts]", "DUE), span)] for table in ()]"),
+        ('"hash") for table in due]', '"hash") for table in ()]'),
+        theme="in-order",
+    ),
+    bug(
+        "timers at the clock before passed over",
+        "A timer at the clock from which a step goes on is not due in it.",
+        blocks.read_due,
+        ('timers["due"] >= since', 'timers["due"] > since'),
+        theme="in-order",
+    ),
+    bug(
+        "timers of one piece only",
+        "Timers are due in the first of the pieces that have such timers, and in no other.",
+        blocks._needed_timers,
+        ("index.dues < clock", "index.dues <= since"),
+        theme="in-order",
+    ),
+    bug(
+        "messages of a slice with large states",
+        "Where the states of a slice are read in parts, its messages are processed in each.",
+        in_order.read,
+        ("[between(table, low, high) for table in came]", "came"),
         theme="in-order",
     ),
     bug(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import DamagedError, StoreUnavailableError
+from persistent_state.event_time.clocks import END
 from persistent_state.partials import keys
-from persistent_state.partials.layout import Layout, as_numpy, between, rows_below
+from persistent_state.partials.layout import Layout, as_numpy, between, rows_below, with_values
 from persistent_state.partials.lookup import current
+from persistent_state.partials.newest import Newest, Versions
 from persistent_state.partials.unbounded import Unbounded
 from persistent_state.store import blocks
 from persistent_state.store import runs as runs_io
@@ -39,6 +42,7 @@ KEY_TYPES = (
     pa.decimal128(38, 3),
 )
 LAYOUT = Layout((), monoids.Sum(), Unbounded())
+ORDERED = Layout((), Newest(pa.int64()), Versions(None))
 TOP = 2**64 - 1
 HASHES = st.lists(st.sampled_from([0, 1, 2, 3, 5, 8, TOP - 1, TOP]), min_size=1, max_size=14)
 ASKED = st.none() | st.lists(HASHES | st.just([]), max_size=3)
@@ -102,6 +106,19 @@ def written(files: Files, table: pa.Table, block: int) -> Run:
         return runs_io.write_run(files, "a/b.arrow", table, LAYOUT, 0, 1 << 64)
 
 
+def timed(hashes: Sequence[int], dues: Sequence[int]) -> pa.Table:
+    """A table of as many rows as there are times of first timers."""
+    table = table_of(hashes[: len(dues)])
+    states = pa.StructArray.from_arrays([table["value"].combine_chunks()], names=["state"])
+    return with_values(table, states).append_column("due", pa.array(dues[: len(table)], pa.int64()))
+
+
+def with_timers(files: Files, table: pa.Table, block: int) -> Run:
+    """A run whose blocks have about so many bytes, as a piece of its timers has."""
+    with mock.patch.object(blocks, "BLOCK", block):
+        return runs_io.write_run(files, "a/b.arrow", table, ORDERED, 0, 1 << 64)
+
+
 def arrays(asked: Sequence[Sequence[int]] | None) -> runs_io.Asked:
     return None if asked is None else [np.array(sorted(some), np.uint64) for some in asked]
 
@@ -140,6 +157,133 @@ def test_the_blocks_of_some_hashes_have_all_their_rows(
         read = runs_io.read_run(files, run, arrays(asked))
         assert found(read, asked) == expected(table, run, asked)
         assert read.schema == table.schema
+
+
+@ROWS
+@given(
+    HASHES,
+    st.lists(st.sampled_from([0, 1, 2, 3, 4, END]), min_size=1, max_size=14),
+    st.sampled_from([1, 32, 48, 1000]),
+    st.integers(0, 4),
+    st.integers(0, 5),
+    st.sampled_from([(0, 1 << 64), (0, 3), (2, TOP)]),
+    st.booleans(),
+    st.booleans(),
+)
+@example([1, 2, 3], [2, 2, 2], 16, 2, 3, (0, 1 << 64), False, True)
+def test_the_keys_that_are_due_are_those_of_the_rows_whose_timers_are(
+    hashes: list[int],
+    dues: list[int],
+    block: int,
+    since: int,
+    clock: int,
+    part: tuple[int, int],
+    far: bool,
+    is_new: bool,
+) -> None:
+    files = FarFiles("memory://" + core.new_id()) if far else core.memory()
+    table = timed(hashes, dues)
+    run = with_timers(files, table, block) if is_new else of_an_older_version(files, table, block)
+    run = replace(run, low=part[0], high=part[1])
+    due = [row["hash"] for row in table.to_pylist() if part[0] <= row["hash"] < part[1] and since <= row["due"] < clock]
+    assert not [*blocks.problems(files.read(run.file.path), run.file)]
+    for fresh in (False, True):
+        if fresh:
+            start_process(Path(tempfile.gettempdir()))
+        assert runs_io.read_due(files, run, since, clock).tolist() == due
+        assert runs_io.read_run(files, run).to_pylist() == between(table, *part).to_pylist()
+
+
+def of_an_older_version(files: Files, table: pa.Table, block: int) -> Run:
+    """A run with timers of a version that did not write them behind the blocks."""
+    with mock.patch.object(blocks, "_timers_of", return_value=np.array([], blocks._TIMER)):
+        return with_timers(files, table, block)
+
+
+@pytest.mark.parametrize("block", [1, 64, 1 << 20])
+def test_an_older_version_passes_over_the_timers(block: int) -> None:
+    """It reads four lists of the index by their names, as these lines did."""
+    files, table = core.memory(), timed(range(40), [7 * i % 11 for i in range(40)])
+    run = with_timers(files, table, block)
+    data = files.read(run.file.path)
+    tail = data[-run.file.index :]
+    record = json.loads(bytes(tail[8:]).partition(b"\n")[0])
+    assert record.keys() == {"checksum", "due", "first", "length", "rows"}
+    bounds = np.cumsum([0, *record["length"]]).tolist()
+    checksums, rows, firsts = record["checksum"], record["rows"], record["first"]
+    pieces = [data[bounds[i] : bounds[i + 1]] for i in range(len(checksums))]
+    # So its `verify` passes over them, too.
+    assert bounds[-1] == run.file.length - run.file.index
+    assert [blocks._checksum(piece) for piece in pieces] == checksums
+    reader = pa.ipc.open_file(data)
+    batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    assert [(batch.num_rows, batch["hash"][0].as_py()) for batch in batches] == list(zip(rows, firsts, strict=True))
+    schema = pa.ipc.open_file(tail).schema
+    read = [
+        pa.ipc.read_record_batch(piece, schema) if i else pa.ipc.open_stream(piece[8:]).read_next_batch()
+        for i, piece in enumerate(pieces)
+    ]
+    assert pa.Table.from_batches(read, schema).equals(table)
+    assert reader.read_all().equals(table)
+    assert pa.ipc.open_stream(data[8:]).read_all().equals(table)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_one_byte_anywhere_of_the_timers_is_found(copies: Path, far: bool) -> None:
+    table = timed(range(12), [5 * i % 12 for i in range(12)])
+    hashes = table["hash"].to_pylist()
+    run = with_timers(core.memory(), table, 64)
+    for at in range(0, run.file.length, 3):
+        files = FarFiles("memory://" + core.new_id()) if far else core.memory()
+        run = with_timers(files, table, 64)
+        index = blocks._parsed(files.read(run.file.path)[-run.file.index :])
+        assert len(index.dues) == 3
+        damaged(files, run, at)
+        start_process(copies)
+        assert [*blocks.problems(files.read(run.file.path), run.file)]
+        for number in range(3):
+            i = len(index.rows) + number
+            due = 4 * number + 1
+            if index.bounds[i] <= at < index.bounds[i + 1] or at >= index.bounds[-1]:
+                with pytest.raises(DamagedError):
+                    runs_io.read_due(files, run, due, due + 1)
+            else:
+                assert runs_io.read_due(files, run, due, due + 1).tolist() == [hashes[5 * due % 12]]
+
+
+@pytest.mark.parametrize("wrong", ["due", "hash", "first"])
+def test_timers_that_are_not_those_of_the_rows_are_found(wrong: str) -> None:
+    files, table = core.memory(), timed(range(4), [3, 1, 2, END])
+    honest = blocks._timers_of
+
+    def timers_of(table: pa.Table) -> Any:
+        timers = honest(table)
+        timers[wrong] += 1
+        return timers
+
+    if wrong == "first":
+        run = with_timers(files, table, 16)
+        data = bytes(files.read(run.file.path))
+        tail = data[-run.file.index :].replace(b'"first":[1,2,3]', b'"first":[1,3,3]')
+        run = replace(run, file=replace(run.file, checksum=blocks._checksum(tail)))
+        written = pa.py_buffer(data[: -run.file.index] + tail)
+    else:
+        with mock.patch.object(blocks, "_timers_of", timers_of):
+            run = with_timers(files, table, 16)
+        written = files.read(run.file.path)
+    assert [*blocks.problems(written, run.file)] == ["its timers are not those of its rows"]
+
+
+def test_a_far_file_gives_the_keys_that_are_due_by_a_piece_of_its_timers(copies: Path) -> None:
+    files = FarFiles("memory://" + core.new_id())
+    table = timed(range(1000), [7 * i % 1000 for i in range(1000)])
+    with mock.patch.object(blocks, "GAP", 0):
+        run = with_timers(files, table, 640)
+        start_process(copies)
+        files.fetched.clear()
+        assert runs_io.read_due(files, run, 500, 502).tolist() == [500, 643]
+        assert len(files.fetched) == 2
+        assert sum(files.fetched) <= run.file.index + 2 * 640
 
 
 @ROWS
