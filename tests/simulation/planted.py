@@ -2342,8 +2342,8 @@ BUGS = (
         process._Turn._call,
         (
             "if self._misfit:\n        return False",
-            "if self._misfit:\n        for _, timer in self._wishes:\n            self._set.add(timer)\n"
-            "            heappush(self._heap, timer)\n        return False",
+            "if self._misfit:\n        for _, at, name in self._wishes:\n            self._set.add((at, name))\n"
+            "            heappush(self._heap, (at, name))\n        return False",
         ),
         theme="in-order",
     ),
