@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
@@ -13,9 +11,9 @@ import pyarrow as pa
 
 from monoids import MonoidError
 from monoids.nested import codec_of, kept_type
-from persistent_state.errors import InvalidInputError, at_definition
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
-from persistent_state.task import BaseTask, Message, PersistentTask
+from persistent_state.task import BaseTask, Message, PersistentTask, check_function
 from persistent_state.windows import MOMENT, length
 
 TAKEN = (MOMENT, "clock")
@@ -270,8 +268,9 @@ class OrderedTask(InOrderTask):
         _check_kept(f"task={name}: state", self.state)
         if type(self).process is OrderedTask.process:
             raise InvalidInputError(f"task={name} does nothing with its messages; define process().")
-        self._check_function("process", self.process, "message")
-        self._check_function("on_timer", self.on_timer, "timer")
+        instead = "return the state, and emit rows by context.emit()"
+        check_function(f"task={name}: process()", self.process, ("state", "message", "context"), instead)
+        check_function(f"task={name}: on_timer()", self.on_timer, ("state", "timer", "context"), instead)
         if self.ttl is not None:
             length("ttl", self.ttl)
         if self.emits is None:
@@ -296,32 +295,6 @@ class OrderedTask(InOrderTask):
                     "nullable=False out."
                 )
             _check_kept(f"task={name}: column {field.name!r} of emits", field.type)
-
-    def _check_function(self, name: str, function: Callable[..., Any], given: str) -> None:
-        """Refuse a function that can't be called with a state, a message or timer, and a context, or returns no state.
-
-        Raises:
-            InvalidInputError: It is one.
-        """
-        which = f"task={self.task_name}: {name}(){at_definition(function)}"
-        if inspect.isgeneratorfunction(function):
-            raise InvalidInputError(f"{which} yields; return the state, and emit rows by context.emit().")
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidInputError(
-                f"{which} is async, and nothing awaits it; define it by def alone, and return the state."
-            )
-        try:
-            # What a decorator has wrapped is not what is called.
-            signature = inspect.signature(function, follow_wrapped=False)
-        except ValueError:
-            return
-        try:
-            signature.bind(None, None, None)
-        except TypeError as error:
-            raise InvalidInputError(
-                f"{which} can't be called with a state, a {given} and a context: {error}; define {name}(self, state, {given}, "
-                "context)."
-            ) from None
 
     def _check_attributes(self) -> None:
         """Refuse what would have no effect.

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from persistent_state.batch.row_messages import row_messages
 from persistent_state.errors import TaskFailedError
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.task import Message
+from persistent_state.testing import run_local
 
 STATE = pa.struct([("log", pa.list_(pa.string())), ("n", pa.int64())])
 ROW = pa.schema([("said", pa.string()), ("n", pa.int64())])
@@ -497,6 +499,44 @@ def test_a_timer_that_is_replaced_is_called_once_at_its_last_time() -> None:
 
     # Timers of another name stay.
     assert called(Sets(set_both), 0, 1) == [(5, "a"), (6, "a"), (10, "b")]
+
+
+class Silent(OrderedTask):
+    """Keys of which nothing came for 10 microseconds."""
+
+    key, state, emits = "k", pa.int64(), pa.schema([("n", pa.int64())])
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        if message["ends"]:
+            context.delete_timer(name="silent")
+        else:
+            context.replace_timer("silent", timedelta(microseconds=10))
+        return (state or 0) + 1
+
+    def on_timer(self, state: Any, timer: Timer, context: Context) -> Any:
+        context.emit(n=state)
+        return state
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=20),
+    st.integers(1, 9),
+    st.integers(3, 40),
+)
+def test_a_rule_of_silence_is_what_plain_python_makes_of_it(
+    stream: list[tuple[int, bool]], batch_size: int, interval: int
+) -> None:
+    messages = [Message(at, {"k": "a", "ends": ends}) for at, ends in sorted(stream)] + [
+        Message(99, {"k": "a", "ends": True})
+    ]
+    expected = [
+        {"k": "a", "n": number, "timestamp": message.timestamp + 10}
+        for number, (message, later) in enumerate(pairwise(messages), 1)
+        if not message["ends"] and message.timestamp + 10 <= later.timestamp
+    ]
+    interval_of = timedelta(microseconds=interval)
+    assert run_local(Silent(), messages, batch_size=batch_size, checkpoint_interval=interval_of).emitted == expected
 
 
 def test_a_timer_may_replace_itself() -> None:
