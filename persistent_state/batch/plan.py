@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def fitting(self) -> str:
-        """What an update must be to fit, in words."""
+        """The kind of updates that fit, in words."""
         if isinstance(self.task, OrderedPart):
             return "a state or a row does not fit the types that the task says"
         monoid = self.layout.monoid
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def without_updates(self) -> str:
-        """What there is to say of messages that have made no update, in words."""
+        """The end of a sentence about messages of which none made an update."""
         why = "" if self.task.value is None else f": its value column {self.task.value!r} is null in all of them"
         return f", and none of them made an update{why}"
 

@@ -34,7 +34,7 @@ each before they fill the memory. A chain goes on, and so do many timers that ea
 """
 
 YEAR = 366 * UNITS["day"]
-"""How far a timer may be before the moment in hand, in microseconds. One that is further was not meant so."""
+"""A timer that is further before the moment in hand, in microseconds, was not meant so."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -76,6 +76,7 @@ class Progress:
             the source does not know.
         slowest: The live channel that is furthest behind: the clock follows it. None if no channel is live.
         waits_for: What the global clock waits for, after this commit, as a sentence.
+        made_updates: True if any message of the micro-batch made an update, and after a step.
         pending: By partition: for how many seconds it has had positions that can't be read yet, as those of a transaction that
             is open. None after a step that asked no source.
 

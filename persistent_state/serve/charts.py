@@ -15,7 +15,7 @@ WIDE, ROW = 720, 38
 """Pixels: of a drawing over time, and of a row of the axis: the name, and the rail below it."""
 
 RAIL = (2.0, 98.0)
-"""Where the rails of the axis begin and end, in hundredths of its width: it fits any screen, and letters keep their size."""
+"""The ends of the rails of the axis, in hundredths of its width: it fits any screen, and letters keep their size."""
 
 HIGH, LOW, TOP = 190, 34, 14
 """Pixels of a chart over time: its height, and what is left below and above it."""
