@@ -128,25 +128,36 @@ def set_value(state: Any, message: Message) -> None:
     state.value = 3
 
 
+def set_monoid(state: Any, message: Message) -> None:
+    state.monoid = 3
+
+
+def set_update(state: Any, message: Message) -> None:
+    state.update = 3
+
+
 def add_to_value(state: Any, message: Message) -> None:
     state.total += 3
 
 
 @pytest.mark.parametrize("kind", [Task, Reading])
-@pytest.mark.parametrize(("process", "name"), [(set_value, "value"), (add_to_value, "total")])
+@pytest.mark.parametrize(
+    ("process", "name"),
+    [(set_value, "value"), (add_to_value, "total"), (set_monoid, "monoid"), (set_update, "update")],
+)
 def test_an_attribute_of_the_state_is_an_error_with_the_file_and_the_line(
     kind: type[Task], process: Callable[[Any, Any], None], name: str
 ) -> None:
     said = failure(kind(process))
     place = f"{__file__}:{process.__code__.co_firstlineno + 1} in {process.__name__}"
     assert said.startswith(f"process_message of task={kind.__name__} at {place}")
-    assert f"state has no attribute {name!r}; call state.update(message.timestamp, value)" in said
+    assert f"attribute={name!r} of the state can't be read or set; call state.update(message.timestamp, value)" in said
 
 
 def test_an_attribute_of_the_users_own_objects_is_told_as_python_has_it() -> None:
     said = failure(Task(lambda state, message: message.value))
     assert "object has no attribute 'value'\")" in said
-    assert "state has no attribute" not in said
+    assert "of the state" not in said
 
 
 def no_update(state: Any, message: Message) -> None:

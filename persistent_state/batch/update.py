@@ -6,6 +6,7 @@ shuffle, by `updates_by_key`, with the messages of each key in their order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -337,15 +338,15 @@ def _copied(value: Any) -> Any:
 
 
 _NO_ATTRIBUTE = (
-    "state has no attribute {!r}; call state.update(message.timestamp, value) to add a value, or state.get() to read the "
-    "sum."
+    "attribute={!r} of the state can't be read or set; call state.update(message.timestamp, value) to add a value, or "
+    "state.get() to read the sum."
 )
 
 
 def _named_in(error: AttributeError) -> str:
     """Return the name of the attribute that an error is about."""
-    # Python 3.11 and before do not name it if it was to be set.
-    return error.name or str(error).rpartition("attribute '")[2].partition("'")[0]
+    # Python 3.11 and before name it in the text alone if it was to be set.
+    return error.name or next(name for name in re.findall(r"'(\w+)'", str(error)) if not name.endswith("Recorder"))
 
 
 def _short(value: object) -> str:
