@@ -27,6 +27,15 @@ C = TypeVar("C")
 _AT_A_TIME = 10_000
 
 
+class _NoType:
+    """The type of a semigroup that does not say one. To ask for it is an error in a sentence."""
+
+    def __get__(self, instance: object, owner: type[Semigroup[Any]]) -> Any:
+        if instance is None:
+            return self
+        raise MonoidError(f"{owner.name} has no type. Give it the Arrow type of its values, such as type = pa.int64().")
+
+
 class Semigroup(Codec[T], Generic[T]):
     """Values of one kind that can be put together in any grouping.
 
@@ -40,6 +49,7 @@ class Semigroup(Codec[T], Generic[T]):
     """
 
     name: ClassVar[str] = "Semigroup"
+    type: DataType = _NoType()
     commutative: bool = True
     exact: bool = True
 

@@ -114,6 +114,8 @@ class Scalar(Codec[Any]):
 
     def __init__(self, type: DataType, floats: Literal["all", "ordered", "finite"] = "all") -> None:
         kind = family(type) if isinstance(type, pa.DataType) else None
+        if isinstance(type, str):
+            raise MonoidError(f"type={type!r} is a text. Use an Arrow type, such as pa.int64() or pa.string().")
         if kind is None:
             raise MonoidError(f"type={type} is not a primitive Arrow type. Use one such as pa.int64() or pa.string().")
         if kind.name == "decimal" and not 0 <= type.scale <= 38:

@@ -40,7 +40,7 @@ from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import check_name
-from persistent_state.task import PersistentTask, instance_of, messages_of
+from persistent_state.task import PersistentTask, check_process_message, instance_of, messages_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -699,6 +699,8 @@ def _check_task(task: object) -> None:
         raise InvalidInputError(f"task={name} has version={task.version!r}; give a whole number or a text.")
     if isinstance(task, OrderedTask):
         task.check()
+    if isinstance(task, PersistentTask):
+        check_process_message(task)
 
 
 def _in_parts(

@@ -150,7 +150,7 @@ def check_path(name: str, given: str) -> None:
     """Refuse a text that can't be the path of a file; `name` is the parameter that it was given as.
 
     Raises:
-        InvalidInputError: The text has a NUL, or can't be encoded.
+        InvalidInputError: The text has a NUL, or can't be encoded, or has a variable of the shell and is no path that is there.
     """
     try:
         is_path = b"\0" not in os.fsencode(given)
@@ -159,6 +159,13 @@ def check_path(name: str, given: str) -> None:
     if not is_path:
         # Not the text itself, which may hold a secret.
         raise InvalidInputError(f"{name}=... has a character that no path can have; leave it out.")
+    # In a url it is what it says.
+    variable = re.search(r"(?:^|/)(\$(?:\w+|\{\w+\}))(?=/|$)", given)
+    if variable and "://" not in given and not os.path.exists(given):
+        raise InvalidInputError(
+            f"{name}=... has {variable[1]}, and variables are not expanded; give os.path.expandvars({name}), or make a folder "
+            "of this name first."
+        )
 
 
 @contextmanager

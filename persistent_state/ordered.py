@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from monoids import MonoidError
 from monoids.nested import codec_of, kept_type
-from persistent_state.errors import InvalidInputError, at_definition
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
-from persistent_state.task import BaseTask, Message, PersistentTask
+from persistent_state.task import BaseTask, Message, PersistentTask, check_function
 from persistent_state.windows import MOMENT, length
 
 TAKEN = (MOMENT, "clock")
 """The columns that the library adds to an emitted row for outputs and for other tasks."""
 
 
+TimerTime: TypeAlias = "int | datetime | timedelta"
+"""The time of a timer: microseconds UTC, a `datetime` with a zone, or a `timedelta` that is added to the moment in hand."""
+
+
 @dataclass(frozen=True, order=True)
 class Timer:
-    """A timer of a key.
+    """A timer of a key. Two timers of one name are two if their times differ.
 
     Args:
         timestamp: When it is due: microseconds UTC.
-        name: The name that tells it from others of the same time.
+        name: Its name.
 
     Example:
         >>> Timer(1_000_000, "silent").name
@@ -61,8 +64,11 @@ class Context(ABC):
         """
 
     @abstractmethod
-    def set_timer(self, timestamp: int, name: str = "") -> None:
+    def set_timer(self, timestamp: TimerTime, name: str = "") -> None:
         """Have `on_timer` called at a time, before the messages of this time. Set twice, it is called once.
+
+        A timer is its time and its name: a timer of the same name and another time is a second one, and both are called.
+        `replace_timer` moves a timer.
 
         A timer for the moment in hand, or for an earlier one, is due at the moment, as soon as `process` has returned.
 
@@ -71,25 +77,87 @@ class Context(ABC):
         sets do not count, however many are due at a time.
 
         Args:
-            timestamp: When it is due: microseconds UTC. A timer that a timer sets must be later than that.
-            name: The name that tells it from others of the same time.
-
-        Raises:
-            InvalidInputError: The timestamp is no whole number of 64 bits, the name is no Unicode text, or a timer sets one
-                that is not later.
-        """
-
-    @abstractmethod
-    def delete_timer(self, timestamp: int, name: str = "") -> None:
-        """Forget a timer. If there is none of this time and name, nothing happens.
-
-        Args:
-            timestamp: The time that it was set for. A time before the moment in hand finds what is due at the moment, as
-                `set_timer` has it.
+            timestamp: When it is due: microseconds UTC, a `datetime` with a zone, or a `timedelta` from the moment in hand. A
+                timer that a timer sets must be later than that.
             name: Its name.
 
         Raises:
-            InvalidInputError: The timestamp is no whole number of 64 bits, or the name is no Unicode text.
+            InvalidInputError: The timestamp is no whole number of 64 bits, is over a year before the moment in hand, or has no
+                zone, the name is no Unicode text, or a timer sets one that is not later.
+
+        Example:
+            >>> from datetime import timedelta
+            >>> class Unanswered(OrderedTask):
+            ...     key, state, emits = "user", pa.string(), pa.schema([("question", pa.string())])
+            ...
+            ...     def process(self, state, message, context):
+            ...         context.set_timer(timedelta(minutes=5))
+            ...         return message["question"]
+            ...
+            ...     def on_timer(self, state, timer, context):
+            ...         context.emit(question=state)
+            >>> ann, bob = {"user": "ann", "question": "why?"}, {"user": "bob", "question": "how?"}
+            >>> run_local(Unanswered(), [Message(0, ann), Message(600_000_000, bob)]).emitted
+            [{'user': 'ann', 'question': 'why?', 'timestamp': 300000000}]
+        """
+
+    @abstractmethod
+    def replace_timer(self, name: str, timestamp: TimerTime) -> None:
+        """Set a timer, and forget all others of its name that the key has: the timer moves.
+
+        Args:
+            name: Its name.
+            timestamp: When it is due, as for `set_timer`.
+
+        Raises:
+            InvalidInputError: As for `set_timer`.
+
+        Example:
+            >>> from datetime import timedelta
+            >>> class Silent(OrderedTask):
+            ...     key, state, emits = "user", pa.int64(), pa.schema([("messages", pa.int64())])
+            ...
+            ...     def process(self, state, message, context):
+            ...         context.replace_timer("silent", timedelta(minutes=60))
+            ...         return (state or 0) + 1
+            ...
+            ...     def on_timer(self, state, timer, context):
+            ...         context.emit(messages=state)
+            ...         return state
+            >>> minutes = [Message(minute * 60_000_000, {"user": "ann"}) for minute in (0, 30, 200)]
+            >>> [row["timestamp"] // 60_000_000 for row in run_local(Silent(), minutes).emitted]
+            [90]
+        """
+
+    @abstractmethod
+    def delete_timer(self, timestamp: TimerTime | None = None, name: str = "") -> None:
+        """Forget a timer, or all timers of a name. If there is none, nothing happens.
+
+        Args:
+            timestamp: The time that it was set for. A time before the moment in hand finds what is due at the moment, as
+                `set_timer` has it. Left out, or None: all timers of the name are forgotten.
+            name: Its name.
+
+        Raises:
+            InvalidInputError: The timestamp is no whole number of 64 bits, or has no zone, or the name is no Unicode text.
+
+        Example:
+            >>> class Rings(OrderedTask):
+            ...     key, state, emits = "user", pa.int64(), pa.schema([("rang", pa.string())])
+            ...
+            ...     def process(self, state, message, context):
+            ...         for seconds in (60, 120):
+            ...             context.set_timer(message.timestamp + seconds * 1_000_000, "bell")
+            ...             context.set_timer(message.timestamp + seconds * 1_000_000, "horn")
+            ...         context.delete_timer(message.timestamp + 60_000_000, "bell")
+            ...         context.delete_timer(name="horn")
+            ...         return 1
+            ...
+            ...     def on_timer(self, state, timer, context):
+            ...         context.emit(rang=timer.name)
+            ...         return state
+            >>> run_local(Rings(), [Message(0, {"user": "ann"}), Message(600_000_000, {"user": "bob"})]).emitted
+            [{'user': 'ann', 'rang': 'bell', 'timestamp': 120000000}]
         """
 
 
@@ -200,8 +268,9 @@ class OrderedTask(InOrderTask):
         _check_kept(f"task={name}: state", self.state)
         if type(self).process is OrderedTask.process:
             raise InvalidInputError(f"task={name} does nothing with its messages; define process().")
-        self._check_function("process", self.process, "message")
-        self._check_function("on_timer", self.on_timer, "timer")
+        instead = "return the state, and emit rows by context.emit()"
+        check_function(f"task={name}: process()", self.process, ("state", "message", "context"), instead)
+        check_function(f"task={name}: on_timer()", self.on_timer, ("state", "timer", "context"), instead)
         if self.ttl is not None:
             length("ttl", self.ttl)
         if self.emits is None:
@@ -226,32 +295,6 @@ class OrderedTask(InOrderTask):
                     "nullable=False out."
                 )
             _check_kept(f"task={name}: column {field.name!r} of emits", field.type)
-
-    def _check_function(self, name: str, function: Callable[..., Any], given: str) -> None:
-        """Refuse a function that can't be called with a state, a message or timer, and a context, or returns no state.
-
-        Raises:
-            InvalidInputError: It is one.
-        """
-        which = f"task={self.task_name}: {name}(){at_definition(function)}"
-        if inspect.isgeneratorfunction(function):
-            raise InvalidInputError(f"{which} yields; return the state, and emit rows by context.emit().")
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidInputError(
-                f"{which} is async, and nothing awaits it; define it by def alone, and return the state."
-            )
-        try:
-            # What a decorator has wrapped is not what is called.
-            signature = inspect.signature(function, follow_wrapped=False)
-        except ValueError:
-            return
-        try:
-            signature.bind(None, None, None)
-        except TypeError as error:
-            raise InvalidInputError(
-                f"{which} can't be called with a state, a {given} and a context: {error}; define {name}(self, state, {given}, "
-                "context)."
-            ) from None
 
     def _check_attributes(self) -> None:
         """Refuse what would have no effect.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from monoids import Aggregator, Monoid, Summary
-from persistent_state.errors import InvalidInputError
+from monoids import Aggregator, Monoid, MonoidError, Summary
+from persistent_state.errors import InvalidInputError, at_definition
 from persistent_state.event_time.durations import Duration
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing, length
 
@@ -31,6 +32,8 @@ class PersistentState(ABC, Generic[T]):
         ...         state.update(message.timestamp, 1)
     """
 
+    __slots__ = ()
+
     @property
     @abstractmethod
     def monoid(self) -> Monoid[T]:
@@ -43,7 +46,7 @@ class PersistentState(ABC, Generic[T]):
         Args:
             timestamp: The message's timestamp in microseconds UTC.
             value: A value of the monoid. It is an item, which the Aggregator prepares, if the state was given an Aggregator.
-                None is no update.
+                None is no update. It is taken as it is now: what you do later with a list, dictionary or set changes nothing.
         """
 
     @abstractmethod
@@ -117,6 +120,7 @@ class KeptState(PersistentState[T]):
                 f"{type(self).__name__}({monoid!r}): the present of {type(own).__name__} would never be called, as it is not a "
                 "Summary; make it a subclass of Summary, or give the state an Aggregator with this present."
             )
+        _check_monoid(own)
         self._monoid = own
         self.windowing = windowing
         self._prepare = None if aggregator is None else aggregator.prepare
@@ -172,6 +176,37 @@ class KeptState(PersistentState[T]):
         """Return what the log records of the state: a store that was written with another identity is refused."""
         window = {} if self.windowing is None else {"window": self.windowing.identity()}
         return {"state": type(self).__name__, "monoid": self._monoid.identity, **window}
+
+
+def _check_monoid(monoid: Monoid[Any]) -> None:
+    """Refuse a monoid that has no Arrow type, or whose `plus` returns nothing.
+
+    Raises:
+        InvalidInputError: It is one.
+    """
+    try:
+        type: object = monoid.type
+    except MonoidError:
+        raise InvalidInputError(
+            f"monoid={monoid.name} has no type; give it the Arrow type of its values, such as type = pa.int64()."
+        ) from None
+    if not isinstance(type, pa.DataType):
+        kind = "a text" if isinstance(type, str) else "no Arrow type"
+        raise InvalidInputError(
+            f"monoid={monoid.name} has type={type!r}, which is {kind}; give an Arrow type, such as type = pa.int64()."
+        )
+    zero = monoid.zero
+    # None is the zero of some, and then a sum as well.
+    if zero is None:
+        return
+    both: object = zero
+    # Another error of the user's code comes with the messages that meet it.
+    with suppress(Exception):
+        both = monoid.plus(zero, zero)
+    if both is None:
+        raise InvalidInputError(
+            f"monoid={monoid.name}: plus{at_definition(monoid.plus)} returns None, as of its zero and its zero; return the sum."
+        )
 
 
 class NonWindowState(KeptState[T]):

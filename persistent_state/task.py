@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, at_definition
 from persistent_state.event_time.durations import Duration
 from persistent_state.state import KeptState, PersistentState
 
@@ -84,6 +85,53 @@ def _near(name: str, known: Sequence[str]) -> list[str]:
     # In short names one letter is much.
     same_letters = [other for other in known if (len(name), {*name}, name[0]) == (len(other), {*other}, other[0])]
     return get_close_matches(name, known, 1, 0.8) or same_letters[:1]
+
+
+def check_function(what: str, function: Callable[..., Any], given: Sequence[str], instead: str) -> None:
+    """Refuse a function of a task that can't be called with what it is given, or of which nothing would run.
+
+    Args:
+        what: The task and the function, as the error names them.
+        function: The function, without `self`.
+        given: What it is called with, by the names of the parameters.
+        instead: What a function does that neither yields nor is async.
+
+    Raises:
+        InvalidInputError: It is such a function.
+    """
+    which = f"{what}{at_definition(function)}"
+    if inspect.isgeneratorfunction(function):
+        raise InvalidInputError(f"{which} yields; {instead}.")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidInputError(f"{which} is async, and nothing awaits it; define it by def alone.")
+    try:
+        # What a decorator has wrapped is not what is called.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        *first, last = [f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name in given]
+        name = what.rpartition(" ")[2].removesuffix("()")
+        raise InvalidInputError(
+            f"{which} can't be called with {', '.join(first)} and {last}: {error}; define {name}(self, {', '.join(given)})."
+        ) from None
+
+
+def check_process_message(task: PersistentTask) -> None:
+    """Refuse a `process_message` that could make no update.
+
+    Raises:
+        InvalidInputError: It is one.
+    """
+    if type(task).process_message is not PersistentTask.process_message:
+        check_function(
+            f"task={task.task_name}: process_message()",
+            task.process_message,
+            ("state", "message"),
+            "call state.update(message.timestamp, value) for each update",
+        )
 
 
 def instance_of(task: object) -> str:

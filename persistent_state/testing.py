@@ -26,6 +26,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
+from persistent_state.formatting import shortened
 from persistent_state.inputs import AnySource, Inputs
 from persistent_state.ordered import InOrderTask
 from persistent_state.outputs import outputs_of
@@ -129,8 +130,8 @@ def run_local(
     """Run a task, or all tasks of an application, over messages without Spark, and return states, outputs and late rows.
 
     All messages are read, and the tasks are drained. If rows did not count, the logger `persistent_state` has one warning for
-    each task that says how many and why. There is no wall clock, so no timestamp is too far ahead of it, and channels are
-    never idle.
+    each task that says how many and why. If none of a task's messages made an update, it has a warning of that. There is no
+    wall clock, so no timestamp is too far ahead of it, and channels are never idle.
 
     Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
     Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
@@ -327,8 +328,11 @@ def _run(app: Application) -> dict[str, LocalRun]:
                 f"task={plan.name} says its update in process_column, which needs Spark; run it there."
             )
     try:
-        entry = _Driver(app, plans, Log(files, app.name)).run()
-        return {name: _result(name, plans, entry) for name in dict.fromkeys(added.named for added in app._added)}
+        driver = _Driver(app, plans, Log(files, app.name))
+        entry = driver.run()
+        return {
+            name: _result(name, plans, entry, driver) for name in dict.fromkeys(added.named for added in app._added)
+        }
     finally:
         for plan in plans.values():
             _delete_all(plan)
@@ -362,6 +366,7 @@ class _Driver:
         }
         self._log = log
         self._new_id = map(str, itertools.count()).__next__
+        self.messages, self._updated = Counter[str](), set[str]()
         self._cached: dict[str, dict[str, Any]] = {}
         interval = self._flows[0].first.settings.interval
         self._entry = takeover.take_over(log, self._flows, interval=interval, shards=1, writer="local", now=0)
@@ -406,7 +411,15 @@ class _Driver:
         self._commit(flow, report, descriptors)
         return True
 
+    def made_no_update(self, task: str) -> bool:
+        """Return whether messages of a task counted, and none of them made an update."""
+        aside = sum(self._entry.late_counts_of(task).values())
+        return task not in self._updated and self.messages[task] > aside
+
     def _commit(self, flow: FlowPlan, report: Report, descriptors: Sequence[Descriptor]) -> None:
+        for descriptor in descriptors:
+            self.messages[descriptor.task] += report.counts.get("messages", 0) - descriptor.copies
+            self._updated |= {descriptor.task} if descriptor.runs else set()
         self._entry, _ = commits.commit(
             self._log,
             self._entry.epoch,
@@ -418,7 +431,7 @@ class _Driver:
         )
 
 
-def _result(name: str, plans: Mapping[str, Plan], entry: Entry) -> LocalRun:
+def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver) -> LocalRun:
     plan = plans[name]
     task = entry.tasks[name]
     runs = task.stored.runs
@@ -441,10 +454,14 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry) -> LocalRun:
     # The user has asked for these to be left out.
     reasons.pop(late_rows.OUTSIDE, None)
     if reasons:
-        counts = ", ".join(f"{count:,} {reason!r}" for reason, count in reasons.most_common())
+        hints = {late_rows.UNFIT: f" ({plan.fitting})"}
+        counts = ", ".join(f"{count:,} {reason!r}{hints.get(reason, '')}" for reason, count in reasons.most_common())
         _logger.warning(
             "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts
         )
+    if driver.made_no_update(names[0]):
+        read = driver.messages[names[0]]
+        _logger.warning("task=%s: %s message%s read%s.", name, f"{read:,}", "s" * (read != 1), plan.without_updates)
     late = [row for each in names for row in _late(plans[names[0]], entry.late_rows_of(each))]
     return LocalRun(states, outputs, late, _emitted(plans[rows_of(name)], entry) if is_ordered else ())
 
@@ -546,6 +563,11 @@ class _Messages(TimeReplayableSource):
             if schema is not None:
                 records = [exact(record, pa.struct(list(schema))) for record in records]
             rows = pa.Table.from_pylist(records, schema)
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(
+                f"messages={len(messages)} have {shortened(repr(error.object))}, which is not Unicode text; correct it, or "
+                "leave it out."
+            ) from None
         except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
             columns = "" if schema is None else f" ({', '.join(f'{column.name}: {column.type}' for column in schema)})"
             raise InvalidInputError(

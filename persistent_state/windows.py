@@ -55,14 +55,16 @@ def _text(length: int) -> str:
 class SlidingWindow:
     """Windows of one length, one of which begins at each multiple of `slide`: [k * slide, k * slide + size) for every whole k.
 
-    Windows are counted from the epoch. A slide that is longer than the size samples: messages in the gaps are in no window.
+    Windows are counted from the epoch.
 
     Args:
         size: How long each window is: a text such as "3 hours", or a `timedelta`.
         slide: The time between the beginnings of two windows, as a text or a `timedelta`.
+        gaps: True allows a slide that is longer than the size, as in sampling: messages in the gaps are in no window.
 
     Raises:
-        InvalidInputError: One of them is not a duration, or not longer than 0.
+        InvalidInputError: One of them is not a duration, or not longer than 0, or the slide is longer than the size, and `gaps`
+            does not allow that.
 
     Example:
         >>> SlidingWindow("3 hours", "1 hour")
@@ -72,12 +74,18 @@ class SlidingWindow:
     size: int
     slide: int
 
-    def __init__(self, size: Duration, slide: Duration) -> None:
+    def __init__(self, size: Duration, slide: Duration, *, gaps: bool = False) -> None:
         object.__setattr__(self, "size", length("size", size))
         object.__setattr__(self, "slide", length("slide", slide))
+        if self.slide > self.size and not gaps:
+            raise InvalidInputError(
+                f"SlidingWindow(size={size!r}, slide={slide!r}) has gaps between its windows, and messages in these do not "
+                "count; give a slide that is at most the size, or gaps=True if you mean that."
+            )
 
     def __repr__(self) -> str:
-        return f"SlidingWindow({_text(self.size)!r}, {_text(self.slide)!r})"
+        gaps = ", gaps=True" if self.slide > self.size else ""
+        return f"SlidingWindow({_text(self.size)!r}, {_text(self.slide)!r}{gaps})"
 
     # A pane is a stretch of time in which no window begins or ends: windows share panes.
 
@@ -236,4 +244,4 @@ def from_identity(identity: Mapping[str, Any]) -> Windowing | None:
         return SessionWindow(lengths["gap"])
     # The format says step.
     size, slide = lengths["size"], lengths["step"]
-    return TumblingWindow(size) if size == slide else SlidingWindow(size, slide)
+    return TumblingWindow(size) if size == slide else SlidingWindow(size, slide, gaps=True)

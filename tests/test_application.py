@@ -539,7 +539,7 @@ class TestOrderedTasks:
                 (
                     task,
                     f"task={type(task).__name__}: process() at {__file__}:{line_of(type(task).process)} in process is async, "
-                    "and nothing awaits it; define it by def alone, and return the state.",
+                    "and nothing awaits it; define it by def alone.",
                 )
                 for task in (Awaiting(), AwaitingAndYielding())
             ),

@@ -81,7 +81,7 @@ KINDS: dict[str, Any] = {
     "no bound": None,
     "tumbling": SlidingWindow(core.us(20), core.us(20)),
     "sliding": SlidingWindow(core.us(35), core.us(10)),
-    "apart": SlidingWindow(core.us(10), core.us(15)),
+    "apart": SlidingWindow(core.us(10), core.us(15), gaps=True),
     "sessions": SessionWindow(core.us(7)),
     "ttl": TimeToLive(15),
 }

@@ -188,7 +188,7 @@ MONOIDS: list[Monoid[Any]] = [
     Last(pa.int64()),
 ]
 WINDOWINGS: st.SearchStrategy[Windowing | None] = st.one_of(
-    st.builds(SlidingWindow, lengths(1, 40), lengths(1, 20)),
+    st.builds(SlidingWindow, lengths(1, 40), lengths(1, 20), gaps=st.just(True)),
     st.builds(TumblingWindow, lengths(1, 30)),
     st.builds(SessionWindow, lengths(1, 20)),
     st.builds(TimeToLive, st.integers(1, 20)),
@@ -338,7 +338,10 @@ class TestReading:
                     {(50, 70): 0, (60, 80): 0},
                 ],
             ),
-            "gaps": (SlidingWindow(us(6), us(10)), [{(0, 6): 0}, {(10, 16): 0}, {(30, 36): 0}, {}, {(60, 66): 0}]),
+            "gaps": (
+                SlidingWindow(us(6), us(10), gaps=True),
+                [{(0, 6): 0}, {(10, 16): 0}, {(30, 36): 0}, {}, {(60, 66): 0}],
+            ),
             "sessions": (
                 SessionWindow(us(17)),
                 [{(5, 22): 0}, {(5, 29): 1}, {(30, 47): 0}, {(5, 47): 7}, {(61, 78): 0}],
@@ -362,7 +365,7 @@ class TestReading:
 
     @pytest.mark.parametrize("batch_size", [1, 10])
     def test_a_message_in_no_window_has_no_copies_but_is_shown(self, batch_size: int) -> None:
-        task = Reading(SlidingWindow(us(6), us(10)), Sum(), counts_once=True)
+        task = Reading(SlidingWindow(us(6), us(10), gaps=True), Sum(), counts_once=True)
         messages = [(8, 1), (9, 1), (12, 1), (13, 1), (21, 2)]
         told = [
             Message(time, {"key": "a", "n": 2, "id": id, "position": position})

@@ -63,19 +63,19 @@ class TestPanes:
     def test_a_pane_begins_at_the_last_edge_of_a_window_before_a_timestamp(
         self, size: int, step: int, times: list[int]
     ) -> None:
-        panes = SlidingWindow(us(size), us(step)).pane(np.array(times)).tolist()
+        panes = SlidingWindow(us(size), us(step), gaps=True).pane(np.array(times)).tolist()
         assert panes == [max(t - t % step, t - (t - size) % step) for t in times]
 
     @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
     def test_windows_hold_whole_panes(self, size: int, step: int, times: list[int]) -> None:
-        window, stamps = SlidingWindow(us(size), us(step)), np.array(times)
+        window, stamps = SlidingWindow(us(size), us(step), gaps=True), np.array(times)
         panes = window.pane(stamps)
         for of in (window.first, window.last, window.is_met, window.pane):
             assert of(panes).tolist() == of(stamps).tolist()
 
     @given(LENGTHS, LENGTHS, st.lists(TIMES, min_size=1))
     def test_the_first_and_the_last_window_of_a_timestamp(self, size: int, step: int, times: list[int]) -> None:
-        window, stamps = SlidingWindow(us(size), us(step)), np.array(times)
+        window, stamps = SlidingWindow(us(size), us(step), gaps=True), np.array(times)
         found = zip(
             times, window.first(stamps).tolist(), window.last(stamps).tolist(), window.is_met(stamps), strict=True
         )
@@ -87,7 +87,7 @@ class TestPanes:
 
     @given(st.integers(1, 12), st.integers(1, 12), st.integers(-60, 60))
     def test_a_timestamp_is_in_the_windows_that_say_so(self, size: int, step: int, time: int) -> None:
-        window, stamp = SlidingWindow(us(size), us(step)), np.array([time])
+        window, stamp = SlidingWindow(us(size), us(step), gaps=True), np.array([time])
         holding = [k * step for k in range(-100, 100) if k * step <= time < k * step + size]
         assert bool(window.is_met(stamp)[0]) == bool(holding)
         found = range(window.first(stamp)[0], window.last(stamp)[0] + 1, step)
@@ -179,7 +179,7 @@ class Numbers(Kept):
 
 
 WINDOWINGS = st.one_of(
-    st.builds(SlidingWindow, lengths(1, 40), lengths(1, 20)),
+    st.builds(SlidingWindow, lengths(1, 40), lengths(1, 20), gaps=st.just(True)),
     st.builds(SessionWindow, lengths(1, 20)),
     st.builds(TimeToLive, st.integers(1, 20)),
     st.none(),
@@ -312,7 +312,7 @@ class TestLocalRuns:
 
     def test_windows_with_gaps_between_them_sample(self) -> None:
         messages = [(1, time, 1) for time in range(-20, 40)]
-        run = ran_local(WindowState(Sum(), SlidingWindow(us(3), us(10))), messages, batch_size=7)
+        run = ran_local(WindowState(Sum(), SlidingWindow(us(3), us(10), gaps=True)), messages, batch_size=7)
         given = {window: n for values in run.outputs.values() for window, n in values.items()}
         assert given == {(1, begin, begin + 3): 3 for begin in range(-20, 40, 10)}
         assert run.late == []
@@ -351,7 +351,8 @@ class TestLocalRuns:
 
     @settings(max_examples=30)
     @given(
-        st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12)) | st.builds(SessionWindow, lengths(1, 15)),
+        st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12), gaps=st.just(True))
+        | st.builds(SessionWindow, lengths(1, 15)),
         SENT,
         st.integers(1, 8),
         st.integers(1, 15),
@@ -433,7 +434,7 @@ class TestLocalRuns:
             given = {w: n for values in run.outputs.values() for w, n in values.items()}
             assert {**given, **run.state} == windows
             assert run.late == []
-        sampled = ran_local(WindowState(Sum(), SlidingWindow(us(10), us(2**61))), [(1, t, 1) for t in times])
+        sampled = ran_local(WindowState(Sum(), SlidingWindow(us(10), us(2**61), gaps=True)), [(1, t, 1) for t in times])
         assert {w: n for values in sampled.outputs.values() for w, n in values.items()} == {
             (1, -(2**62), 10 - 2**62): 1,
             (1, 0, 10): 1,

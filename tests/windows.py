@@ -33,7 +33,7 @@ def lengths(least: int, most: int) -> st.SearchStrategy[timedelta]:
 
 
 BOUNDED = st.one_of(
-    st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12)),
+    st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12), gaps=st.just(True)),
     st.builds(SessionWindow, lengths(1, 15)),
     st.builds(TimeToLive, st.integers(1, 15)),
 )

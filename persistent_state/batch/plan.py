@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from monoids import Summary
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.inputs import INPUT
@@ -109,6 +110,21 @@ class Plan:
     def takes_back(self) -> bool:
         """Return whether what the task made of a row can be taken back."""
         return takes_back(self.task)
+
+    @property
+    def fitting(self) -> str:
+        """The kind of updates that fit, in words."""
+        if isinstance(self.task, OrderedPart):
+            return "a state or a row does not fit the types that the task says"
+        monoid = self.layout.monoid
+        of = f"; {monoid.name}(...).of(item) makes one of an item" if isinstance(monoid, Summary) else ""
+        return f"{monoid.name} holds {monoid.type}{of}"
+
+    @property
+    def without_updates(self) -> str:
+        """The end of a sentence about messages of which none made an update."""
+        why = "" if self.task.value is None else f": its value column {self.task.value!r} is null in all of them"
+        return f", and none of them made an update{why}"
 
     @property
     def is_fed_by_task(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from heapq import heappop, heappush
 from typing import Any
 
@@ -17,7 +18,9 @@ from persistent_state.batch.as_stored import AsStored
 from persistent_state.batch.row_messages import as_they_came
 from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, at_line, places, raised
 from persistent_state.event_time.clocks import BEGINNING, END
-from persistent_state.ordered import Context, OrderedTask, Timer
+from persistent_state.event_time.durations import UNITS
+from persistent_state.formatting import show_clock
+from persistent_state.ordered import Context, OrderedTask, Timer, TimerTime
 from persistent_state.task import Message
 
 MOST_TIMERS = 100_000
@@ -29,6 +32,11 @@ do so in however many steps the clock comes there.
 In a step, without a message, the timers that a key has may also grow by so many at most. This stops timers that set several
 each before they fill the memory. A chain goes on, and so do many timers that each set one.
 """
+
+YEAR = 366 * UNITS["day"]
+"""A timer that is further before the moment in hand, in microseconds, was not meant so."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 OF_TIMER = -1
 """The rank of rows that a due timer emits: they come before those of the moment's messages."""
@@ -154,7 +162,8 @@ class _Turn(Context):
         # Of the call in hand. A timer that a message sets for its moment has the message's rank.
         self._rank = OF_TIMER
         self._timer: Timer | None = None
-        self._wishes: list[tuple[bool, tuple[int, str]]] = []
+        # Whether a timer is to be set, or deleted, with its time and name. One without a time stands for all of its name.
+        self._wishes: list[tuple[bool, int | None, str]] = []
         self._misfit = ""
 
     def take(self, messages: Sequence[Message], upto: int) -> Outcome:
@@ -199,17 +208,41 @@ class _Turn(Context):
             return
         self._rows.append(Emitted(self.timestamp, self._rank, row))
 
-    def set_timer(self, timestamp: int, name: str = "") -> None:
-        _check_timer(timestamp, name)
-        if self._timer is not None and timestamp <= self.timestamp:
+    def set_timer(self, timestamp: TimerTime, name: str = "") -> None:
+        timestamp = self._time_to_set(timestamp, name)
+        self._wishes.append((True, max(timestamp, self.timestamp), name))
+
+    def replace_timer(self, name: str, timestamp: TimerTime) -> None:
+        timestamp = self._time_to_set(timestamp, name)
+        self._wishes.append((False, None, name))
+        self._wishes.append((True, max(timestamp, self.timestamp), name))
+
+    def delete_timer(self, timestamp: TimerTime | None = None, name: str = "") -> None:
+        if timestamp is None:
+            _check_name(name)
+            self._wishes.append((False, None, name))
+            return
+        timestamp = _time_of(timestamp, name, self.timestamp)
+        self._wishes.append((False, max(timestamp, self.timestamp), name))
+
+    def _time_to_set(self, given: TimerTime, name: str) -> int:
+        """Return the time that a timer is to be set for, in microseconds UTC.
+
+        Raises:
+            InvalidInputError: It can't be set for this time.
+        """
+        timestamp, moment = _time_of(given, name, self.timestamp), self.timestamp
+        # A moment near 1970 is that of a test with small numbers.
+        if timestamp < moment - YEAR and moment > YEAR:
+            raise InvalidInputError(
+                f"a timer has timestamp={timestamp}, which is over a year before the moment in hand, {show_clock(moment)}; "
+                f"give microseconds UTC, or a timedelta from the moment{_meant(timestamp, moment)}."
+            )
+        if self._timer is not None and timestamp <= moment:
             raise InvalidInputError(
                 f"{self._timer!r} sets a timer for {timestamp}, which is no later time; add to timer.timestamp."
             )
-        self._wishes.append((True, (max(timestamp, self.timestamp), name)))
-
-    def delete_timer(self, timestamp: int, name: str = "") -> None:
-        _check_timer(timestamp, name)
-        self._wishes.append((False, (max(timestamp, self.timestamp), name)))
+        return timestamp
 
     # What is called of user code
 
@@ -271,7 +304,11 @@ class _Turn(Context):
         if state is None:
             self._set, self._heap = set(), []
             return True
-        for is_set, timer in self._wishes:
+        for is_set, at, name in self._wishes:
+            if at is None:
+                self._set = {timer for timer in self._set if timer[1] != name}
+                continue
+            timer = (at, name)
             if not is_set:
                 self._set.discard(timer)
             elif timer not in self._set:
@@ -312,15 +349,44 @@ class _Turn(Context):
         return TaskFailedError(f"{of} raised {raised(error)}, {moment}.")
 
 
-def _check_timer(timestamp: int, name: str) -> None:
-    if isinstance(timestamp, bool) or not isinstance(timestamp, int) or not isinstance(name, str):
+def _time_of(given: TimerTime, name: str, moment: int) -> int:
+    """Return the time of a timer in microseconds UTC; a timedelta is from the moment.
+
+    Raises:
+        InvalidInputError: It is no time, has no zone or is beyond 64 bits, or the name is none.
+    """
+    _check_name(name)
+    if isinstance(given, datetime) and given.tzinfo is None:
+        raise InvalidInputError(f"a timer has timestamp={given!r}, which has no zone; give one, such as timezone.utc.")
+    if isinstance(given, datetime):
+        found = (given - _EPOCH) // timedelta(microseconds=1)
+    elif isinstance(given, timedelta):
+        found = moment + given // timedelta(microseconds=1)
+    elif isinstance(given, int) and not isinstance(given, bool):
+        found = given
+    else:
         raise InvalidInputError(
-            f"a timer has timestamp={timestamp!r} and name={name!r}; give whole microseconds and a text."
+            f"a timer has timestamp={given!r} and name={name!r}; give whole microseconds, a datetime or a timedelta, and a "
+            "text."
         )
-    if not BEGINNING <= timestamp <= END:
-        raise InvalidInputError(f"a timer has timestamp={timestamp}, which is beyond 64 bits; give microseconds UTC.")
+    if not BEGINNING <= found <= END:
+        raise InvalidInputError(f"a timer has timestamp={found}, which is beyond 64 bits; give microseconds UTC.")
+    return found
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise InvalidInputError(f"a timer has name={name!r}, which is not a text; give one.")
     if not name.isascii():
         try:
             name.encode()
         except UnicodeEncodeError:
             raise InvalidInputError(f"a timer has name={name!r}, which is not Unicode text; give a text.") from None
+
+
+def _meant(timestamp: int, moment: int) -> str:
+    """Return in parentheses what a time would be in another unit, if that is within a year of the moment, or nothing."""
+    for unit, factor in (("milliseconds", 1_000), ("seconds", 1_000_000)):
+        if abs(timestamp * factor - moment) <= YEAR:
+            return f" (in {unit} this would be {show_clock(timestamp * factor)})"
+    return ""

@@ -6,6 +6,7 @@ shuffle, by `updates_by_key`, with the messages of each key in their order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
-from persistent_state.errors import InvalidInputError, TaskFailedError, places, raised
+from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, places, raised
 from persistent_state.partials import fold, keys
 from persistent_state.partials.layout import as_numpy, one_chunk
 from persistent_state.partials.so_far import SoFar
@@ -169,9 +170,13 @@ def updates_by_key(
 class Recorder(PersistentState[Any]):
     """The state that `process_message` is handed before the shuffle. It records updates, each as one of the current row."""
 
+    # So no user code gives it another attribute, which would have no effect.
+    __slots__ = ("_plan", "_prepare", "_process_message", "_row", "_rows", "_timestamp", "_values")
+
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._process_message, self._prepare = plan.task.process_message, plan.state.prepare
+        self._process_message: Callable[[Any, Message], object] = plan.task.process_message
+        self._prepare = plan.state.prepare
         self._rows: list[int] = []
         self._values: list[Any] = []
         self._row = 0
@@ -188,6 +193,8 @@ class Recorder(PersistentState[Any]):
             )
         # Prepared first: user code may catch what `prepare` raises, and then there is no update.
         value = value if self._prepare is None else self._prepared(value)
+        if isinstance(value, _CONTAINERS):
+            value = _copied(value)
         self._rows.append(self._row)
         self._values.append(value)
 
@@ -198,19 +205,27 @@ class Recorder(PersistentState[Any]):
         """Let the task process a message; `where` describes a row for people.
 
         Raises:
-            TaskFailedError: The task raised.
+            TaskFailedError: The task raised, or returned a value.
         """
         self._row, self._timestamp = row, message.timestamp
         try:
-            self._process_message(self, message)
+            returned = self._process_message(self, message)
         except InvalidInputError as error:
             of = f"{self._plan.name}{places(error)}"
             raise TaskFailedError(f"process_message of task={of}, at {where(row)}: {error}") from error
         except Exception as error:
-            found = raised(error)
+            of = f"process_message of task={self._plan.named}"
+            if isinstance(error, AttributeError) and f"'{type(self).__name__}' object" in str(error):
+                raise TaskFailedError(
+                    f"{of}{places(error)}, at {where(row)}: {_NO_ATTRIBUTE.format(_named_in(error))}"
+                ) from error
+            raise TaskFailedError(f"{of} raised {raised(error)}, at {where(row)}.") from error
+        if returned is not None:
+            of = f"{self._plan.named}{at_definition(self._process_message)}"
             raise TaskFailedError(
-                f"process_message of task={self._plan.named} raised {found}, at {where(row)}."
-            ) from error
+                f"process_message of task={of} returned {_short(returned)}, which has no effect, at {where(row)}; call "
+                "state.update(message.timestamp, value), and return nothing."
+            )
 
     def prepare_all(self, column: pa.Array, where: Callable[[int], str]) -> None:
         """Record each item of a column as the update of its row.
@@ -273,6 +288,8 @@ Recorder.update.__qualname__ = "state.update"
 class ReadingRecorder(Recorder):
     """The state that `process_message` is handed after the shuffle. It records updates, and reads what they come to."""
 
+    __slots__ = ("_is_fit", "_so_far")
+
     def __init__(self, plan: Plan, so_far: SoFar) -> None:
         super().__init__(plan)
         self._so_far = so_far
@@ -302,6 +319,39 @@ class ReadingRecorder(Recorder):
 
 
 ReadingRecorder.update.__qualname__ = "state.update"
+
+
+_CONTAINERS = (list, dict, set, tuple, bytearray)
+"""The classes of values that user code may change after an update, or that may hold such values."""
+
+
+def _copied(value: Any) -> Any:
+    """Return a value that stays as it is, whatever user code does with this one."""
+    if isinstance(value, list):
+        return [_copied(item) if isinstance(item, _CONTAINERS) else item for item in value]
+    if isinstance(value, dict):
+        return {key: _copied(item) if isinstance(item, _CONTAINERS) else item for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = [_copied(item) if isinstance(item, _CONTAINERS) else item for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value.copy() if isinstance(value, (set, bytearray)) else value
+
+
+_NO_ATTRIBUTE = (
+    "attribute={!r} of the state can't be read or set; call state.update(message.timestamp, value) to add a value, or "
+    "state.get() to read the sum."
+)
+
+
+def _named_in(error: AttributeError) -> str:
+    """Return the name of the attribute that an error is about."""
+    # Python 3.11 and before name it in the text alone if it was to be set.
+    return error.name or next(name for name in re.findall(r"'(\w+)'", str(error)) if not name.endswith("Recorder"))
+
+
+def _short(value: object) -> str:
+    text = f"a {type(value).__name__}"
+    return f"{value!r}" if isinstance(value, (bool, int, float)) else text
 
 
 @contextmanager

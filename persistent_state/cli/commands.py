@@ -35,7 +35,7 @@ from persistent_state.show import graph, live, top
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application, applications, verified, width
 from persistent_state.show.words import size
-from persistent_state.store.files import Files, open_files
+from persistent_state.store.files import Files, LocalFiles, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_state
 from persistent_state.store.verify import verify
@@ -344,6 +344,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     token = os.environ.get(TOKEN) if arguments.token is None else arguments.token
     check(arguments.host, token, arguments.no_token)
     store = open_store(arguments.store, storage_options=_storage_options(arguments.storage_options))
+    # One that is empty may be filled later.
+    if isinstance(store.files, LocalFiles) and not os.path.isdir(store.files.url):
+        raise _nothing_in(store.files)
 
     def print_url(url: str) -> None:
         _print([to_json({"url": url})] if arguments.json else [f"serving {shown(store.files.url)} at {url}"])

@@ -79,7 +79,7 @@ def _application(named: str, found: Any) -> Application:
 
 def _no_application(named: str, found: Any) -> InvalidInputError:
     return InvalidInputError(
-        f"{named} is {found!r}; name an Application, or a function without parameters that returns one."
+        f"{named} is of type {type(found).__name__}; name an Application, or a function without parameters that returns one."
     )
 
 

@@ -76,6 +76,7 @@ class Progress:
             the source does not know.
         slowest: The live channel that is furthest behind: the clock follows it. None if no channel is live.
         waits_for: What the global clock waits for, after this commit, as a sentence.
+        made_updates: True if any message of the micro-batch made an update, and after a step.
         pending: By partition: for how many seconds it has had positions that can't be read yet, as those of a transaction that
             is open. None after a step that asked no source.
 
@@ -106,6 +107,7 @@ class Progress:
     slowest: str | None = None
     waits_for: str = ""
     pending: Mapping[str, float] | None = None
+    made_updates: bool = True
 
 
 def is_committing() -> bool:
@@ -339,7 +341,9 @@ class Commit:
         waits_for = holding.sentence(holding.among_pending(holder, self._flow.id, after.pending or ()))
         for name, some in by_task.items():
             copies = sum(descriptor.copies for descriptor in some)
-            hand_on(progress(entry, after, name, waits_for, copies), self._on_progress)
+            # What is new in a shard is in its runs.
+            made_updates = any(descriptor.runs for descriptor in some)
+            hand_on(progress(entry, after, name, waits_for, copies, made_updates), self._on_progress)
         for plan in self._flow.tasks:
             if outputs := self._running.get(plan.name):
                 values = running_values(rows, plan, after.clock, by_task[plan.name])
@@ -376,7 +380,9 @@ def hand_on(committed: Progress, on_progress: Callable[[Progress], None] | None)
             on_progress(committed)
 
 
-def progress(entry: Entry, after: Advance, name: str, waits_for: str, copies: int = 0) -> Progress:
+def progress(
+    entry: Entry, after: Advance, name: str, waits_for: str, copies: int = 0, made_updates: bool = True
+) -> Progress:
     """Return the progress of a task whose flow a micro-batch or a step has moved, by the entry that commits it."""
     flow, counts = entry.flow_of(name), after.counts
     reasons = entry.late_counts_of(name)
@@ -401,6 +407,7 @@ def progress(entry: Entry, after: Advance, name: str, waits_for: str, copies: in
         slowest=after.slowest,
         waits_for=waits_for,
         pending=after.pending,
+        made_updates=made_updates,
     )
 
 

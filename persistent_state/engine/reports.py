@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from monoids import Summary
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.engine.arrow_source import HUNG
 from persistent_state.engine.failures import naming
@@ -20,7 +19,6 @@ from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import show_clock
 from persistent_state.metrics.of_run import Work
-from persistent_state.ordered import OrderedPart
 from persistent_state.protocol import holding
 from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
@@ -71,6 +69,7 @@ class Reports:
         """Take in a commit: log the warning that is due, and let the deliveries know."""
         self.newest[progress.task] = progress
         report, messages = self._by_part[progress.task], progress.messages - progress.replayed
+        report.note_updates(progress.task, messages - progress.copies, progress.made_updates)
         if warning := report.note(progress.task, messages, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
         if progress.pending is not None:
@@ -155,6 +154,8 @@ class TaskReport:
         self._aside: Counter[str] = Counter()
         self._outside = 0
         self._messages = 0
+        self._without_copies = 0
+        self._made_updates = False
         self._reported = 0
         self._due = first
         self._born = task.born if task.born != BEGINNING and not source.positions else None
@@ -176,6 +177,18 @@ class TaskReport:
         self._due = now + EVERY
         return f"task={self._plan.named}: {self._of_aside()}"
 
+    def note_updates(self, part: str, messages: int, made_updates: bool) -> None:
+        """Take in whether a micro-batch of so many new messages, without copies, made an update."""
+        if part == self._plan.name:
+            self._without_copies += messages
+            self._made_updates |= made_updates
+
+    @property
+    def _lacks_updates(self) -> bool:
+        """Return whether messages counted, and none of them made an update."""
+        aside = sum(n for reason, n in self._aside.items() if reason in _OF_ROWS) + self._outside
+        return not self._made_updates and self._without_copies > aside
+
     def end(self, entry: Entry, is_whole: bool, is_pending: bool = False) -> tuple[int, str]:
         """Return the level and the text of the summary, by the newest entry.
 
@@ -193,12 +206,14 @@ class TaskReport:
         if is_above:
             at += f": messages up to {show_clock(newest)} wait above it for newer ones"
             at += "" if is_pending else "; run(drain=True) checkpoints them now"
-        sentences = [f"task={self._plan.named}: {_count(self._messages, 'message')} read.", f"{at}."]
+        read = f"{_count(self._messages, 'message')} read{self._plan.without_updates if self._lacks_updates else ''}"
+        sentences = [f"task={self._plan.named}: {read}.", f"{at}."]
         if self._outside:
             sentences.append(f"{_count(self._outside, 'row')} of it {OUTSIDE}.")
         if self._aside:
             sentences.append(self._of_aside())
-        return logging.WARNING if is_above or is_news or is_empty else logging.INFO, " ".join(sentences)
+        is_warning = is_above or is_news or is_empty or self._lacks_updates
+        return logging.WARNING if is_warning else logging.INFO, " ".join(sentences)
 
     def _of_aside(self) -> str:
         """Return how many rows did not count, why, and where they are."""
@@ -229,13 +244,8 @@ class TaskReport:
         elif reason == NO_TIMESTAMP:
             columns = " or ".join(dict.fromkeys(repr(each.timestamp) for each in inputs))
             hint = f"column {columns} is null or missing; the first line of a CSV file must name the columns"
-        elif reason == UNFIT and isinstance(plan.task, OrderedPart):
-            hint = "a state or a row does not fit the types that the task says"
         elif reason == UNFIT:
-            monoid = plan.layout.monoid
-            hint = f"{monoid.name} holds {monoid.type}"
-            if isinstance(monoid, Summary):
-                hint += f"; {monoid.name}(...).of(item) makes one of an item"
+            hint = plan.fitting
         elif reason == AHEAD:
             hint = "max_ahead says how far is right"
         elif reason == FOREIGN:

@@ -23,7 +23,7 @@ from persistent_state.kafka.decoders import Decoder, Raw
 from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIME, TOPIC, Subscription, shared
 from persistent_state.kafka.topics import commit_offsets, number_of, topic_of
 from persistent_state.sources.base import BadRecord, Chunk, TimeReplayableSource
-from persistent_state.sources.formats import Transform, one_batch, transformed
+from persistent_state.sources.formats import Transform, did, one_batch, transformed
 
 DELETED, RECREATED = (
     "offsets were deleted before they were read",
@@ -147,9 +147,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         try:
             made = transformed(self._transform, one_batch([], pa.schema(fields))).schema
         except Exception as error:
-            raise InvalidInputError(
-                f"transform of {self!r} raised {raised(error)}, for a batch without rows."
-            ) from error
+            raise InvalidInputError(f"transform of {self!r} {did(error)}, for a batch without rows.") from error
         if OFFSET not in made.names or made.field(OFFSET).type != pa.int64():
             raise InvalidInputError(f"transform of {self!r} makes columns={made.names}; keep {OFFSET} as it is.")
         return made
@@ -326,7 +324,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         try:
             made = transformed(self._transform, rows)
         except Exception as error:
-            raise TaskFailedError(f"transform of {self!r} raised {raised(error)}, for rows of {where}.") from error
+            raise TaskFailedError(f"transform of {self!r} {did(error)}, for rows of {where}.") from error
         if not made.schema.equals(self.schema):
             raise TaskFailedError(
                 f"transform of {self!r} made columns={made.schema.names} of {where}, and {self.schema.names} of a batch "

@@ -11,8 +11,11 @@ from persistent_state.formatting import shortened, show_clock
 from persistent_state.serve.recent import Point
 from persistent_state.show import words
 
-WIDE, LEFT, RIGHT, ROW = 720, 190, 24, 26
-"""Pixels: of a drawing, of the names at its left, beside its right end, and from row to row."""
+WIDE, ROW = 720, 38
+"""Pixels: of a drawing over time, and of a row of the axis: the name, and the rail below it."""
+
+RAIL = (2.0, 98.0)
+"""The ends of the rails of the axis, in hundredths of its width: it fits any screen, and letters keep their size."""
 
 HIGH, LOW, TOP = 190, 34, 14
 """Pixels of a chart over time: its height, and what is left below and above it."""
@@ -33,22 +36,24 @@ def axis(summary: Mapping[str, Any]) -> str:
     places += [] if summary["clock"] is None else [summary["clock"]]
     first, last = min(places), max(places)
     high = TOP + ROW * len(rows) + LOW
-    across = _scale(first, last, LEFT, WIDE - RIGHT)
+    across = _scale(first, last, *RAIL)
     parts = []
-    for place, (name, marks) in enumerate(rows):
-        y = TOP + ROW * place + ROW / 2
-        parts.append(f'<line class="rail" x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="0" y="{y + 4}">{escape(shortened(name))}</text>')
-        spots = [(kind, across(at)) for kind, at in marks]
-        if len(spots) > 1 and spots[0][0] != "kept":
-            parts.append(f'<line class="span" x1="{spots[0][1]:.1f}" x2="{spots[-1][1]:.1f}" y1="{y}" y2="{y}"/>')
-        parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="5"/>' for kind, x in spots]
     if summary["clock"] is not None:
         x = across(summary["clock"])
-        parts.append(f'<line class="global" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{high - LOW + 4}"/>')
-    parts += _ends(first, last, high - 12, show_clock)
+        parts.append(f'<line class="global" x1="{x:.2f}%" x2="{x:.2f}%" y1="4" y2="{high - LOW + 4}"/>')
+    for place, (name, marks) in enumerate(rows):
+        y = TOP + ROW * (place + 1) - 10
+        parts.append(
+            f'<text class="name" x="0" y="{y - 13}"><title>{escape(name)}</title>{escape(shortened(name))}</text>'
+        )
+        parts.append(f'<line class="rail" x1="{RAIL[0]}%" x2="{RAIL[1]}%" y1="{y}" y2="{y}"/>')
+        spots = [(kind, across(at)) for kind, at in marks]
+        if len(spots) > 1 and spots[0][0] != "kept":
+            parts.append(f'<line class="span" x1="{spots[0][1]:.2f}%" x2="{spots[-1][1]:.2f}%" y1="{y}" y2="{y}"/>')
+        parts += [f'<circle class="{kind}" cx="{x:.2f}%" cy="{y}" r="5"/>' for kind, x in spots]
+    parts += _ends(first, last, high - 12, show_clock, right="100%")
     label = f"Clocks on one axis of event time, from {show_clock(first)} to {show_clock(last)}"
-    return _svg(label, high, parts)
+    return f'<svg class="chart" height="{high}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, Marks]]:
@@ -114,14 +119,12 @@ def _over_time(
         parts.append(f'<path class="{kind}" d="{"".join(steps)}"><title>{escape(name)}</title></path>')
     parts.append(f'<text x="0" y="{TOP - 3}" class="small">{escape(show(top))}</text>')
     parts.append(f'<text x="0" y="{HIGH - LOW + 13}" class="small">{escape(show(low))}</text>')
-    parts += _ends(min(times), max(times), HIGH - 4, show_clock, left=0, right=WIDE)
+    parts += _ends(min(times), max(times), HIGH - 4, show_clock, right=str(WIDE))
     return _svg(f"{title}, written from {show_clock(min(times))} to {show_clock(max(times))}", HIGH, parts)
 
 
-def _ends(
-    first: int, last: int, y: float, show: Callable[[int], str], left: float = LEFT, right: float = WIDE - RIGHT
-) -> list[str]:
-    ends = [f'<text class="small" x="{left}" y="{y}">{escape(show(first))}</text>']
+def _ends(first: int, last: int, y: float, show: Callable[[int], str], right: str) -> list[str]:
+    ends = [f'<text class="small" x="0" y="{y}">{escape(show(first))}</text>']
     if first == last:
         return ends
     return [*ends, f'<text class="small" text-anchor="end" x="{right}" y="{y}">{escape(show(last))}</text>']
@@ -133,7 +136,7 @@ def _scale(first: float, last: float, left: float, right: float) -> Callable[[fl
 
 
 def _svg(label: str, high: float, parts: Sequence[str]) -> str:
-    head = f'<svg class="chart" viewBox="0 0 {WIDE} {high:.0f}" role="img" aria-label="{escape(label)}">'
+    head = f'<svg class="chart scaled" viewBox="0 0 {WIDE} {high:.0f}" role="img" aria-label="{escape(label)}">'
     return f"{head}{''.join(parts)}</svg>"
 
 

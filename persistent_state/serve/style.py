@@ -19,7 +19,11 @@ h3{font-size:1.05rem;margin:1.8rem 0 .4rem}
 a{color:var(--link)}
 :focus-visible{outline:3px solid var(--link);outline-offset:2px}
 .skip{position:absolute;left:-999px}.skip:focus{left:16px;top:8px;background:var(--page);padding:.5em;z-index:1}
-.wide{overflow-x:auto;margin:.4rem 0}
+.wide{overflow-x:auto;margin:.4rem 0;background:
+linear-gradient(to right,var(--page) 50%,transparent) 0 0/3rem 100% no-repeat local,
+linear-gradient(to left,var(--page) 50%,transparent) 100% 0/3rem 100% no-repeat local,
+linear-gradient(to right,var(--rule),transparent) 0 0/.9rem 100% no-repeat scroll,
+linear-gradient(to left,var(--rule),transparent) 100% 0/.9rem 100% no-repeat scroll}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.92rem}
 caption{text-align:left;white-space:nowrap;color:var(--muted);padding:.2em 0}
 th,td{padding:.3em 1em .3em 0;text-align:left;vertical-align:top}
@@ -42,8 +46,10 @@ padding:.35em .6em;
 max-width:100%}
 input[type=checkbox]{width:1.15em;height:1.15em;accent-color:var(--link)}
 button{background:var(--soft);padding:.45em 1.2em;cursor:pointer}
-.chart{display:block;min-width:640px;width:100%;max-width:860px;height:auto;font:13px system-ui,sans-serif}
-.chart text{fill:var(--text)}.chart .small{font-size:11px;fill:var(--muted)}
+.chart{display:block;width:100%;max-width:860px;font:13px system-ui,sans-serif}
+.scaled{min-width:640px;height:auto}
+.chart text{fill:var(--text)}.chart .name{paint-order:stroke;stroke:var(--page);stroke-width:4px}
+.chart .small{font-size:11px;fill:var(--muted)}
 .rail{stroke:var(--rule);stroke-opacity:.45}.span{stroke:var(--c0);stroke-width:2}
 .global{stroke:var(--text);stroke-width:2;stroke-dasharray:5 4}
 .back{stroke:var(--c1);stroke-width:2;stroke-dasharray:2 3}

@@ -29,7 +29,6 @@ from persistent_state.errors import (
     TaskFailedError,
     check_path,
     check_whole,
-    raised,
     translating,
 )
 from persistent_state.formatting import iso_time
@@ -163,7 +162,7 @@ class FileSource(TimeReplayableSource):
                 self._made = formats.transformed(self._transform, nothing).schema
             except Exception as error:
                 raise InvalidInputError(
-                    f"transform of {self!r} raised {raised(error)}, for a batch without rows."
+                    f"transform of {self!r} {formats.did(error)}, for a batch without rows."
                 ) from error
         return self._made
 
@@ -368,9 +367,7 @@ class FileSource(TimeReplayableSource):
         try:
             rows = formats.transformed(self._transform, piece.rows)
         except Exception as error:
-            raise TaskFailedError(
-                f"transform of {self!r} raised {raised(error)}, for rows of file={path!r}."
-            ) from error
+            raise TaskFailedError(f"transform of {self!r} {formats.did(error)}, for rows of file={path!r}.") from error
         if not rows.schema.equals(self.schema):
             raise TaskFailedError(
                 f"transform of {self!r} made columns ({_columns(rows.schema)}) of file={path!r}, "

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from monoids.scalars import exact_decimal
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain, to_json
 from persistent_state.sources.base import BadRecord
 
@@ -118,9 +118,24 @@ def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBa
     return batches[0] if batches else pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
+class NoRowsError(Exception):
+    """A `transform` has returned something that is no batch of Arrow."""
+
+
+def did(error: Exception) -> str:
+    """Return in words what a `transform` did that failed with this error."""
+    return str(error) if isinstance(error, NoRowsError) else f"raised {raised(error)}"
+
+
 def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Apply a source's `transform` to rows, and return the result as one batch."""
+    """Apply a source's `transform` to rows, and return the result as one batch.
+
+    Raises:
+        NoRowsError: It returned something else. An error that the transform raises comes as it is.
+    """
     made = rows if transform is None else transform(rows)
+    if not isinstance(made, (pa.RecordBatch, pa.Table)):
+        raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch")
     return one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
 
 

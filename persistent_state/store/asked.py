@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from monoids.scalars import exact
 from persistent_state.errors import InvalidInputError
+from persistent_state.formatting import shortened
 from persistent_state.partials.keys import normalise
 from persistent_state.partials.lookup import each_once
 from persistent_state.store.state_at import StateAt
@@ -43,13 +44,22 @@ def key_column(state: StateAt, place: int, given: Sequence[Any]) -> pa.Array:
         column = pa.array(given, type)
     except (OverflowError, DecimalException):
         raise _misfit(state, f"a value of column {name!r} is beyond {type}") from None
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise _misfit(state, f"a value of column {name!r} is not {type}: {error}") from None
+    except (pa.ArrowException, ValueError, TypeError):
+        wrong = next(value for value in given if not _is_of(type, value))
+        raise _misfit(state, f"{shortened(repr(wrong))} of column {name!r} is not {type}") from None
     # Arrow would cut a fraction, or a time of the day, off.
     for value, kept in zip(given, column.to_pylist(), strict=True):
         if value is not None and value != kept and value == value:
             raise _misfit(state, f"{value!r} of column {name!r} is not {type}")
     return normalise(column)
+
+
+def _is_of(type: pa.DataType, value: Any) -> bool:
+    try:
+        pa.array([exact(value, type)], type)
+    except (pa.ArrowException, ValueError, TypeError):
+        return False
+    return True
 
 
 def key_value(task: str, name: str, given: Any, type: pa.DataType) -> Any:

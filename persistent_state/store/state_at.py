@@ -26,7 +26,7 @@ from persistent_state.errors import (
     raised,
 )
 from persistent_state.event_time.clocks import BEGINNING, is_among
-from persistent_state.formatting import full_clock, show_identity
+from persistent_state.formatting import full_clock, show_clock, show_identity
 from persistent_state.partials import fold, keys, lookup
 from persistent_state.partials.evolve import Evolving, misfits
 from persistent_state.partials.kinds import kind_of, monoid_of
@@ -574,7 +574,14 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
             raise NotThereError(
                 f"task={name} began, or was rebuilt or reset, after clock={full_clock(at)}{before}; read {nearest}."
             )
-        nearest = nearest_clocks({*readable, newest, *(c for c in entry.kept if c >= task.born)}, at)
+        kept = {*readable, newest, *(c for c in entry.kept if c >= task.born)}
+        for unit, factor in (("milliseconds", 1_000), ("seconds", 1_000_000)):
+            if at and min(kept) // factor <= at <= max(kept) // factor:
+                raise NotThereError(
+                    f"clock={at} of task={name} is not retained, and clocks are microseconds; in {unit} it would be "
+                    f"{show_clock(at * factor)}: read clock={full_clock(min(kept))} to clock={full_clock(max(kept))}."
+                )
+        nearest = nearest_clocks(kept, at)
         raise NotThereError(
             f"clock={full_clock(at)} of task={name} is not retained; read {nearest}. clocks(store, application) "
             "and `persistent-state show STORE APP` list all."

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from persistent_state.batch.row_messages import row_messages
 from persistent_state.errors import TaskFailedError
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.task import Message
+from persistent_state.testing import run_local
 
 STATE = pa.struct([("log", pa.list_(pa.string())), ("n", pa.int64())])
 ROW = pa.schema([("said", pa.string()), ("n", pa.int64())])
@@ -44,6 +47,10 @@ class Told(OrderedTask):
                 context.set_timer(message.timestamp + rest[0], rest[1])
             elif what == "delete":
                 context.delete_timer(message.timestamp + rest[0], rest[1])
+            elif what == "replace":
+                context.replace_timer(rest[1], timedelta(microseconds=rest[0]))
+            elif what == "delete all":
+                context.delete_timer(name=rest[0])
             elif what == "forget":
                 return None
             elif what == UNFIT:
@@ -93,6 +100,10 @@ def oracle(messages: Sequence[Message], upto: int, ttl: int | None) -> tuple[Any
                     timers.add((now + max(rest[0], 0), rest[1]))
                 elif what == "delete":
                     timers.discard((now + max(rest[0], 0), rest[1]))
+                elif what == "replace":
+                    timers = {t for t in timers if t[1] != rest[1]} | {(now + max(rest[0], 0), rest[1])}
+                elif what == "delete all":
+                    timers = {t for t in timers if t[1] != rest[0]}
                 elif what == "forget":
                     log, timers = None, set()
                     break
@@ -104,6 +115,8 @@ acts = st.one_of(
     st.tuples(st.just("emit"), st.integers(0, 9)),
     st.tuples(st.just("set"), st.integers(-2, 12), names),
     st.tuples(st.just("delete"), st.integers(-2, 12), names),
+    st.tuples(st.just("replace"), st.integers(-2, 12), names),
+    st.tuples(st.just("delete all"), names),
     st.tuples(st.just("forget")),
     st.tuples(st.just(UNFIT)),
 )
@@ -419,7 +432,8 @@ class Broken(Told):
         ("beyond", r"process of task=Broken at .*test_process.py:\d+ in process, at key='a' message=.*: a timer has "
                    r"timestamp=9223372036854775808, which is beyond 64 bits; give microseconds UTC\."),
         ("no text", r"process of task=Broken at .*: a timer has name='\\ud800', which is not Unicode text; give a text\."),
-        ("no time", r"process of task=Broken at .*: a timer has timestamp=1.5 and name=''; give whole microseconds and a te"),
+        ("no time", r"process of task=Broken at .*: a timer has timestamp=1.5 and name=''; give whole microseconds, a datetime "
+                    r"or a timedelta, and a text\."),
         ("unfit", r"on_timer of task=Broken returned or emitted what does not fit, at key='a' Timer\(timestamp=8, "
                   r"name='unfit'\): returned at .*test_process.py:\d+ in on_timer: .*value=5.* does not fit struct.*\.$"),
     ],
@@ -428,6 +442,134 @@ def test_what_user_code_does_wrong_is_told(acts: str, said: str, monkeypatch: py
     monkeypatch.setattr(processing, "MOST_TIMERS", 100)
     with pytest.raises(TaskFailedError, match=said):
         process(program(Broken()), "a", KeyState(), [Message(7, {"acts": acts})], 1000)
+
+
+class Sets(OrderedTask):
+    """It does with its context what a test says, at each message, and at timers what another function says."""
+
+    key, state, emits = "k", pa.int64(), pa.schema([("said", pa.string())])
+
+    def __init__(
+        self, act: Callable[[Context], None], at_timer: Callable[[Context], None] = lambda context: None
+    ) -> None:
+        self.act, self.at_timer = act, at_timer
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        self.act(context)
+        return 1
+
+    def on_timer(self, state: Any, timer: Timer, context: Context) -> Any:
+        context.emit(said=timer.name)
+        self.at_timer(context)
+        return state
+
+
+MOMENT = 1_767_225_600_000_000
+"""2026-01-01T00:00:00Z."""
+SECOND = 1_000_000
+
+
+def called(task: Sets, *moments: int, upto: int = MOMENT + 3600 * SECOND) -> list[tuple[int, str]]:
+    """The timers that were called, in seconds from the moment, with their names."""
+    messages = [Message(MOMENT + moment * SECOND, {}) for moment in moments]
+    rows = process(program(task), 1, KeyState(), messages, upto).rows
+    return [((row.moment - MOMENT) // SECOND, row.row["said"]) for row in rows]
+
+
+def test_a_timer_is_a_datetime_of_any_zone_or_is_told_from_the_moment() -> None:
+    zone = timezone(timedelta(hours=2))
+    assert called(Sets(lambda context: context.set_timer(timedelta(seconds=7))), 0, 3) == [(7, ""), (10, "")]
+    assert called(Sets(lambda context: context.set_timer(datetime(2026, 1, 1, 2, 0, 9, tzinfo=zone))), 0) == [(9, "")]
+
+    def set_and_delete(context: Context) -> None:
+        context.set_timer(timedelta(seconds=7), "a")
+        context.set_timer(timedelta(seconds=7), "b")
+        context.delete_timer(datetime(2026, 1, 1, 0, 0, 7, tzinfo=timezone.utc), "a")
+
+    assert called(Sets(set_and_delete), 0) == [(7, "b")]
+
+
+def test_a_timer_that_is_replaced_is_called_once_at_its_last_time() -> None:
+    silent = Sets(lambda context: context.replace_timer("silent", timedelta(seconds=60)))
+    assert called(silent, 0, 30, 200) == [(90, "silent"), (260, "silent")]
+
+    def set_both(context: Context) -> None:
+        context.set_timer(timedelta(seconds=5), "a")
+        context.replace_timer("b", timedelta(seconds=9))
+
+    # Timers of another name stay.
+    assert called(Sets(set_both), 0, 1) == [(5, "a"), (6, "a"), (10, "b")]
+
+
+class Silent(OrderedTask):
+    """Keys of which nothing came for 10 microseconds."""
+
+    key, state, emits = "k", pa.int64(), pa.schema([("n", pa.int64())])
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        if message["ends"]:
+            context.delete_timer(name="silent")
+        else:
+            context.replace_timer("silent", timedelta(microseconds=10))
+        return (state or 0) + 1
+
+    def on_timer(self, state: Any, timer: Timer, context: Context) -> Any:
+        context.emit(n=state)
+        return state
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=20),
+    st.integers(1, 9),
+    st.integers(3, 40),
+)
+def test_a_rule_of_silence_is_what_plain_python_makes_of_it(
+    stream: list[tuple[int, bool]], batch_size: int, interval: int
+) -> None:
+    messages = [Message(at, {"k": "a", "ends": ends}) for at, ends in sorted(stream)] + [
+        Message(99, {"k": "a", "ends": True})
+    ]
+    expected = [
+        {"k": "a", "n": number, "timestamp": message.timestamp + 10}
+        for number, (message, later) in enumerate(pairwise(messages), 1)
+        if not message["ends"] and message.timestamp + 10 <= later.timestamp
+    ]
+    interval_of = timedelta(microseconds=interval)
+    assert run_local(Silent(), messages, batch_size=batch_size, checkpoint_interval=interval_of).emitted == expected
+
+
+def test_a_timer_may_replace_itself() -> None:
+    chain = Sets(
+        lambda context: context.set_timer(timedelta(seconds=1), "next"),
+        lambda context: context.replace_timer("next", timedelta(seconds=20)),
+    )
+    assert called(chain, 0, upto=MOMENT + 50 * SECOND) == [(1, "next"), (21, "next"), (41, "next")]
+
+
+def test_a_timer_of_another_unit_is_refused_with_what_was_meant() -> None:
+    def refused(given: Any) -> str:
+        with pytest.raises(TaskFailedError) as caught:
+            called(Sets(lambda context: context.set_timer(given)), 60)
+        return str(caught.value).split(": ", 1)[1]
+
+    said = (
+        "a timer has timestamp={}, which is over a year before the moment in hand, 2026-01-01T00:01:00Z; give microseconds "
+        "UTC, or a timedelta from the moment{}."
+    )
+    meant = " (in {} this would be 2026-01-01T00:02:00Z)"
+    later = MOMENT + 120 * SECOND
+    assert refused(later // 1000) == said.format(later // 1000, meant.format("milliseconds"))
+    assert refused(later // SECOND) == said.format(later // SECOND, meant.format("seconds"))
+    assert refused(60 * SECOND) == said.format(60 * SECOND, "")
+    assert "has no zone; give one" in refused(datetime(2026, 1, 1))
+    assert "timestamp=True" in refused(True)
+    # What is a little before is due at once, and so is all that a test with small numbers sets.
+    assert called(Sets(lambda context: context.set_timer(timedelta(days=-365))), 0) == [(0, "")]
+    early = Sets(lambda context: context.set_timer(context.timestamp - 10**9))
+    assert len(process(program(early), 1, KeyState(), [Message(10, {})], 20).rows) == 1
+    # The time of a timer that was called long ago deletes nothing.
+    assert called(Sets(lambda context: context.delete_timer(1)), 0) == []
 
 
 class Unfit(Told):

@@ -133,10 +133,13 @@ def test_a_file_is_found_anywhere_with_what_stands_beside_it(folder: Path, monke
         ),
         (
             "streams_of_shop:number",
-            "streams_of_shop:number is 3; name an Application, or a function without parameters that",
+            "streams_of_shop:number is of type int; name an Application, or a function without parameters that",
         ),
-        ("streams_of_shop:make_of", "streams_of_shop:make_of is <function make_of at"),
-        ("streams_of_shop:nothing", "streams_of_shop:nothing is None; name an Application, or a function without"),
+        ("streams_of_shop:make_of", "streams_of_shop:make_of is of type function; name"),
+        (
+            "streams_of_shop:nothing",
+            "streams_of_shop:nothing is of type NoneType; name an Application, or a function without",
+        ),
         (
             "streams_of_shop:fail",
             "streams_of_shop:fail can't be called: KeyError('shop') at {folder}/streams_of_shop.py:22 in fail.",

@@ -84,6 +84,35 @@ def test_a_run_that_has_all_in_a_checkpoint_has_nothing_to_warn_of(tmp_path: Pat
     )
 
 
+def test_a_run_of_which_no_message_made_an_update_says_so(tmp_path: Path) -> None:
+    def end(copies: int = 0, made: bool = False, nulls: int = 0) -> tuple[int, str]:
+        run = Run(write(tmp_path / f"{copies}{made}{nulls}", "0.parquet", 1, 2, 12, *[None] * nulls), Words())
+        run.read()
+        run.report.note_updates("Words", 3 + nulls - copies, False)
+        run.report.note_updates("Words", 0, made)
+        run.report.note_updates("Words.rows", 1, True)
+        level, line = run.report.end(run.close(), is_whole=True)
+        return level, line.partition(" The newest")[0]
+
+    said = "task=Words: 3 messages read, and none of them made an update."
+    assert end() == (logging.WARNING, said)
+    assert end(copies=2) == (logging.WARNING, said)
+    assert end(nulls=1) == (logging.WARNING, said.replace("3", "4"))
+    assert end(made=True) == end(copies=3) == (logging.INFO, "task=Words: 3 messages read.")
+
+
+def test_a_run_hears_of_each_commit_whether_it_made_updates() -> None:
+    plan = core.plan_of(Words(), SCHEMA)
+    log = Log(core.memory(), plan.application)
+    reports = Reports("run", [plan], core.start(log, [plan]), False, lambda progress: None)
+    said = []
+    for made in (False, True, False):
+        reports.hear(replace(PROGRESS, task="Words", messages=5, replayed=1, copies=2, made_updates=made))
+        (report,) = reports._of_tasks
+        said.append(report._lacks_updates)
+    assert said == [True, False, False]
+
+
 def test_a_run_says_what_lies_above_its_clock_and_how_to_get_it(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", 1, 12), Words())
     run.read()

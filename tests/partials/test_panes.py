@@ -17,7 +17,7 @@ from persistent_state.partials.panes import WIDE, Panes
 from tests.core import us
 from tests.windows import Sent, layout_of, lengths, table
 
-WINDOWS = st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12))
+WINDOWS = st.builds(SlidingWindow, lengths(1, 30), lengths(1, 12), gaps=st.just(True))
 TIMES = st.lists(st.integers(-40, 60), min_size=1, max_size=20)
 
 

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 import pytest
 from starlette.testclient import TestClient
@@ -100,6 +101,22 @@ def test_the_page_of_the_pictures_tells_nothing_odd() -> None:
     # Each minute two messages or one are read for each of two tasks.
     assert 1 / 60 < float(found[1]) < 4 / 60
     assert "1970" not in text
+
+
+def test_names_on_the_axis_stand_above_their_rails_and_the_axis_fits_any_screen() -> None:
+    name = "an-output-of-a-name-that-is-longer-than-most-names-are " * 2
+    outputs = [{"output": name, "clock": 3}]
+    task = {"task": "<A>", "clock": 2, "channels": {"newest_at": 5}, "outputs": outputs}
+    drawn = ElementTree.fromstring(charts.axis({"clock": 2, "tasks": [task], "retained": [1], "kept": []}))
+    assert "viewBox" not in drawn.attrib
+    names, rails = ([each.attrib for each in drawn.iter() if each.get("class") == kind] for kind in ("name", "rail"))
+    for above, rail in zip(names, rails, strict=True):
+        # A dot has five pixels on each side of its rail.
+        assert float(above["y"]) < float(rail["y1"]) - 8
+    assert [title.text for title in drawn.iter("title")] == ["global clock", "<A>", f"→ {name}", "kept clocks"]
+    shown = [each.find("title").tail for each in drawn.iter("text") if each.get("class") == "name"]  # type: ignore[union-attr]
+    assert max(map(len, shown)) <= 60
+    assert [float(dot.attrib["cx"].removesuffix("%")) for dot in drawn.iter("circle")] == [26, 26, 98, 50, 2]
 
 
 def test_a_pace_is_told_in_few_digits_and_never_as_nearly_nothing() -> None:

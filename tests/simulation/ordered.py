@@ -178,6 +178,7 @@ def acts_of(number: int, now: int) -> list[tuple[Any, ...]]:
     """What a message of this number has the task do at a moment."""
     soon = (now // GRID + 1) * GRID
     return {
+        0: [("replace", "quiet", now + 2 * GRID)],
         1: [("emit", 1)],
         2: [("emit", 1), ("emit", 2)],
         3: [("set", soon, "")],
@@ -207,7 +208,7 @@ def acts_at(name: str, now: int, left: int) -> list[tuple[Any, ...]]:
         "chain": [("set", now + 11, "chain")] if left % 4 else [],
         "end": [("emit", 4), ("forget",)],
         "far": [("delete", (now // GRID + 1) * GRID, ""), ("emit", 5)],
-        "late": [],
+        "late": [("delete all", "quiet")],
     }.get(name, [("emit", 6)])
 
 
@@ -271,6 +272,10 @@ class Program(OrderedTask):
                 context.set_timer(*told)
             elif what == "delete":
                 context.delete_timer(*told)
+            elif what == "replace":
+                context.replace_timer(*told)
+            elif what == "delete all":
+                context.delete_timer(name=told[0])
             elif what == "forget":
                 return None
             else:
@@ -383,6 +388,9 @@ def outcome(ordered: Ordered, key: tuple[Any, ...], messages: Iterable[Given], u
                 timers.add((max(told[0], now), told[1]))
             elif what == "delete":
                 timers.discard((max(told[0], now), told[1]))
+            elif what in ("replace", "delete all"):
+                timers = {at for at in timers if at[1] != told[0]}
+                timers |= {(max(time, now), told[0]) for time in told[1:]}
             elif what == "forget":
                 found.calls["forgotten"] += 1
                 state, timers = None, set()

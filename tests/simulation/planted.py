@@ -2344,6 +2344,20 @@ BUGS = (
         theme="in-order",
     ),
     bug(
+        "timers that were replaced",
+        "A timer that another one of its name replaces is called, too.",
+        process._Turn.replace_timer,
+        ("self._wishes.append((False, None, name))", "pass"),
+        theme="in-order",
+    ),
+    bug(
+        "timers of every name",
+        "With the timers of a name those of other names are forgotten.",
+        process._Turn._call,
+        ("if timer[1] != name}", "if False}"),
+        theme="in-order",
+    ),
+    bug(
         "rows of a bad message",
         "The rows of a bad message are emitted.",
         process._Turn._process,
@@ -2363,8 +2377,8 @@ BUGS = (
         process._Turn._call,
         (
             "if self._misfit:\n        return False",
-            "if self._misfit:\n        for _, timer in self._wishes:\n            self._set.add(timer)\n"
-            "            heappush(self._heap, timer)\n        return False",
+            "if self._misfit:\n        for _, at, name in self._wishes:\n            self._set.add((at, name))\n"
+            "            heappush(self._heap, (at, name))\n        return False",
         ),
         theme="in-order",
     ),

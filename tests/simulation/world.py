@@ -529,7 +529,7 @@ class World:
         length = rng.choice([7, 20, 60, 150, 400])
         if rng.random() < 0.5:
             step = rng.choice([length, length, max(1, length // 5), length // 2 + 1, length + 13])
-            return SlidingWindow(us(length), us(step))
+            return SlidingWindow(us(length), us(step), gaps=True)
         return SessionWindow(us(length)) if rng.random() < 0.5 else TimeToLive(length)
 
     def _terms(self) -> Terms:

@@ -32,6 +32,19 @@ def ran(spark: SparkSession, folder: Path, *tasks: Words, drain: bool = False) -
     return app.run(spark, drain=drain)
 
 
+def test_a_run_tells_of_a_task_that_made_no_update(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"ts": [1, 2], "word": ["a", "b"]}, SCHEMA), tmp_path / "in" / "0.parquet")
+    with caplog.at_level(logging.INFO, "persistent_state"):
+        running = ran(spark, tmp_path, Words(), Words("Silent", None), drain=True)
+    lines = [f"{record.levelname} {record.getMessage().partition('.')[0]}" for record in caplog.records]
+    assert "INFO task=Words: 2 messages read" in lines
+    assert "WARNING task=Silent: 2 messages read, and none of them made an update" in lines
+    assert not running.progress["Silent"].made_updates
+
+
 def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

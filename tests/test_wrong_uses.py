@@ -1,0 +1,400 @@
+"""What people try at first, and is wrong: it ends with one sentence that names the place and the way out, or with a warning."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monoids import Aggregator, Last, List, Map, Max, Min, Monoid, MonoidError, Optional, Semigroup, Set, Struct, Sum
+from persistent_state import (
+    Application,
+    Changes,
+    FileSource,
+    Message,
+    NonWindowState,
+    PersistentTask,
+    SlidingWindow,
+    TaskFailedError,
+    WindowState,
+    open_store,
+    run_local,
+)
+from persistent_state.batch.update import _copied
+from persistent_state.cli.commands import main
+from persistent_state.open_state import OpenApplication
+from persistent_state.store.files import open_files
+from persistent_state.windows import from_identity
+from tests.sentences import problem
+from tests.two_tasks import TwoTasks
+
+STORE = "tests/fixtures/store-v1"
+
+
+class Task(PersistentTask):
+    """It does with a message what a test says."""
+
+    key: Any = "k"
+
+    def __init__(self, process: Callable[[Any, Any], Any], monoid: Any = None) -> None:
+        self.process, self.monoid = process, Sum() if monoid is None else monoid
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(self.monoid)
+
+    def process_message(self, state: Any, message: Message) -> Any:
+        return self.process(state, message)
+
+
+class Reading(Task):
+    reads_state = True
+
+
+class Column(PersistentTask):
+    key, value = "k", "v"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Sum())
+
+
+MESSAGES = [Message(1, {"k": "a", "v": 1}), Message(2, {"k": "b", "v": 2})]
+
+
+def failure(task: PersistentTask) -> str:
+    return problem(lambda: run_local(task, MESSAGES), TaskFailedError)
+
+
+# Updates that are none
+
+
+class Yielding(Column):
+    value = None
+
+    def process_message(self, state: Any, message: Message) -> Iterator[int]:  # type: ignore[override]
+        yield 1
+
+
+class Awaiting(Column):
+    value = None
+
+    async def process_message(self, state: Any, message: Message) -> None:  # type: ignore[override]
+        state.update(message.timestamp, 1)
+
+
+class Short(Column):
+    value = None
+
+    def process_message(self, state: Any) -> None:  # type: ignore[override]
+        state.update(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Yielding, "yields; call state.update(message.timestamp, value) for each update."),
+        (Awaiting, "is async, and nothing awaits it; define it by def alone."),
+        (Short, "can't be called with a state and a message: too many positional arguments; define "
+                "process_message(self, state, message)."),
+    ],
+)  # fmt: skip
+def test_a_function_that_could_make_no_update_is_refused_when_the_task_is_added(task: type[Column], said: str) -> None:
+    app, line = Application("app", "memory://none"), task.process_message.__code__.co_firstlineno
+    place = f"task={task.__name__}: process_message() at {__file__}:{line} in process_message "
+    assert problem(lambda: app.add(task(), FileSource("a", timestamp="ts"))) == place + said
+
+
+@pytest.mark.parametrize("kind", [Task, Reading])
+def test_a_returned_value_is_an_error_with_the_file_and_the_line(kind: type[Task]) -> None:
+    line = Task.process_message.__code__.co_firstlineno
+    said = failure(kind(lambda state, message: 3))
+    assert (
+        f"process_message of task={kind.__name__} at {__file__}:{line} in process_message returned 3, which has" in said
+    )
+    assert said.endswith("call state.update(message.timestamp, value), and return nothing.")
+    assert " returned a list, " in failure(kind(lambda state, message: ["secret"]))
+    # What update itself returns may be returned.
+    ran = run_local(kind(lambda state, message: state.update(message.timestamp, 1)), MESSAGES)
+    assert ran.state == {"a": 1, "b": 1}
+
+
+def set_value(state: Any, message: Message) -> None:
+    state.value = 3
+
+
+def set_monoid(state: Any, message: Message) -> None:
+    state.monoid = 3
+
+
+def set_update(state: Any, message: Message) -> None:
+    state.update = 3
+
+
+def add_to_value(state: Any, message: Message) -> None:
+    state.total += 3
+
+
+@pytest.mark.parametrize("kind", [Task, Reading])
+@pytest.mark.parametrize(
+    ("process", "name"),
+    [(set_value, "value"), (add_to_value, "total"), (set_monoid, "monoid"), (set_update, "update")],
+)
+def test_an_attribute_of_the_state_is_an_error_with_the_file_and_the_line(
+    kind: type[Task], process: Callable[[Any, Any], None], name: str
+) -> None:
+    said = failure(kind(process))
+    place = f"{__file__}:{process.__code__.co_firstlineno + 1} in {process.__name__}"
+    assert said.startswith(f"process_message of task={kind.__name__} at {place}")
+    assert f"attribute={name!r} of the state can't be read or set; call state.update(message.timestamp, value)" in said
+
+
+def test_an_attribute_of_the_users_own_objects_is_told_as_python_has_it() -> None:
+    said = failure(Task(lambda state, message: message.value))
+    assert "object has no attribute 'value'\")" in said
+    assert "of the state" not in said
+
+
+def no_update(state: Any, message: Message) -> None:
+    pass
+
+
+def test_a_run_without_any_update_warns(caplog: pytest.LogCaptureFixture) -> None:
+    def warnings(task: Any, messages: list[Message], **options: Any) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "persistent_state"):
+            run_local(task, messages, **options)
+        return [record.getMessage() for record in caplog.records]
+
+    assert warnings(Task(no_update), MESSAGES) == ["task=Task: 2 messages read, and none of them made an update."]
+    nulls = [Message(1, {"k": "a", "v": None})]
+    assert warnings(Column(), nulls, schema="k string, v long") == [
+        "task=Column: 1 message read, and none of them made an update: its value column 'v' is null in all of them."
+    ]
+    # One update is enough, and so are reasons that a warning has told already.
+    assert (
+        warnings(Task(lambda s, m: s.update(m.timestamp, 1) if m["k"] == "b" else None), MESSAGES, batch_size=1) == []
+    )
+    (told,) = warnings(Task(lambda s, m: s.update(m.timestamp, "1")), MESSAGES)
+    assert told == ("task=Task: 2 rows did not count: 2 'value does not fit' (Sum holds int64). See `late` of the run.")
+    assert warnings(Task(no_update), []) == []
+
+
+class OfColumn(Column):
+    value = None
+
+    def process_message(self, state: Any, message: Message) -> None:
+        pass
+
+
+def test_a_run_of_an_application_warns_of_the_task_that_makes_no_update(caplog: pytest.LogCaptureFixture) -> None:
+    app = Application("app", "memory://none", checkpoint_interval="1 minute")
+    app.add(Column(), FileSource("a", timestamp="ts"))
+    app.add(OfColumn(), Changes("Column", every="1 minute"))
+    run_local(app, {"Column": MESSAGES})
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == "task=OfColumn: 2 messages read, and none of them made an update."
+
+
+# Updates that are changed later
+
+values = st.recursive(
+    st.integers() | st.text() | st.sets(st.integers()) | st.just(None),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_a_copy_of_a_value_is_the_value_and_shares_nothing_that_can_change(value: Any) -> None:
+    copied, before = _copied(value), repr(value)
+    assert copied == value
+    assert repr(copied) == before or isinstance(value, (set, list, dict, tuple))
+
+    def empty(value: Any) -> None:
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+            empty(inner)
+        if isinstance(value, (list, dict, set)):
+            value.clear()
+
+    empty(copied)
+    assert repr(value) == before
+
+
+@pytest.mark.parametrize("kind", [Task, Reading])
+@pytest.mark.parametrize(
+    ("monoid", "held", "grow"),
+    [
+        (List(pa.int64()), [], lambda held: held.append(1)),
+        (Map(pa.string(), List(pa.int64())), {"a": []}, lambda held: held["a"].append(1)),
+        (Struct(all=List(pa.int64())), {"all": []}, lambda held: held["all"].append(1)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_update_is_what_was_given_whatever_the_task_does_with_it_later(
+    kind: type[Task], monoid: Any, held: Any, grow: Callable[[Any], None]
+) -> None:
+    def process(state: Any, message: Message) -> None:
+        own = {name: [*some] for name, some in held.items()} if isinstance(held, dict) else [*held]
+        grow(own)
+        state.update(message.timestamp, own)
+        (own["a"] if "a" in own else own["all"] if isinstance(own, dict) else own).clear()
+
+    expected = [1] if isinstance(held, list) else {name: [1] for name in held}
+    assert run_local(kind(process, monoid), MESSAGES).state == {"a": expected, "b": expected}
+
+
+# Monoids
+
+
+class Adding(Monoid[Any]):
+    zero: Any = 0
+
+    def plus(self, a: Any, b: Any) -> Any:
+        return a + b
+
+
+class OfText(Adding):
+    type = "int64"
+
+
+class Forgetful(Adding):
+    type = pa.int64()
+
+    def plus(self, a: Any, b: Any) -> Any:
+        a + b
+
+
+class ForgetfulOfNone(Forgetful):
+    zero = None
+
+
+class Untyped(Semigroup[Any]):
+    def plus(self, a: Any, b: Any) -> Any:
+        return a
+
+
+@pytest.mark.parametrize(
+    ("monoid", "said"),
+    [
+        (Adding, "monoid=Adding has no type; give it the Arrow type of its values, such as type = pa.int64()."),
+        (OfText, "monoid=OfText has type='int64', which is a text; give an Arrow type, such as type = pa.int64()."),
+        (Forgetful, f"monoid=Forgetful: plus at {__file__}:{Forgetful.plus.__code__.co_firstlineno} in plus returns None, as "
+                    "of its zero and its zero; return the sum."),
+    ],
+)  # fmt: skip
+def test_a_monoid_without_a_type_or_a_sum_is_refused(monoid: type[Adding], said: str) -> None:
+    assert problem(lambda: NonWindowState(monoid())) == said
+    assert problem(lambda: run_local(Task(no_update, monoid()), MESSAGES)) == said
+    assert problem(lambda: NonWindowState(Aggregator(int, monoid(), int))) == said
+
+
+def test_none_may_be_a_sum_where_it_is_the_zero() -> None:
+    for monoid in (Min(), Max(), Last(pa.int64()), ForgetfulOfNone()):
+        NonWindowState(monoid)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda: Map(pa.string(), Adding()), lambda: Optional(Untyped()), lambda: Adding().sum([1])]
+)
+def test_a_monoid_without_a_type_is_a_sentence_wherever_it_is_used(use: Callable[[], Any]) -> None:
+    with pytest.raises(MonoidError, match=r"(Adding|Untyped) has no type\. Give it the Arrow type of its values"):
+        use()
+
+
+def test_a_type_that_is_a_text_is_a_sentence_where_values_become_a_column() -> None:
+    with pytest.raises(
+        MonoidError, match=r"^OfText: type='int64' is a text\. Use an Arrow type, such as pa\.int64\(\)"
+    ):
+        OfText().sum([1])
+    assert Set(pa.string()).sum([frozenset("a")]) == frozenset("a")
+
+
+# Windows
+
+
+def test_windows_with_gaps_need_a_word_and_are_the_same_in_the_store() -> None:
+    said = problem(lambda: SlidingWindow("1 minute", "5 minutes"))
+    assert said.startswith("SlidingWindow(size='1 minute', slide='5 minutes') has gaps between its windows")
+    assert said.endswith("or gaps=True if you mean that.")
+    sampling = SlidingWindow("1 minute", "5 minutes", gaps=True)
+    assert repr(sampling) == "SlidingWindow('1 minute', '5 minutes', gaps=True)"
+    assert sampling.identity() == {"size": 60_000_000, "step": 300_000_000}
+    assert from_identity({"window": sampling.identity()}) == sampling
+    # The word is no part of windows that have no gaps.
+    assert SlidingWindow("5 minutes", "1 minute", gaps=True) == SlidingWindow("5 minutes", "1 minute")
+    assert repr(SlidingWindow("5 minutes", "1 minute", gaps=True)) == "SlidingWindow('5 minutes', '1 minute')"
+    assert WindowState(Sum(), sampling).identity()["window"] == {"size": 60_000_000, "step": 300_000_000}
+
+
+# Sources, messages, stores and clocks
+
+
+def test_a_transform_that_returns_no_batch_is_a_sentence(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"ts": [1], "k": ["a"]}), tmp_path / "0.parquet")
+    source = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows.to_pandas())
+    assert problem(lambda: source.schema) == (
+        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch, for a batch without rows."
+    )
+    late = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows if rows.num_rows == 0 else rows.to_pylist())
+    late.open([], {})
+    reach = late.reach({}, everything=True)
+    (split,) = late.splits({}, reach.ends, 1)
+    assert problem(lambda: [*late.read(split)], TaskFailedError) == (
+        f"transform of {late!r} returned a list and not a pyarrow.RecordBatch, for rows of file='0.parquet'."
+    )
+
+
+def test_half_a_character_in_a_message_is_a_sentence() -> None:
+    assert problem(lambda: run_local(Column(), [Message(1, {"k": "\ud83d", "v": 1})])) == (
+        "messages=1 have '\\ud83d', which is not Unicode text; correct it, or leave it out."
+    )
+
+
+def test_a_key_of_another_type_is_named() -> None:
+    state = open_store(STORE).application("app").task("Notes").at(160)
+    said = "key of task=Notes: {} of column 'shop' is not string; give a value of shop (string)."
+    assert problem(lambda: state.get(5)) == said.format(5)
+    assert problem(lambda: state.get_many(["Oslo", 1.5, "Bergen"])) == said.format(1.5)
+
+
+def test_a_clock_in_another_unit_names_the_unit_and_the_kept_clocks() -> None:
+    world, begin = TwoTasks(), 1_767_225_600
+    for at in (5, 15, 25):
+        for task in "AB":
+            world.play(task, {"x": begin + at}, "x")
+    task = OpenApplication(world.log.files, "app").task("A")
+    said = (
+        "clock={} of task=A is not retained, and clocks are microseconds; in {} it would be 2026-01-01T00:00:10Z: read "
+        "clock=2026-01-01T00:00:00Z (1767225600000000) to clock=2026-01-01T00:00:20Z (1767225620000000)."
+    )
+    assert problem(lambda: task.at(begin + 10)) == said.format(begin + 10, "seconds")
+    assert problem(lambda: task.at((begin + 10) * 1000)) == said.format((begin + 10) * 1000, "milliseconds")
+    assert problem(lambda: task.at((begin + 1000) * 1_000_000)).startswith(
+        "clock=2026-01-01T00:16:40Z (1767226600000000) of"
+    )
+
+
+@pytest.mark.parametrize("path", ["$NOWHERE/apps", "apps/${NOWHERE}", "$NOWHERE", "/$NOWHERE/apps"])
+def test_a_variable_in_a_path_is_refused_unless_a_folder_is_called_so(path: str, tmp_path: Path) -> None:
+    variable = "${NOWHERE}" if "{" in path else "$NOWHERE"
+    ways = "and variables are not expanded; give os.path.expandvars({}), or make a folder of this name first."
+    assert problem(lambda: open_files(path)) == f"url=... has {variable}, {ways.format('url')}"
+    assert problem(lambda: FileSource(path, timestamp="ts")) == f"path=... has {variable}, {ways.format('path')}"
+    own = tmp_path / path.lstrip("/")
+    own.mkdir(parents=True)
+    assert open_files(str(own)).url == str(own)
+    open_files(str(tmp_path / "costs-$5"))
+    open_files("memory://$NOWHERE/apps")
+
+
+def test_a_server_of_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = str(tmp_path / "missing")
+    assert [main([command, missing]) for command in ("serve", "verify")] == [2, 2]
+    said = f"there is no application in store={missing}; look at its address."
+    assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines() if line] == [said, said]
