@@ -108,11 +108,16 @@ def test_json_may_have_a_mark_before_it_as_a_file_may_and_the_number_of_a_schema
         (b'{"n": 9223372036854775808}', "column n is not int64"),
         (b'{"s": 1}', "column s is not string"),
         (b'{"n": {}, "s": "a"}', "column n is not int64"),
+        (b'{"n": 5.0}', "column n is not int64"),
+        (b'{"n": 1e3}', "column n is not int64"),
         (b'{"n": 1, "n": 1}', "a member stands twice"),
+        (b'{"n": 1}{"n": 2}', "several JSON objects in one line"),
         (b'{"n": 1', "not a JSON object"),
         (b'{"n": 01}', "not a JSON object"),
         (b"[1]", "not a JSON object"),
-        (b'{"s": "\xff"}', "not UTF-8"),
+        (b'{"s": "\xff"}', "column s is not UTF-8"),
+        (b'{"s": "\\ud83d"}', "column s is not UTF-8"),
+        (b"\xff", "not UTF-8"),
     ],
 )
 def test_why_a_record_is_bad_is_said_in_words_of_our_own(value: bytes, reason: str) -> None:
