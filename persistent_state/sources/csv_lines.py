@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from persistent_state.errors import InvalidInputError
 from persistent_state.sources.casts import Unfit
 
-Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, list[int]]]
-"""Makes rows of lines, given with their starts and ends, and returns which lines have too few or too many fields."""
+Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, dict[int, str]]]
+"""Makes rows of lines, given with their starts and ends, and returns why lines are bad, by their number from 0 on."""
 
 HEADERS = ("name", "position", "none")
 
@@ -98,8 +98,9 @@ class CsvOptions:
     def parser(self, header: bytes, schema: pa.Schema) -> Parser:
         """Return a parser of the lines below this header."""
         rules = {"delimiter": self.delimiter, "quote_char": self.quote or False, "escape_char": self.escape or False}
-        names = schema.names
+        names, why = schema.names, "not as many fields as columns in the schema"
         if self.header == "name":
+            why = "not as many fields as in the header"
             try:
                 first = pa_csv.ParseOptions(**rules)
                 names = pa_csv.read_csv(io.BytesIO(header + b"\n"), parse_options=first).column_names
@@ -120,7 +121,7 @@ class CsvOptions:
         # A line with one field too many. The parser reports it, unless a quote before it is not closed.
         sentinel = self.delimiter.encode() * len(names) + b"\n"
 
-        def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, list[int]]:
+        def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, str]]:
             # To the parser a carriage return within a line ends a line, so one line might make two rows.
             if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
                 raise Unfit("a carriage return within a line")
@@ -149,7 +150,7 @@ class CsvOptions:
                 # A number with a point is none then.
                 numbers = pc.replace_substring(pc.replace_substring(table[name], ".", "?"), ",", ".")
                 table = table.set_column(names_read.index(name), name, numbers)
-            return table, odd[:-1]
+            return table, dict.fromkeys(odd[:-1], why)
 
         return parse
 

@@ -366,7 +366,7 @@ def _parsed_piece(
         # No CSV line makes two rows, and no JSON line less than one. So as many rows as lines is one row from each line.
         if len(table) + len(odd) != end - first:
             raise Unfit("not one record in one line")
-        bad.update({first + i: "not as many fields as in the header" for i in odd})
+        bad.update({first + i: why for i, why in odd.items()})
         return one_batch(table.to_batches(), table.schema)
 
     def original(i: int) -> Original:

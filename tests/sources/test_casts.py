@@ -186,7 +186,8 @@ def test_values_that_do_not_fit_are_refused_at_every_level_but_not_under_a_null(
 @pytest.mark.parametrize(
     ("text", "micros"),
     [
-        (".1234567Z", 123_456), (".123456789", 123_456), (",25Z", 250_000), (",123456789+00:00", 123_456), ("z", 0), (" UTC", 0),
+        (".1234567Z", 123_456),
+        (".123456789", 123_456), (",25Z", 250_000), (",123456789+00:00", 123_456), ("z", 0), (" UTC", 0),
         ("UTC", 0),
         (".5 UTC", 500_000), (".999999999Z", 999_999), ("+00:00", 0), ("", 0), (" ", 0),
     ],
@@ -234,7 +235,8 @@ def test_a_dictionary_of_views_becomes_plain() -> None:
 
 @pytest.mark.parametrize(
     "type", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.field("element", pa.int64(), False)), pa.uuid(), pa.json_(),
-             pa.bool8(), pa.struct([]), pa.dictionary(pa.int8(), pa.string(), True), pa.run_end_encoded(pa.int32(), pa.string())]
+             pa.bool8(), pa.struct([]),
+             pa.dictionary(pa.int8(), pa.string(), True), pa.run_end_encoded(pa.int32(), pa.string())]
 )  # fmt: skip
 def test_a_type_without_views_stays_what_it_is(type: pa.DataType) -> None:
     schema = pa.schema([pa.field("k", type, metadata={"a": "b"})], {"c": "d"})
