@@ -26,7 +26,7 @@ HEADERS = ("name", "position", "none")
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 _NO_TEXT = "\uffff"
-"""What stands in for bytes that are no text of an encoding: no character, so that no text has it."""
+"""The character that stands in for bytes that are no text of an encoding: no character, so that no text has it."""
 
 codecs.register_error("persistent-state.no-text", lambda error: (_NO_TEXT, error.end))  # type: ignore[attr-defined]
 
@@ -90,69 +90,75 @@ class CsvOptions:
                 f"encoding={self.encoding!r} of CsvOptions is not an encoding that Python knows; say one, as 'cp1252'."
             ) from error
 
-    def texts(self, parts: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the parts of a file as UTF-8 with a line feed at each line's end."""
-        is_utf8 = codecs.lookup(self.encoding).name == "utf-8"
-        return _line_feeds(parts if is_utf8 else _encoded(parts, self.encoding))
 
-    def parser(self, header: bytes, schema: pa.Schema) -> Parser:
-        """Return a parser of the lines below this header."""
-        rules = {"delimiter": self.delimiter, "quote_char": self.quote or False, "escape_char": self.escape or False}
-        names, why = schema.names, "not as many fields as columns in the schema"
-        if self.header == "name":
-            why = "not as many fields as in the header"
-            try:
-                first = pa_csv.ParseOptions(**rules)
-                names = pa_csv.read_csv(io.BytesIO(header + b"\n"), parse_options=first).column_names
-            except UnicodeDecodeError:
-                raise Unfit("its header is not UTF-8") from None
-        wanted = [name for name in names if name in schema.names]
-        names_read = wanted or names[:1]
-        check_once(wanted)
-        marked = [] if self.decimal == "." else [name for name in wanted if _has_mark(schema.field(name).type)]
-        # Read all columns as text. Parsing them later is as fast, and finds bad values instead of bad lines.
-        convert = pa_csv.ConvertOptions(
-            column_types={name: pa.string() for name in wanted},
-            include_columns=names_read,
-            null_values=list(self.null),
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        )
-        # A line with one field too many. The parser reports it, unless a quote before it is not closed.
-        sentinel = self.delimiter.encode() * len(names) + b"\n"
+def csv_texts(options: CsvOptions, parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the parts of a file as UTF-8 with a line feed at each line's end."""
+    is_utf8 = codecs.lookup(options.encoding).name == "utf-8"
+    return _line_feeds(parts if is_utf8 else _encoded(parts, options.encoding))
 
-        def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, str]]:
-            # To the parser a carriage return within a line ends a line, so one line might make two rows.
-            if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
-                raise Unfit("a carriage return within a line")
-            odd: list[int] = []
-            shown = _utf8(text)
 
-            def skip(row: pa_csv.InvalidRow) -> Literal["skip"]:
-                odd.append((row.number or 0) - 1)
-                return "skip"
+def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> Parser:
+    """Return a parser of the lines below this header."""
+    rules = {
+        "delimiter": options.delimiter,
+        "quote_char": options.quote or False,
+        "escape_char": options.escape or False,
+    }
+    names, why = schema.names, "not as many fields as columns in the schema"
+    if options.header == "name":
+        why = "not as many fields as in the header"
+        try:
+            first = pa_csv.ParseOptions(**rules)
+            names = pa_csv.read_csv(io.BytesIO(header + b"\n"), parse_options=first).column_names
+        except UnicodeDecodeError:
+            raise Unfit("its header is not UTF-8") from None
+    wanted = [name for name in names if name in schema.names]
+    names_read = wanted or names[:1]
+    check_once(wanted)
+    marked = [] if options.decimal == "." else [name for name in wanted if _has_mark(schema.field(name).type)]
+    # Read all columns as text. Parsing them later is as fast, and finds bad values instead of bad lines.
+    convert = pa_csv.ConvertOptions(
+        column_types={name: pa.string() for name in wanted},
+        include_columns=names_read,
+        null_values=list(options.null),
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    # A line with one field too many. The parser reports it, unless a quote before it is not closed.
+    sentinel = options.delimiter.encode() * len(names) + b"\n"
 
-            shown += sentinel
-            source: Any = pa.BufferReader(shown)
-            read = pa_csv.ReadOptions(column_names=names, block_size=len(shown), use_threads=False)
-            parse_options = pa_csv.ParseOptions(**rules, invalid_row_handler=skip)
-            try:
-                table = pa_csv.read_csv(source, read_options=read, parse_options=parse_options, convert_options=convert)
-            except pa.ArrowInvalid as error:
-                raise Unfit("not a CSV record") from error
-            if not odd:
-                raise Unfit("a quote is not closed")
-            if len(shown) > len(text) + len(sentinel):
-                for name in wanted:
-                    if pc.any(pc.match_substring(table[name], _NO_TEXT)).as_py():
-                        raise Unfit(f"column {name} is not UTF-8")
-            for name in marked:
-                # A number with a point is none then.
-                numbers = pc.replace_substring(pc.replace_substring(table[name], ".", "?"), ",", ".")
-                table = table.set_column(names_read.index(name), name, numbers)
-            return table, dict.fromkeys(odd[:-1], why)
+    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, str]]:
+        # To the parser a carriage return within a line ends a line, so one line might make two rows.
+        if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
+            raise Unfit("a carriage return within a line")
+        odd: list[int] = []
+        shown = _utf8(text)
 
-        return parse
+        def skip(row: pa_csv.InvalidRow) -> Literal["skip"]:
+            odd.append((row.number or 0) - 1)
+            return "skip"
+
+        shown += sentinel
+        source: Any = pa.BufferReader(shown)
+        read = pa_csv.ReadOptions(column_names=names, block_size=len(shown), use_threads=False)
+        parse_options = pa_csv.ParseOptions(**rules, invalid_row_handler=skip)
+        try:
+            table = pa_csv.read_csv(source, read_options=read, parse_options=parse_options, convert_options=convert)
+        except pa.ArrowInvalid as error:
+            raise Unfit("not a CSV record") from error
+        if not odd:
+            raise Unfit("a quote is not closed")
+        if len(shown) > len(text) + len(sentinel):
+            for name in wanted:
+                if pc.any(pc.match_substring(table[name], _NO_TEXT)).as_py():
+                    raise Unfit(f"column {name} is not UTF-8")
+        for name in marked:
+            # A number with a point is none then.
+            numbers = pc.replace_substring(pc.replace_substring(table[name], ".", "?"), ",", ".")
+            table = table.set_column(names_read.index(name), name, numbers)
+        return table, dict.fromkeys(odd[:-1], why)
+
+    return parse
 
 
 def check_once(names: list[str]) -> None:

@@ -19,7 +19,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, plain_rows
-from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once
+from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts
 from persistent_state.sources.json_lines import json_parser
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
@@ -92,7 +92,9 @@ def read_pieces(
             raise Unfit(NOT_READ[format].format(format))
         else:
             parts = _decompressed(stored, codec) if codec else _parts(stored)
-            yield from _text_pieces(_line_blocks(csv.texts(parts) if format == CSV else parts), format, schema, csv)
+            yield from _text_pieces(
+                _line_blocks(csv_texts(csv, parts) if format == CSV else parts), format, schema, csv
+            )
     except UNDECODABLE as error:
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
         if format == PARQUET and "crypt" in str(error):
@@ -309,14 +311,14 @@ def _line_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions) -> Iterator[Piece]:
-    parse = json_parser(schema) if format == JSON else csv.parser(b"", schema) if csv.header == "none" else None
+    parse = json_parser(schema) if format == JSON else csv_parser(csv, b"", schema) if csv.header == "none" else None
     line = 1
     for block in blocks:
         end = line + block.count(b"\n")
         if parse is None:
             header, _, block = block.lstrip(b"\r\n").partition(b"\n")
             if header:
-                parse = csv.parser(header, schema)
+                parse = csv_parser(csv, header, schema)
         if parse is not None:
             yield _text_piece(block, end - block.count(b"\n"), schema, parse)
         line = end

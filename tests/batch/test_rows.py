@@ -127,6 +127,23 @@ def test_a_row_of_parquet_keeps_its_columns_and_a_damaged_file_its_name(tmp_path
     ]
 
 
+@pytest.mark.parametrize("has_schema", [True, False])
+@pytest.mark.parametrize("task", [Total(), Said()])
+def test_a_late_row_of_a_file_with_views_is_put_aside(tmp_path: Path, task: PersistentTask, has_schema: bool) -> None:
+    times = pa.array([EARLY, ON_TIME, None]).cast(SCHEMA.field("ts").type)
+    views = {
+        "k": pa.array(["a", None, "c"], pa.string_view()),
+        "l": pa.array([[b"a"], None, []], pa.list_(pa.binary_view())),
+    }
+    rows = pa.table({"ts": times, "n": [1, 2, 3], **views})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    found = aside(FileSource(tmp_path, timestamp="ts", schema=rows.schema if has_schema else None), task).to_pylist()
+    assert sorted((row["reason"], row["row"]["k"], row["row"]["l"]) for row in found) == [
+        ("late", "a", [b"a"]),
+        ("no timestamp", "c", []),
+    ]
+
+
 def test_of_what_a_transform_has_made_only_the_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("\n".join(["{", json.dumps({"ts": EARLY, "n": 1}), "}"]))
     source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, transform=lambda rows: rows)
