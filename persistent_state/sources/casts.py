@@ -16,7 +16,14 @@ from monoids.scalars import exact_decimal
 
 
 class Unfit(pa.ArrowInvalid):  # type: ignore[misc]
-    """A record can't be decoded. Equal reasons have equal words, because they are counted."""
+    """A record can't be decoded. Equal reasons have equal words, because they are counted.
+
+    `value` is a text of the value that does not fit, where one is known.
+    """
+
+    def __init__(self, reason: str, value: str | None = None) -> None:
+        super().__init__(reason)
+        self.value = value
 
 
 _KINDS = {

@@ -33,7 +33,7 @@ codecs.register_error("persistent-state.no-text", lambda error: (_NO_TEXT, error
 
 @dataclass(frozen=True)
 class CsvOptions:
-    r"""How the CSV files of a `FileSource` are written.
+    """The way in which the CSV files of a `FileSource` are written.
 
     Attributes:
         delimiter: The character between two fields.
@@ -133,6 +133,7 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> Parser:
             raise Unfit("a carriage return within a line")
         odd: list[int] = []
         shown = _utf8(text)
+        is_utf8 = shown is text
 
         def skip(row: pa_csv.InvalidRow) -> Literal["skip"]:
             odd.append((row.number or 0) - 1)
@@ -148,7 +149,7 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> Parser:
             raise Unfit("not a CSV record") from error
         if not odd:
             raise Unfit("a quote is not closed")
-        if len(shown) > len(text) + len(sentinel):
+        if not is_utf8:
             for name in wanted:
                 if pc.any(pc.match_substring(table[name], _NO_TEXT)).as_py():
                     raise Unfit(f"column {name} is not UTF-8")

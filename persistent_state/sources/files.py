@@ -44,7 +44,7 @@ _logger = logging.getLogger("persistent_state")
 
 PARTITION = ""
 ROW_BITS = 32
-ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64())])
+ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64()), ("value", pa.string())])
 
 _FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
 _CODECS: dict[str, formats.Codec] = {"gz": "gzip", "gzip": "gzip", "bz2": "bz2", "zst": "zstd", "zstd": "zstd"}
@@ -524,7 +524,7 @@ def _originals(
     originals = [original(place) for place in (positions - first).tolist()]
     # A name that is not UTF-8 is shown as the journal writes it.
     name = path.encode(errors="backslashreplace").decode()
-    origins = [{"file": name, "line": each.line} for each in originals]
+    origins = [{"file": name, "line": each.line, "value": each.value} for each in originals]
     record = pa.array([each.record for each in originals], pa.large_binary())
     return pa.record_batch({"record": record, "origin": pa.array(origins, ORIGIN)})
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.formatting import plain, to_json
+from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, plain_rows
 from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts
@@ -55,10 +55,14 @@ _SOMETHING_BEHIND = (
 
 @dataclass(frozen=True)
 class Original:
-    """A record as it came: its bytes, unless its row has all of it, and its line in a text or row in a file, from 1 on."""
+    """A record as it came: its bytes, unless its row has all of it, and its line in a text or row in a file, from 1 on.
+
+    `value` is the value that does not fit its column, as JSON or as the text that it is, and may be shortened.
+    """
 
     record: bytes | None = None
     line: int | None = None
+    value: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,8 @@ def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             # Parquet does not promise that text is UTF-8, nor JSON that a decimal has few digits. They would fail much later.
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise Unfit(_misfit(field, error)) from error
+            value = _shown(rows.column(place)) if rows.num_rows == 1 and place >= 0 else None
+            raise Unfit(_misfit(field, error), value) from error
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -157,10 +162,23 @@ def _misfit(field: pa.Field, error: Exception) -> str:
     return f"column {field.name} is not {'UTF-8' if 'UTF8' in str(error) else field.type}"
 
 
-def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
+def _shown(column: pa.Array[Any]) -> str | None:
+    """Return the only value of a column as text; None if it is text that is not UTF-8."""
+    with suppress(ValueError):
+        value = plain(column[0])
+        return shortened(value if isinstance(value, str) else to_json(value))
+    return None
+
+
+def sift(
+    count: int,
+    decode: Callable[[int, int], pa.RecordBatch],
+    bad: dict[int, str],
+    values: dict[int, str | None] | None = None,
+) -> list[pa.RecordBatch]:
     """Decode records by ranges. If `decode` raises, try each half of the range, down to one bad record.
 
-    The reason in `bad` is the text of the error, mostly `Unfit`.
+    The reason in `bad` is the text of the error, mostly `Unfit`, whose value is put into `values`.
     """
     good = []
     parts = [(0, count)] if count else []
@@ -171,6 +189,8 @@ def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int
         except pa.ArrowInvalid as error:
             if end - first == 1:
                 bad[first] = str(error)
+                if values is not None and isinstance(error, Unfit):
+                    values[first] = error.value
             else:
                 middle = (first + end) // 2
                 parts += [(middle, end), (first, middle)]
@@ -178,16 +198,23 @@ def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int
 
 
 def _piece(
-    raw: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], count: int, original: Callable[[int], Original]
+    raw: pa.RecordBatch,
+    schema: pa.Schema,
+    bad: dict[int, str],
+    values: dict[int, str | None],
+    count: int,
+    original: Callable[[int], Original],
 ) -> Piece:
-    """Return the records that were read as `raw`, without the `bad` ones, in this schema."""
+    """Return the records that were read as `raw`, without the `bad` ones, in this schema. `values` are of the bad ones."""
     unfit: dict[int, str] = {}
-    good = sift(raw.num_rows, lambda first, end: _fit(raw.slice(first, end - first), schema), unfit)
+    misfits: dict[int, str | None] = {}
+    good = sift(raw.num_rows, lambda first, end: _fit(raw.slice(first, end - first), schema), unfit, misfits)
     if unfit:
         places = np.delete(np.arange(count), list(bad)).tolist()
         bad = {**bad, **{places[row]: reason for row, reason in unfit.items()}}
+        values = {**values, **{places[row]: value for row, value in misfits.items()}}
     rows = one_batch(good, schema)
-    return Piece(rows, count, bad_records(bad), original)
+    return Piece(rows, count, bad_records(bad), lambda place: replace(original(place), value=values.get(place)))
 
 
 def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
@@ -214,9 +241,9 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
     first = 1
     for groups, rows in _row_groups(parquet.metadata):
         for batch in parquet.iter_batches(rows, groups, names):
-            piece = _piece(batch, schema, {}, batch.num_rows, lambda place: Original())
+            piece = _piece(batch, schema, {}, {}, batch.num_rows, lambda place: Original())
             bad = {record.position for record in piece.bad}
-            yield replace(piece, original=partial(_parquet_original, batch, bad, first))
+            yield replace(piece, original=partial(_parquet_original, batch, bad, first, piece.original))
             first += batch.num_rows
 
 
@@ -243,14 +270,16 @@ def _rows_of_piece(rows: int, size: int) -> int:
     return max(1, min(_PIECE_ROWS, _PIECE_BYTES * rows // max(1, size)))
 
 
-def _parquet_original(batch: pa.RecordBatch, bad: Container[int], first: int, place: int) -> Original:
+def _parquet_original(
+    batch: pa.RecordBatch, bad: Container[int], first: int, known: Callable[[int], Original], place: int
+) -> Original:
     """Return where a row of a Parquet file stood and, if it is a bad record, its columns as JSON."""
     record = None
     if place in bad:
         # Text that is not UTF-8 can't be shown.
         with suppress(ValueError):
             record = to_json(plain(batch.slice(place, 1).to_struct_array()[0])).encode()
-    return Original(record, first + place)
+    return replace(known(place), record=record, line=first + place)
 
 
 def _parts(file: pa.NativeFile, size: int | None = None) -> Iterator[bytes]:
@@ -360,6 +389,7 @@ def _parsed_piece(
 ) -> Piece:
     """Return the records of lines that begin and end at these places and have these numbers."""
     bad: dict[int, str] = {}
+    values: dict[int, str | None] = {}
 
     def decode(first: int, end: int) -> pa.RecordBatch:
         offset = starts[first]
@@ -374,6 +404,6 @@ def _parsed_piece(
     def original(i: int) -> Original:
         return Original(block[starts[i] : ends[i]].rstrip(b"\r\n"), int(lines[i]))
 
-    good = sift(len(starts), decode, bad)
+    good = sift(len(starts), decode, bad, values)
     raw = one_batch(good, good[0].schema if good else schema)
-    return _piece(raw, schema, bad, len(starts), original)
+    return _piece(raw, schema, bad, values, len(starts), original)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
+from persistent_state.formatting import shortened
 from persistent_state.sources.casts import Unfit, is_known, leaves, most_digits
 from persistent_state.sources.csv_lines import Parser
 
@@ -75,28 +77,35 @@ def json_parser(schema: pa.Schema) -> Parser:
         """Read a line that the parser refuses: without the members that are not read, as the fault may lie in them."""
         members = _members(line)
         names = [name for name, _ in members]
-        kept: dict[str, bytes] = {}
+        kept: dict[str, str] = {}
         for field in fields:
             if names.count(field.name) > 1:
                 raise Unfit("a member stands twice")
             value = next((value for name, value in members if name == field.name), None)
-            if not _is_kind(value, field.type):
-                raise Unfit(f"column {field.name} is not {schema.field(field.name).type}")
             try:
-                kept[field.name] = f"{json.dumps(field.name)}:{_written(value, field.type)}".encode()
+                kept[field.name] = _written(value, field.type)
             except UnicodeEncodeError:
                 raise Unfit(f"column {field.name} is not UTF-8") from None
+            if not _is_kind(value, field.type):
+                raise misfit(field.name, kept)
         try:
-            return read(b"{%b}\n" % b",".join(kept.values()))
+            return read(_object(kept))
         except pa.ArrowInvalid:
-            for name, written in kept.items():
+            for name in kept:
                 try:
-                    read(b"{%b}\n" % written)
+                    read(_object({name: kept[name]}))
                 except pa.ArrowInvalid:
-                    raise Unfit(f"column {name} is not {schema.field(name).type}") from None
+                    raise misfit(name, kept) from None
         raise Unfit("not a record of the schema")
 
+    def misfit(name: str, written: Mapping[str, str]) -> Unfit:
+        return Unfit(f"column {name} is not {schema.field(name).type}", shortened(written[name]))
+
     return parse
+
+
+def _object(members: Mapping[str, str]) -> bytes:
+    return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in members.items())}}}\n".encode()
 
 
 def _refuse(why: str) -> Any:
@@ -222,7 +231,7 @@ def _check_decimals(line: bytes, schema: pa.Schema) -> None:
     for field in schema:
         for name, value in record:
             if name == field.name and not _are_known(value, field.type):
-                raise Unfit(f"column {name} is not {field.type}")
+                raise Unfit(f"column {name} is not {field.type}", shortened(value) if isinstance(value, str) else None)
 
 
 def _are_known(value: Any, type: pa.DataType) -> bool:

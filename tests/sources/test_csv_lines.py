@@ -71,6 +71,8 @@ def test_a_header_that_is_not_utf_8_is_one_bad_row(content: bytes) -> None:
 
 
 def test_bytes_that_are_not_utf_8_matter_only_in_columns_that_are_read() -> None:
+    # Of the four bytes of a character, three take as much room as what stands in for them.
+    assert read(b"k,v\n\xf0\x9f\x98,1\n") == ([], [(2, "column k is not UTF-8")])
     content = b'k,v,note\na,1,\xff\xfe\n\xffb,2,\nc,3,"\xe4,\xf6"\nd,\xff,x\ne,5,\xff,6\nf,6,\xe4\n'
     assert read(content) == (
         [("a", 1), ("c", 3), ("f", 6)],
