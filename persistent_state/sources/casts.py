@@ -259,6 +259,10 @@ def _parsed(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
         return _decimals(column, type)
     if pa.types.is_timestamp(type):
         return _timestamps(column, type)
+    if pa.types.is_time(type):
+        if pc.any(pc.match_substring_regex(column, "[^0-9:.,]")).as_py():
+            raise Unfit("not a time of day")
+        return _timestamps(pc.binary_join_element_wise("1970-01-01T", column, ""), pa.timestamp(type.unit)).cast(type)
     made = column.cast(type)
     if pa.types.is_integer(type) and _has_x(column):
         raise Unfit("a hexadecimal number")

@@ -185,8 +185,12 @@ def _encoded(parts: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     """Yield a text of another encoding as UTF-8."""
     decoder = codecs.getincrementaldecoder(encoding)("persistent-state.no-text")
     for data in chain(parts, [b""]):
+        try:
+            text = decoder.decode(data, not data)
+        except UnicodeError as error:
+            raise Unfit(f"it is not {encoding}") from error
         # Half a surrogate is not UTF-8, so that the rows of what is no text are bad.
-        yield decoder.decode(data, not data).replace(_NO_TEXT, "\udcff").encode(errors="surrogatepass")
+        yield text.replace(_NO_TEXT, "\udcff").encode(errors="surrogatepass")
 
 
 def _line_feeds(parts: Iterable[bytes]) -> Iterator[bytes]:

@@ -113,8 +113,8 @@ def _refuse(why: str) -> Any:
 
 
 def _read_as(type: pa.DataType) -> pa.DataType:
-    """Return a type with text in the place of dates and timestamps, at all levels."""
-    if pa.types.is_date(type) or pa.types.is_timestamp(type):
+    """Return a type with text in the place of times, at all levels."""
+    if pa.types.is_date(type) or pa.types.is_timestamp(type) or pa.types.is_time(type):
         return pa.string()
     if pa.types.is_struct(type):
         return pa.struct([field.with_type(_read_as(field.type)) for field in type])

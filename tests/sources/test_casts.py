@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -112,6 +112,7 @@ def test_no_number_and_no_time_changes_without_a_word(
             [{"b": [{"c": datetime(2026, 1, 1, 0, 0, 0, 123456, timezone.utc), "d": None}], "a": date(2026, 1, 1)}, None],
         ),
         ([{"a": 1}, None], pa.struct({"a": pa.int64()}), pa.struct([]), [{}, None]),
+        (["09:05", "23:59:59.1234567", None], pa.string(), pa.time64("us"), [time(9, 5), time(23, 59, 59, 123456), None]),
         (["x", None], pa.dictionary(pa.int8(), pa.string()), pa.string(), ["x", None]),
         (["x", None], pa.string(), pa.dictionary(pa.int8(), pa.string()), ["x", None]),
     ],
@@ -170,6 +171,8 @@ def test_types_that_never_fit_are_refused_at_every_level(given: pa.DataType, wan
         ("1e300", pa.string(), pa.float32()),
         ("1e999", pa.string(), pa.float64()),
         ("2026-01-01T24:00:00Z", pa.string(), UTC),
+        ("09:00:00+02:00", pa.string(), pa.time32("s")),
+        ("9", pa.string(), pa.time32("s")),
         ("2026-01-01T00:00:00.1234567891Z", pa.string(), UTC),
     ],
 )

@@ -112,6 +112,10 @@ def test_what_is_no_text_of_the_encoding_is_a_bad_row_and_no_other_text(encoding
     assert read(unread, encoding=encoding) == ([("a", 1)], [])
 
 
+def test_a_file_of_another_encoding_altogether_is_one_bad_row() -> None:
+    assert read(b"k,v\na,1\n", encoding="utf-16") == ([], [(0, "unreadable file: it is not utf-16")])
+
+
 def test_numbers_may_have_a_decimal_comma() -> None:
     schema = pa.schema([("k", pa.string()), ("f", pa.float64()), ("d", pa.decimal128(10, 2)), ("n", pa.int64())])
     content = b"k;f;d;n\na.b,c;1,5;-2,25;3\nb;1.5;1;1\nc;1e3;1.250,00;1\nd;;;\ne;1;1;1,0\n"

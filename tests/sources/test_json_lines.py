@@ -73,6 +73,7 @@ def test_a_member_that_is_not_read_makes_no_line_bad(unread: bytes) -> None:
         (b'{"g": [{"x": -1e39}]}', "column g is not list<item: struct<x: float>>"),
         (b'{"w": 1e999}', "column w is not double"),
         (b'{"day": 20454}', "column day is not date32[day]"),
+        (b'{"at": 5}', "column at is not time64[us]"),
         (b'{"s": {"day": 20454}}', "column s is not struct<day: date32[day], at: timestamp[us, tz=UTC]>"),
         (b'{"s": {"day": "soon"}}', "column s is not struct<day: date32[day], at: timestamp[us, tz=UTC]>"),
         (b'{"ts": 1767225600000}', "column ts is not timestamp[us, tz=UTC]"),
@@ -87,7 +88,7 @@ def test_a_member_that_is_not_read_makes_no_line_bad(unread: bytes) -> None:
 def test_a_reason_names_the_column(line: bytes, reason: str) -> None:
     schema = pa.schema(
         [("k", pa.string()), ("v", pa.int64()), ("d", pa.decimal128(10, 2)), ("f", pa.float32()), ("w", pa.float64()),
-         ("g", pa.list_(pa.struct({"x": pa.float32()}))), ("day", pa.date32()), ("ts", UTC),
+         ("g", pa.list_(pa.struct({"x": pa.float32()}))), ("day", pa.date32()), ("ts", UTC), ("at", pa.time64("us")),
          ("s", pa.struct({"day": pa.date32(), "at": UTC}))]
     )  # fmt: skip
     good = b'{"v": 1}'
