@@ -71,6 +71,13 @@ _HABITS = (
     (r"(:\d\d(?:[.,]\d+)?)(?: ?UTC|z)$", r"\1Z"),
     (r"(:\d\d),(\d)", r"\1.\2"),
 )
+_LOOKS = {
+    "integer": r"^-?[0-9]+$",
+    "decimal": r"^[-+.0-9eE]+$",
+    "date": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$",
+    "timestamp": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[ T][0-9][-+:.,0-9]* ?(?:UTC|[Zz])?)?$",
+}
+"""By the kind of a type: how each of its texts looks, and others may."""
 
 
 def cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
@@ -106,6 +113,17 @@ def cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     if _kind(type) not in _ALLOWED.get(_kind(given), ()):
         raise pa.ArrowNotImplementedError(f"{given} is not read as {type}")
     return _value(column, type)
+
+
+def hopeless(column: pa.Array[Any], type: pa.DataType) -> pa.BooleanArray | None:
+    """Return which texts of a column can't be of this type by their look; None if that is not known.
+
+    It is quick where many values do not fit, and `cast` would have to be asked for each.
+    """
+    look = _LOOKS.get(_kind(type))
+    if look is None or _kind(column.type) != "text":
+        return None
+    return pc.invert(pc.match_substring_regex(pc.utf8_trim_whitespace(column.cast(pa.string())), look)).fill_null(False)
 
 
 def plain_type(type: pa.DataType) -> pa.DataType:
@@ -251,7 +269,10 @@ def _of_text(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     try:
         return _parsed(column, type)
     except pa.ArrowInvalid:
-        return _parsed(pc.utf8_trim_whitespace(column), type)
+        trimmed = pc.utf8_trim_whitespace(column)
+        if trimmed.equals(column):
+            raise
+        return _parsed(trimmed, type)
 
 
 def _parsed(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
@@ -283,7 +304,8 @@ def _has_x(column: pa.Array[Any]) -> bool:
         return False
     first, end = np.frombuffer(offsets, np.int32)[[column.offset, column.offset + len(column)]]
     text = data.slice(int(first), int(end - first)).to_pybytes()
-    return b"x" in text or b"X" in text
+    # What lies under a null is in it, too.
+    return (b"x" in text or b"X" in text) and bool(pc.any(pc.match_substring(column, "x", ignore_case=True)).as_py())
 
 
 def _timestamps(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:

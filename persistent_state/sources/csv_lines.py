@@ -149,15 +149,20 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> Parser:
             raise Unfit("not a CSV record") from error
         if not odd:
             raise Unfit("a quote is not closed")
-        if not is_utf8:
+        bad = dict.fromkeys(odd[:-1], why)
+        if not is_utf8 and len(table) + len(bad) == len(starts):
+            lines = np.delete(np.arange(len(starts)), list(bad))
+            is_text = np.ones(len(table), np.bool_)
             for name in wanted:
-                if pc.any(pc.match_substring(table[name], _NO_TEXT)).as_py():
-                    raise Unfit(f"column {name} is not UTF-8")
+                mask = pc.match_substring(table[name], _NO_TEXT).fill_null(False).to_numpy()
+                bad.update(dict.fromkeys(lines[mask & is_text].tolist(), f"column {name} is not UTF-8"))
+                is_text &= ~mask
+            table = table.filter(pa.array(is_text))
         for name in marked:
             # A number with a point is none then.
             numbers = pc.replace_substring(pc.replace_substring(table[name], ".", "?"), ",", ".")
             table = table.set_column(names_read.index(name), name, numbers)
-        return table, dict.fromkeys(odd[:-1], why)
+        return table, bad
 
     return parse
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
-from persistent_state.sources.casts import Unfit, cast, plain_rows
+from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
 from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts
 from persistent_state.sources.json_lines import json_parser
 
@@ -158,6 +158,23 @@ def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _without_hopeless(
+    rows: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], values: dict[int, str | None]
+) -> NDArray[np.int64]:
+    """Return the numbers of the rows that may fit, and put the others into `bad` and `values`."""
+    for field in schema:
+        place = rows.schema.get_field_index(field.name)
+        mask = hopeless(rows.column(place), field.type) if place >= 0 else None
+        if mask is not None:
+            numbers = np.flatnonzero(mask.to_numpy(False))
+            for number, value in zip(
+                numbers.tolist(), rows.column(place).take(pa.array(numbers)).to_pylist(), strict=True
+            ):
+                if bad.setdefault(number, reason := f"column {field.name} is not {field.type}") is reason:
+                    values[number] = shortened(value)
+    return np.delete(np.arange(rows.num_rows), list(bad))
+
+
 def _misfit(field: pa.Field, error: Exception) -> str:
     return f"column {field.name} is not {'UTF-8' if 'UTF8' in str(error) else field.type}"
 
@@ -208,13 +225,26 @@ def _piece(
     """Return the records that were read as `raw`, without the `bad` ones, in this schema. `values` are of the bad ones."""
     unfit: dict[int, str] = {}
     misfits: dict[int, str | None] = {}
-    good = sift(raw.num_rows, lambda first, end: _fit(raw.slice(first, end - first), schema), unfit, misfits)
-    if unfit:
+    try:
+        good = [_fit(raw, schema)]
+    except pa.ArrowInvalid:
+        raw = plain_rows(raw)
+        left = _without_hopeless(raw, schema, unfit, misfits)
+        found: dict[int, str] = {}
+        shown: dict[int, str | None] = {}
+        rows = raw.take(pa.array(left)) if unfit else raw
+        good = sift(len(left), lambda first, end: _fit(rows.slice(first, end - first), schema), found, shown)
+        unfit.update((int(left[row]), reason) for row, reason in found.items())
+        misfits.update((int(left[row]), value) for row, value in shown.items())
         places = np.delete(np.arange(count), list(bad)).tolist()
         bad = {**bad, **{places[row]: reason for row, reason in unfit.items()}}
         values = {**values, **{places[row]: value for row, value in misfits.items()}}
-    rows = one_batch(good, schema)
-    return Piece(rows, count, bad_records(bad), lambda place: replace(original(place), value=values.get(place)))
+    return Piece(
+        one_batch(good, schema),
+        count,
+        bad_records(bad),
+        lambda place: replace(original(place), value=values.get(place)),
+    )
 
 
 def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:

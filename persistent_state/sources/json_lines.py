@@ -19,7 +19,7 @@ from persistent_state.sources.csv_lines import Parser
 
 _SEVERAL = "several JSON objects in one line"
 _WHITE = b" \t\r\n"
-_WHOLE = re.compile(r"-?[0-9]+")
+_WHOLE = re.compile(r"-?[0-9]{1,20}")
 
 
 def json_parser(schema: pa.Schema) -> Parser:
@@ -55,7 +55,9 @@ def json_parser(schema: pa.Schema) -> Parser:
             ends = np.cumsum([len(line) + 1 for line in lines])
             starts = np.concatenate([[0], ends])[:-1]
         if not _is_utf8(text):
-            return (read_alone(text) if is_one else _refuse("")), {}
+            if not is_one:
+                raise Unfit("")
+            return read_alone(text), {}
         if odd:
             offsets = pa.py_buffer(np.append(starts, ends[-1]).astype(np.int64))
             rows = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, pa.py_buffer(text)])
@@ -63,8 +65,6 @@ def json_parser(schema: pa.Schema) -> Parser:
                 _check_decimals(line, schema)
         try:
             table = read(text)
-        except Unfit:
-            raise
         except pa.ArrowInvalid as error:
             if not is_one:
                 raise Unfit("") from error
@@ -106,10 +106,6 @@ def json_parser(schema: pa.Schema) -> Parser:
 
 def _object(members: Mapping[str, str]) -> bytes:
     return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in members.items())}}}\n".encode()
-
-
-def _refuse(why: str) -> Any:
-    raise Unfit(why)
 
 
 def _read_as(type: pa.DataType) -> pa.DataType:
@@ -185,7 +181,10 @@ def _is_kind(value: Any, type: pa.DataType) -> bool:
     if pa.types.is_string(type):
         return isinstance(value, str) and not isinstance(value, _Number)
     if pa.types.is_integer(type):
-        return isinstance(value, _Number) and bool(_WHOLE.fullmatch(value))
+        if not isinstance(value, _Number) or not _WHOLE.fullmatch(value):
+            return False
+        bits, least = (type.bit_width - 1, -1) if pa.types.is_signed_integer(type) else (type.bit_width, 0)
+        return bool(least << bits <= int(value) < 1 << bits)
     return not isinstance(value, (_Members, list))
 
 

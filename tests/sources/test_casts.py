@@ -10,10 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state.sources.casts import cast, plain_rows, plain_schema
+from persistent_state.sources.casts import cast, hopeless, plain_rows, plain_schema
+from tests.hostile.texts import NUMBERS, TEXTS, TIMES
 
 REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 UTC = pa.timestamp("us", "UTC")
@@ -123,6 +124,39 @@ def test_what_is_read(values: list[Any], given: pa.DataType, wanted: pa.DataType
         made = cast(part, wanted)
         made.validate(full=True)
         assert (made.type, made.to_pylist()) == (wanted, read)
+
+
+@settings(max_examples=50)
+@given(TEXTS | TIMES | NUMBERS | st.text("0123456789-+:.,TZz eEUTC", max_size=32), st.sampled_from([" ", "\xa0", ""]))
+def test_a_text_that_can_be_read_is_never_hopeless(text: str, space: str) -> None:
+    column = pa.array([f"{space}{text.encode(errors='replace').decode()}{space}", None])
+    for type in (
+        pa.int64(),
+        pa.uint8(),
+        pa.decimal128(38, 2),
+        pa.date32(),
+        UTC,
+        pa.timestamp("ns"),
+        pa.float64(),
+        pa.bool_(),
+    ):
+        mask = hopeless(column, type)
+        if mask is not None and mask[0].as_py():
+            with pytest.raises(pa.ArrowInvalid):
+                cast(column, type)
+        assert mask is None or mask[1].as_py() is False
+
+
+def test_texts_that_look_like_nothing_are_hopeless() -> None:
+    column = pa.array(["soon", "01.02.2026", "1,5", "2026-01-01 09:00:00"])
+    for type, expected in {
+        UTC: [1, 1, 1, 0],
+        pa.int64(): [1, 1, 1, 1],
+        pa.date32(): [1, 1, 1, 1],
+        pa.string(): None,
+    }.items():
+        mask = hopeless(column, type)
+        assert (None if mask is None else [int(one.as_py()) for one in mask]) == expected
 
 
 def nested(type: pa.DataType) -> list[pa.DataType]:

@@ -513,6 +513,23 @@ class TestBadRecords:
         assert len(bad(chunks)) == 3000 - len(at(chunks))
         assert len(calls) <= 4  # The check of the schema, the header, and all lines at once.
 
+    @pytest.mark.parametrize("texts", [pa.string(), pa.large_string(), pa.string_view()])
+    def test_many_texts_that_are_no_times_do_not_take_long_to_find(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: pa.DataType
+    ) -> None:
+        fits: list[int] = []
+        fit = formats._fit
+        monkeypatch.setattr(formats, "_fit", lambda rows, schema: fits.append(1) or fit(rows, schema))
+        times = [["soon", "01.02.2026 10:00", "2026-01-01T00:00:00z", None][i % 4] for i in range(4000)]
+        write(tmp_path, "a.parquet", pa.table({"ts": pa.array(times, texts), "value": range(4000)}))
+        write(tmp_path, "b.json", "\n".join(json.dumps({"ts": time, "value": i}) for i, time in enumerate(times)))
+        chunks = read_all(tmp_path)
+        good = [i for i in range(4000) if i % 4 > 1]
+        assert values(chunks) == good * 2
+        assert at(chunks) == [*good, *(FILE + i for i in good)]
+        assert len(bad(chunks)) == 4000
+        assert len(fits) <= 6  # The check of the schema, and each file at once with and without them.
+
     def test_reasons_do_not_hold_values_since_they_are_counted(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", "\n".join(["ts,value", *(f"x{i},y{i}" for i in range(50))]))
         write(tmp_path, "b.json", "\n".join(f'{{"value": {2**63 + i}}}' for i in range(50)))
