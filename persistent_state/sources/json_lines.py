@@ -18,6 +18,9 @@ from persistent_state.sources.casts import Unfit, is_known, leaves, most_digits
 from persistent_state.sources.csv_lines import Parser
 
 _SEVERAL = "several JSON objects in one line"
+_FEW = 32
+"""The most lines of which Python looks at each, where the parser refuses them together."""
+
 _WHITE = b" \t\r\n"
 _WHOLE = re.compile(r"-?[0-9]{1,20}")
 
@@ -54,40 +57,51 @@ def json_parser(schema: pa.Schema) -> Parser:
             text = b"\n".join(lines) + b"\n"
             ends = np.cumsum([len(line) + 1 for line in lines])
             starts = np.concatenate([[0], ends])[:-1]
-        if not _is_utf8(text):
-            if not is_one:
-                raise Unfit("")
-            return read_alone(text), {}
-        if odd:
-            offsets = pa.py_buffer(np.append(starts, ends[-1]).astype(np.int64))
-            rows = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, pa.py_buffer(text)])
-            for line in rows.filter(pc.match_substring_regex(rows, odd)).to_pylist():
-                _check_decimals(line, schema)
         try:
+            if not _is_utf8(text):
+                raise Unfit("")
+            if odd:
+                check_odd(text, starts, ends)
             table = read(text)
-        except pa.ArrowInvalid as error:
-            if not is_one:
-                raise Unfit("") from error
-            table = read_alone(text)
+        except pa.ArrowInvalid:
+            # The fault may lie in members that are not read.
+            if is_one:
+                table = read_alone(text)
+            elif len(starts) <= _FEW:
+                table = read(b"".join(_object(members(text[i:j])) for i, j in zip(starts, ends, strict=True)))
+            else:
+                raise
         if is_one and len(table) != 1:
             raise Unfit(_SEVERAL)
         return table, {}
 
-    def read_alone(line: bytes) -> pa.Table:
-        """Read a line that the parser refuses: without the members that are not read, as the fault may lie in them."""
-        members = _members(line)
-        names = [name for name, _ in members]
+    def check_odd(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        offsets = pa.py_buffer(np.append(starts, ends[-1]).astype(np.int64))
+        rows = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, pa.py_buffer(text)])
+        for line in rows.filter(pc.match_substring_regex(rows, odd)).to_pylist():
+            _check_decimals(line, schema)
+
+    def members(line: bytes) -> dict[str, str]:
+        """Return the members of a line that are read, as JSON, without those within them that are not."""
+        written = _members(line)
+        names = [name for name, _ in written]
         kept: dict[str, str] = {}
         for field in fields:
             if names.count(field.name) > 1:
                 raise Unfit("a member stands twice")
-            value = next((value for name, value in members if name == field.name), None)
+            value = next((value for name, value in written if name == field.name), None)
             try:
                 kept[field.name] = _written(value, field.type)
             except UnicodeEncodeError:
                 raise Unfit(f"column {field.name} is not UTF-8") from None
             if not _is_kind(value, field.type):
                 raise misfit(field.name, kept)
+        if odd:
+            _check_decimals(_object(kept), schema)
+        return kept
+
+    def read_alone(line: bytes) -> pa.Table:
+        kept = members(line)
         try:
             return read(_object(kept))
         except pa.ArrowInvalid:

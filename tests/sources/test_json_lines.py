@@ -58,6 +58,17 @@ def test_a_member_that_is_not_read_makes_no_line_bad(unread: bytes) -> None:
     assert read([line], inner) == [{"s": {"a": [{"b": 1}, None, {"b": None}]}, "d": Decimal("1.50")}]
 
 
+@pytest.mark.parametrize("unread", [b'"\xff"', b'"\\ud83d"', b"1e999"])
+@pytest.mark.parametrize("number", [b"1e-999999999", b'"1e-999999999"', b"1\\u0065-99999999", b'"1\\u0065-99999999"'])
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_a_decimal_beside_a_member_that_is_not_read_is_looked_at_too(unread: bytes, number: bytes, count: int) -> None:
+    schema = pa.schema([("d", pa.decimal128(38, 2))])
+    lines = [b'{"x": %b, "d": 1}' % unread] * (count - 1) + [b'{"d": %b, "x": %b}' % (number, unread)]
+    *good, last = read(lines, schema)
+    assert good == [{"d": 1}] * (count - 1)
+    assert last in ("column d is not decimal128(38, 2)", "not a JSON object", "not UTF-8")
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
