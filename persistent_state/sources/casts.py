@@ -225,6 +225,8 @@ def _value(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     given, kind = _kind(column.type), _kind(type)
     if given == "text":
         return _of_text(column.cast(pa.string()), type)
+    if given == "float" and kind == "decimal":
+        return _of_text(_float_texts(column), type)
     if kind == given == "timestamp" or kind == given == "time":
         return _cut(column, type)
     if given == "timestamp" and kind == "date":
@@ -236,7 +238,7 @@ def _value(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
             # With more digits after the point a decimal may need more bits, and pyarrow does not notice.
             column = column.cast(pa.decimal256(76, column.type.scale))
     made = column.cast(type)
-    if kind == "boolean" or (given, kind) in (("timestamp", "date"), ("float", "float"), ("float", "decimal")):
+    if kind == "boolean" or (given, kind) in (("timestamp", "date"), ("float", "float")):
         # What pyarrow takes for safe here may be another value.
         _check_same(made.cast(column.type), column)
     if kind == "float" and given == "decimal" and pc.any(pc.is_inf(made)).as_py():
@@ -244,10 +246,24 @@ def _value(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     return made
 
 
+def _float_texts(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Return floats as the decimals that they stand for: the shortest ones, as pyarrow would round to another decimal."""
+    column = column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
+    texts = column.cast(pa.string())
+    is_whole = pc.and_(
+        pc.is_finite(column), pc.greater_equal(pc.abs(column), 2.0 ** (24 if column.type.bit_width == 32 else 53))
+    )
+    if not pc.any(is_whole).as_py():
+        return texts
+    # Of these the shortest text is another whole number.
+    whole = [None if value is None else str(int(value)) for value in pc.if_else(is_whole, column, None).to_pylist()]
+    return pc.coalesce(pa.array(whole, pa.string()), texts)
+
+
 def _check_same(made: pa.Array[Any], given: pa.Array[Any]) -> None:
     same = pc.equal(made, given)
     if pa.types.is_floating(given.type):
-        same = pc.or_(same, pc.is_nan(given))
+        same = pc.or_(same, pc.and_(pc.is_nan(made), pc.is_nan(given)))
     if not pc.all(same, min_count=0).as_py():
         raise Unfit("a value would change")
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,9 @@ REFUSED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 UTC = pa.timestamp("us", "UTC")
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
-FLOATS = st.floats(width=64) | st.sampled_from([0.1, 0.5, 1e300, 1e-50, 2.0**53, 16777217.0, 12.345, 12.34, 1.0, 0.0])
+FLOATS = st.floats(width=64) | st.sampled_from(
+    [0.1, 0.5, 1e300, 1e-50, 2.0**53, 16777217.0, 12.345, 12.34, 1.0, 0.0, 2.0**-52]
+)
 DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**8) + 1, max_value=10**8 - 1)
 TICKS = st.integers(-(10**18), 10**18) | st.sampled_from([0, -1, 86_400 * 10**6, 86_400 * 10**9, 1_500])
 
@@ -85,7 +88,8 @@ def test_no_number_and_no_time_changes_without_a_word(
         elif isinstance(came, Decimal) and isinstance(made, float):
             assert abs(Fraction(made) - Fraction(came)) <= abs(Fraction(came)) / 2**23, "the nearest"
         elif isinstance(came, float) and isinstance(made, Decimal):
-            assert float(made) == came
+            assert (np.float32 if given == pa.float32() else float)(made) == came
+            assert abs(came) < 2**24 or came % 1 or int(made) == int(came), "a whole number is that number"
         else:
             assert Fraction(int(made) if isinstance(made, bool) else made) == Fraction(came)
 
@@ -194,6 +198,7 @@ def test_types_that_never_fit_are_refused_at_every_level(given: pa.DataType, wan
     ("value", "given", "wanted"),
     [
         (2, pa.int64(), pa.bool_()),
+        (float("nan"), pa.float32(), pa.bool_()),
         (0.1, pa.float64(), pa.float32()),
         (1e300, pa.float64(), pa.float32()),
         (1e-50, pa.float64(), pa.float32()),
