@@ -188,6 +188,7 @@ class Queries:
         self._start_of: dict[str, Callable[[], None]] = {}
         self._waiting: list[str] = []
         self._starting: set[str] = set()
+        self._unproven: set[str] = set()
         self._not_started: dict[str, Exception] = {}
         self._tries: Counter[str] = Counter()
         self._was_active: set[str] = set()
@@ -248,8 +249,11 @@ class Queries:
             if query.isActive and query.status["message"].startswith(STARTING):
                 continue
             self._starting.remove(flow)
-            if query.isActive or query.exception() is None:
-                self._patience.succeed()
+            self._unproven.add(flow)
+        # A start alone is no success: the workers of the first micro-batch may be too slow, too.
+        for flow in [flow for flow in self._unproven if self._has_got_through(flow)]:
+            self._unproven.remove(flow)
+            self._patience.succeed()
         most = 1 if self._patience.was_needed else AT_ONCE
         while self._waiting and len(self._starting) < most and not self._patience.is_waiting:
             flow = self._waiting[0]
@@ -263,6 +267,13 @@ class Queries:
                 self._not_started[flow] = error
             self._waiting.remove(flow)
 
+    def _has_got_through(self, flow: str) -> bool:
+        """Return whether a query has committed, found nothing to read, or come to its end."""
+        query = self.by_flow[flow]
+        if not query.isActive:
+            return query.exception() is None
+        return self.has_committed(flow) or _is_idle(query)
+
     def start_again(self, flow: str) -> float | None:
         """Let the query of a flow start again, after the machine was too slow for it. The flow must have committed nothing.
 
@@ -274,6 +285,7 @@ class Queries:
             self.by_flow.pop(flow, None)
             self._not_started.pop(flow, None)
             self._starting.discard(flow)
+            self._unproven.discard(flow)
             self._tries[flow] += 1
             self._waiting.append(flow)
         return seconds
@@ -392,7 +404,7 @@ class Queries:
     def stop(self) -> None:
         """Stop all queries at the same time, and wait until they have stopped."""
         queries, self.by_flow, self._was_active = list(self.by_flow.values()), {}, set()
-        self._waiting, self._starting, self._not_started = [], set(), {}
+        self._waiting, self._starting, self._unproven, self._not_started = [], set(), set(), {}
         self._commits.stop()
         with ThreadPoolExecutor(max(1, len(queries))) as pool:
             stops = [pool.submit(query.stop) for query in queries]

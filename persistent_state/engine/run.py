@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
+from persistent_state.batch.plan import Plan
 from persistent_state.engine import deliveries, micro_batch, start_checks
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.failures import naming_a_lost_jvm, naming_spark
@@ -23,7 +24,7 @@ from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import deliver, evolution, graph, refusals
+from persistent_state.protocol import deliver, evolution, graph, refusals, restore
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -224,6 +225,7 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         _warn_of_absent_tasks(newest, entry)
         _warn_of_dropped_fields(newest, entry)
         _warn_of_gaps(newest, entry)
+        _warn_of_lost_late_messages(newest, [plan for feed in setup.feeds for plan in feed.plan.tasks])
         _tell_of_fed_tasks(newest, setup, to_rebuild)
         for parts in equal_sources(setup.parts):
             _logger.warning(
@@ -245,8 +247,9 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
 def asked_to_stop() -> Iterator[Asked]:
     """Let SIGINT and SIGTERM set an event in this block, instead of ending the process.
 
-    A second signal does what it does outside the block. A block within another one has the event of that. Python handles
-    signals in the main thread only; in another thread nothing sets the event.
+    A second signal does what it does outside the block. A block within another one has the event of that. A signal that the
+    program ignores, as a shell lets its background jobs ignore SIGINT, stays ignored. Python handles signals in the main thread
+    only; in another thread nothing sets the event.
     """
     global _outer
     asked = Asked()
@@ -265,7 +268,9 @@ def asked_to_stop() -> Iterator[Asked]:
             asked.number, asked.handler = number, before[signal.Signals(number)]
         asked.set()
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # What was not set from Python, None, could not be set again.
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     _outer = asked
     for number in before:
         signal.signal(number, ask)
@@ -324,6 +329,18 @@ def _warn_of_absent_tasks(before: Entry | None, entry: Entry) -> None:
                     output,
                     count,
                 )
+
+
+def _warn_of_lost_late_messages(before: Entry | None, plans: Sequence[Plan]) -> None:
+    """Log a warning for each task that lacks late messages since a rewind or a branch, and does not count them again."""
+    for plan in restore.without_late(before, plans) if before is not None else ():
+        _logger.warning(
+            "task=%s: a rewind or a branch took away late messages that at-least-once delivery had taken in, and under "
+            "delivery=%r they do not come again. If you want them, go back once more, and first start with "
+            "delivery='at-least-once' until all is read.",
+            plan.named,
+            plan.delivery,
+        )
 
 
 def _warn_of_gaps(before: Entry | None, entry: Entry) -> None:

@@ -36,8 +36,8 @@ SLICE_BYTES = 256 << 20
 
 
 TOO_LARGE = (
-    "Every start meets these messages again: leave out the ones that are too large in the task's code, or choose a larger type "
-    "and name the task in rebuild or reset of run or start."
+    "Every start meets these messages again: leave out the ones that are too large in the task's code, or change the type and "
+    "name the task in rebuild or reset of run or start."
 )
 """The ways out for a task with a sum that its type does not hold."""
 

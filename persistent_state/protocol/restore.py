@@ -19,7 +19,7 @@ Invariants, before and after every start, whatever delivery each start had:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
@@ -120,6 +120,12 @@ def _counts_again_from(group: TaskGroup, plan: Plan, clock: int) -> int:
     if group.flow.source.lacks_late or not all(task.active for task in group.tasks.values()):
         return BEGINNING
     return min(clock, own)
+
+
+def without_late(before: Entry, plans: Iterable[Plan]) -> list[Plan]:
+    """Return the tasks that lack late messages, which a rewind or a branch took away, and whose delivery brings none back."""
+    known = (plan for plan in plans if plan.name in before.tasks)
+    return [plan for plan in known if not plan.takes_late and before.flow_of(plan.name).source.lacks_late]
 
 
 def all_cut_back(files: Files, entry: Entry, now: int) -> Entry:

@@ -575,7 +575,7 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
                 f"task={name} began, or was rebuilt or reset, after clock={full_clock(at)}{before}; read {nearest}."
             )
         kept = {*readable, newest, *(c for c in entry.kept if c >= task.born)}
-        for unit, factor in (("milliseconds", 1_000), ("seconds", 1_000_000)):
+        for unit, factor in (("milliseconds", 1_000), ("seconds", 1_000_000)) if newest != BEGINNING else ():
             if at and min(kept) // factor <= at <= max(kept) // factor:
                 raise NotThereError(
                     f"clock={at} of task={name} is not retained, and clocks are microseconds; in {unit} it would be "

@@ -139,6 +139,33 @@ def test_a_call_that_the_server_was_too_slow_for_is_a_failure_of_that_flow_alone
         flows.queries.start_more()
 
 
+def test_a_start_alone_is_no_success_and_a_commit_or_nothing_to_read_is_one() -> None:
+    flows, tries = Flows(1), 0
+    while True:
+        flows.stream("0").get_through()
+        flows.queries.start_more()
+        flows.stream("0").fail(SLOW)
+        wait = flows.queries.start_again("0")
+        if wait is None:
+            break
+        flows.now += wait
+        flows.queries.start_more()
+        tries += 1
+    assert 10 < tries < 30
+    assert backoff.PATIENCE < flows.now - 100 < backoff.PATIENCE + 120
+
+    flows = Flows(1)
+    flows.stream("0").fail(SLOW)
+    assert flows.queries.start_again("0") == 5
+    flows.now += 5
+    flows.queries.start_more()
+    flows.stream("0").status = {"message": "Waiting for data to arrive"}
+    flows.queries.start_more()
+    flows.now += 2 * backoff.PATIENCE
+    flows.stream("0").fail(SLOW)
+    assert flows.queries.start_again("0") == 5
+
+
 def test_what_is_stopped_starts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "POLL_SECONDS", 0)
     flows = Flows(10)

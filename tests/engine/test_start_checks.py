@@ -147,6 +147,21 @@ with asked_to_stop() as asked:
     assert (done.stdout, done.returncode) == ("asked\n", -number)
 
 
+def test_a_signal_that_the_program_ignores_stays_ignored() -> None:
+    program = """
+import os, signal
+from persistent_state.engine.run import asked_to_stop
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+with asked_to_stop() as asked:
+    os.kill(os.getpid(), signal.SIGINT)
+    print(asked.is_set())
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(asked.is_set(), signal.getsignal(signal.SIGINT) == signal.SIG_IGN)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("False\nTrue True\n", 0)
+
+
 STARTED = """
 import os, signal, sys
 from types import SimpleNamespace

@@ -23,7 +23,7 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.protocol import branch, commits, rewind
+from persistent_state.protocol import branch, commits, restore, rewind
 from persistent_state.protocol.deliver import Due, Giver, due, record
 from persistent_state.sources.base import Reach
 from persistent_state.store import codec, lists
@@ -219,6 +219,8 @@ def test_after_a_rewind_another_delivery_takes_in_nothing_late() -> None:
     log, plans = with_a_late_message_above_the_clock()
     rewound(log, 30)
     ids, slow = (replace(plan, delivery=EXACTLY_ONCE) for plan in plans)
+    assert restore.without_late(newest(log), [ids, slow]) == [ids]
+    assert restore.without_late(newest(log), plans) == []
     first = core.start(log, [ids, slow]).flow_of("ids").source.positions[""].next
     entry = core.play(log, ids, rows(*SENT[first:], (44, 6)))
     assert (state(entry, ids), entry.late_rows_of("ids").counts()) == ([1, 2, 3, 6], {})
