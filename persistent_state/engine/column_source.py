@@ -151,7 +151,7 @@ class RowReader(ArrowReader):
     def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         count, bad = chunk.rows.num_rows, chunk.bad
         # Spark changes the values, so find the unfit keys before.
-        unfit = {plan.unfit_column: unfit_rows(plan, chunk.rows) for plan in self.flow.tasks}
+        unfit = {plan.unfit_column: unfit_rows(plan, chunk.rows, chunk.lacks) for plan in self.flow.tasks}
         if (originals := self._originals(chunk, basis, np.any([*unfit.values()], axis=0))) is not None:
             partition = pa.array([chunk.partition], pa.string())
             yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})

@@ -25,6 +25,7 @@ from monoids.scalars import exact_decimal
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
 from persistent_state.sources.base import BadRecord
+from persistent_state.sources.names import absent_columns, names_alike, other_name
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
@@ -63,30 +64,35 @@ class Original:
 class Piece:
     """`count` records that follow each other: the good ones as rows, the bad ones with their places among all.
 
-    `original` gives the record at a place.
+    `original` gives the record at a place. `absent` has the columns that the records lack, each with what their file has
+    instead. Those of `lacks` no record of the file can have.
     """
 
     rows: pa.RecordBatch
     count: int
     bad: tuple[BadRecord, ...] = ()
     original: Callable[[int], Original] = lambda place: Original()
+    absent: tuple[tuple[str, str], ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
-def read_pieces(file: io.RawIOBase, format: str | None, codec: Codec | None, schema: pa.Schema) -> Iterator[Piece]:
+def read_pieces(
+    file: io.RawIOBase, format: str | None, codec: Codec | None, schema: pa.Schema, fault: str = ""
+) -> Iterator[Piece]:
     """Yield the records of a file in pieces of bounded size, always the same pieces.
 
     If the rest of a file can't be read, the rest is one bad record. Errors that `file` itself raises go to the caller, but for
-    those of UNDECODABLE.
+    those of UNDECODABLE. A `fault` makes each record a bad one.
     """
     stored = pa.PythonFile(file, mode="r")
     try:
         if format == PARQUET:
-            yield from _parquet_pieces(stored, schema)
+            yield from _parquet_pieces(stored, schema, fault)
         elif format is None:
             raise Unfit(NO_FORMAT)
         else:
             text = pa.CompressedInputStream(stored, codec) if codec else stored
-            yield from _text_pieces(_line_blocks(text), format, schema)
+            yield from (_refused(piece, fault) for piece in _text_pieces(_line_blocks(text), format, schema))
     except UNDECODABLE as error:
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
         yield Piece(one_batch([], schema), 1, (BadRecord(0, f"unreadable file: {why}"),))
@@ -264,12 +270,33 @@ def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
     return tuple(BadRecord(i, bad[i]) for i in sorted(bad))
 
 
+def _refused(piece: Piece, fault: str) -> Piece:
+    """Return a piece without good records if there is a fault."""
+    if not fault:
+        return piece
+    bad = {**dict.fromkeys(range(piece.count), fault), **{record.position: record.reason for record in piece.bad}}
+    return replace(piece, rows=piece.rows.slice(0, 0), bad=bad_records(bad))
+
+
+def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
+    """Return a text as a value of a column.
+
+    Raises:
+        Unfit: It is none.
+    """
+    try:
+        rows = pa.record_batch({field.name: pa.array([text], pa.string())})
+    except UnicodeEncodeError:
+        raise Unfit(f"column {field.name} is not UTF-8") from None
+    return _fit(rows, pa.schema([field])).column(0)[0]
+
+
 def _check_once(names: list[str]) -> None:
     if len(set(names)) < len(names):
         raise Unfit("a column stands twice in it")
 
 
-def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
+def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Iterator[Piece]:
     parquet = pq.ParquetFile(file)
     fields = [field for field in parquet.schema_arrow if field.name in schema.names]
     names = [field.name for field in fields]
@@ -280,12 +307,14 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             # The file is at fault, not each of its rows.
             raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
+    absent = absent_columns({field.name: field.type for field in parquet.schema_arrow}, schema)
     first = 1
     for groups, rows in _row_groups(parquet.metadata):
         for batch in parquet.iter_batches(rows, groups, names):
-            piece = _piece(batch, schema, {}, batch.num_rows, lambda place: Original())
+            piece = _refused(_piece(batch, schema, {}, batch.num_rows, lambda place: Original()), fault)
             bad = {record.position for record in piece.bad}
-            yield replace(piece, original=partial(_parquet_original, batch, bad, first))
+            original = partial(_parquet_original, batch, bad, first)
+            yield replace(piece, original=original, absent=(*absent.items(),), lacks=(*absent,))
             first += batch.num_rows
 
 
@@ -338,19 +367,34 @@ def _line_blocks(file: pa.NativeFile) -> Iterator[bytes]:
 
 def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema) -> Iterator[Piece]:
     parse = _json_parser(schema) if format == JSON else None
+    absent: dict[str, str] = {}
     line = 1
     for block in blocks:
         end = line + block.count(b"\n")
         if parse is None:
             header, _, block = block.lstrip(b"\r\n").partition(b"\n")
             if header:
-                parse = _csv_parser(header, schema)
+                names, parse = _csv_parser(header, schema)
+                absent = absent_columns({name: pa.string() for name in names}, schema)
         if parse is not None:
-            yield _text_piece(block, end - block.count(b"\n"), schema, parse)
+            piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse)
+            if format == JSON:
+                yield replace(piece, absent=_unseen(block, piece.rows))
+            else:
+                yield replace(piece, absent=(*absent.items(),), lacks=(*absent,))
         line = end
 
 
-def _text_piece(block: bytes, line: int, schema: pa.Schema, parse: Parser) -> Piece:
+def _unseen(block: bytes, rows: pa.RecordBatch) -> tuple[tuple[str, str], ...]:
+    """Return the columns that no record of a block of JSON has. Each record has members of its own, so a later one may."""
+    nulls = [name for name in rows.schema.names if rows.num_rows == rows.column(name).null_count > 0]
+    written = {name: [json.dumps(name, ensure_ascii=is_ascii).encode() for is_ascii in (True, False)] for name in nulls}
+    return tuple(
+        (name, "in none of its first records") for name in nulls if not any(map(block.__contains__, written[name]))
+    )
+
+
+def _text_piece(block: bytes, line: int, format: str, schema: pa.Schema, parse: Parser) -> Piece:
     """Return the records of whole lines; the first is the line `line` of its file."""
     codes = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(codes == ord("\n")) + 1
@@ -358,7 +402,8 @@ def _text_piece(block: bytes, line: int, schema: pa.Schema, parse: Parser) -> Pi
     # Empty lines are no records.
     lengths = ends - starts - (codes[np.maximum(ends - 2, starts)] == ord("\r"))
     records = np.flatnonzero(lengths > 1)
-    return _parsed_piece(block, starts[records], ends[records], line + records, schema, parse)
+    places = starts[records], ends[records], line + records
+    return _parsed_piece(block, *places, schema, parse, format == JSON)
 
 
 def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
@@ -373,7 +418,7 @@ def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
         lines = b"\n".join(values) + b"\n"
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
     starts = np.concatenate([[0], ends])[:-1]
-    return _parsed_piece(lines, starts, ends, np.arange(len(values)), schema, _json_parser(schema))
+    return _parsed_piece(lines, starts, ends, np.arange(len(values)), schema, _json_parser(schema), True)
 
 
 def _parsed_piece(
@@ -383,6 +428,7 @@ def _parsed_piece(
     lines: NDArray[np.int64],
     schema: pa.Schema,
     parse: Parser,
+    is_json: bool,
 ) -> Piece:
     """Return the records of lines that begin and end at these places and have these numbers."""
     bad: dict[int, str] = {}
@@ -399,6 +445,9 @@ def _parsed_piece(
         if len(table) + len(odd) != end - first:
             raise Unfit("not one record in one line")
         bad.update({first + i: "not as many fields as in the header" for i in odd})
+        if is_json and (misnamed := _misnamed(table, text, starts[first:end] - offset, schema)):
+            bad.update({first + i: reason for i, reason in misnamed.items()})
+            table = table.take(np.delete(np.arange(len(table)), [*misnamed]))
         return one_batch(table.to_batches(), table.schema)
 
     def original(i: int) -> Original:
@@ -409,8 +458,27 @@ def _parsed_piece(
     return _piece(raw, schema, bad, len(starts), original)
 
 
-def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
-    """Return a parser of the lines below this header."""
+def _misnamed(table: pa.Table, text: bytes, starts: NDArray[np.int64], schema: pa.Schema) -> dict[int, str]:
+    """Return the lines of JSON that have a column under another name only, such as one of another case, with the reason."""
+    found: dict[int, str] = {}
+    offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
+    lines = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, pa.py_buffer(text)])
+    for name in schema.names:
+        if not table[name].null_count:
+            continue
+        rows = pc.indices_nonzero(table[name].is_null())
+        has_other = pc.match_substring_regex(lines.take(rows), names_alike(name))
+        has_own = pc.match_substring(lines.take(rows), f'"{name}"')
+        for row in rows.filter(pc.and_not(has_other, has_own)).to_pylist():
+            with suppress(ValueError, RecursionError):
+                members = json.loads(lines[row].as_py())
+                if name not in members and (other := other_name(name, members, schema.names)):
+                    found[row] = f"column {name} is not in it, but {other}"
+    return found
+
+
+def _csv_parser(header: bytes, schema: pa.Schema) -> tuple[list[str], Parser]:
+    """Return the names of this header, and a parser of the lines below it."""
     names = pa_csv.read_csv(io.BytesIO(header + b"\n")).column_names
     wanted = [name for name in names if name in schema.names]
     _check_once(wanted)
@@ -447,7 +515,7 @@ def _csv_parser(header: bytes, schema: pa.Schema) -> Parser:
             raise Unfit("a quote is not closed")
         return table, odd[:-1]
 
-    return parse
+    return names, parse
 
 
 def _json_parser(schema: pa.Schema) -> Parser:
