@@ -44,7 +44,7 @@ from persistent_state.sources.listing import (
     local_file,
     local_listing,
     microseconds,
-    table_of,
+    table_mark,
 )
 from persistent_state.sources.names import folder_columns
 from persistent_state.sources.schemas import AnySchema, arrow_schema
@@ -562,8 +562,10 @@ class FileSource(TimeReplayableSource):
         names = ((name[len(root) + 1 :], info) for name, info in infos.items())
         there = {path: File(path, _size(info), _modified(info)) for path, info in names}
         new = [file for path, file in there.items() if path not in known]
-        tables = {file.path: of_table for file in new if (of_table := table_of(file.path))}
-        return Listing([file for file in new if not is_ignored(file.path)], {}, tables, there)
+        marks = {file.path: mark for file in new if (mark := table_mark(file.path))}
+        tables = {path: what for mark in marks.values() for path, what in mark.items()}
+        files = [file for file in new if not is_ignored(file.path) and file.path not in marks]
+        return Listing(files, {}, tables, there)
 
     def _warn_if_without_files(self) -> None:
         # Once for a start: Spark's planner opens a copy in a process of its own.

@@ -462,7 +462,8 @@ def _misnamed(table: pa.Table, text: bytes, starts: NDArray[np.int64], schema: p
     """Return the lines of JSON that have a column under another name only, such as one of another case, with the reason."""
     found: dict[int, str] = {}
     offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
-    lines = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, pa.py_buffer(text)])
+    # As text, since the pattern knows letters beyond ASCII.
+    lines = pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
     for name in schema.names:
         if not table[name].null_count:
             continue

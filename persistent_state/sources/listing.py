@@ -71,8 +71,9 @@ def local_listing(root: str, known: Container[str]) -> Listing:
 
 
 def _add(found: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:
-    if of_table := table_of(path):
-        found.tables[path] = of_table
+    if mark := table_mark(path):
+        found.tables |= mark
+        return
     try:
         file = local_file(path, entry.path)
         why = _why_left_out(root, entry)
@@ -119,12 +120,12 @@ def local_file(path: str, place: str) -> File:
     return File(path, size, microseconds(own.st_mtime))
 
 
-def table_of(path: str) -> str | None:
-    """Return what to use instead if the path of a file says that a table lies there."""
+def table_mark(path: str) -> dict[str, str]:
+    """Return the mark of a table that a file is or lies in, with what to use instead; nothing if there is none."""
     names = path.split("/")
     if names[-2:-1] == ["metadata"] and names[-1].endswith(".metadata.json"):
-        return _ICEBERG
-    return next((TABLES[name] for name in names if name in TABLES), None)
+        return {path.removesuffix(f"/{names[-1]}"): _ICEBERG}
+    return next(({"/".join(names[: i + 1]): TABLES[name]} for i, name in enumerate(names) if name in TABLES), {})
 
 
 def is_ignored(path: str) -> bool:
