@@ -217,8 +217,7 @@ def _fold_few(
 
 def _needed(plan: Plan) -> list[str]:
     """Return the columns without which no row of a task can count."""
-    value = plan.task.value if plan.update_way == "value" else None
-    return [name for name in (*plan.task.key_columns, value, plan.task.message_id) if name is not None]
+    return [name for name in (*plan.task.key_columns, plan.task.value, plan.task.message_id) if name is not None]
 
 
 def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacks: Collection[str] = ()) -> Mask:
@@ -227,7 +226,7 @@ def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacks: Collection[str] = ()) ->
     Where user code is handed the key, a time that Python does not have is none either. Rows that were read from something
     without a column that the task needs do not fit at all.
     """
-    if not {*lacks}.isdisjoint(_needed(plan)):
+    if lacks and not {*lacks}.isdisjoint(_needed(plan)):
         return np.ones(rows.num_rows, dtype=np.bool_)
     unfit = np.zeros(rows.num_rows, dtype=np.bool_)
     for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):

@@ -67,6 +67,19 @@ _NAMED = 3
 """The number of files that a message names."""
 _WATCHED = 100
 """The number of the newest known files of a folder of this machine that a listing looks at: whether they have changed."""
+_MOVED = (
+    "not read, as a file of that size and time was read and is gone, so that its rows would count twice. Move it back, or out "
+    "of the folder; if it is another file, write it again"
+)
+_OTHER_SIZE = (
+    "the size has changed since it was listed. What was written since is not read, and a start that has to read the file again "
+    "is refused. Write new rows to a new file"
+)
+_WRITTEN_AGAIN = (
+    "written again since it was listed. What it holds now counts only for a start that reads it again. Write new rows to a new "
+    "file"
+)
+"""Warnings of files."""
 _WHOLE = '{"finite": true}'
 """The line of the journal behind the last file of a finite source."""
 
@@ -324,7 +337,7 @@ class FileSource(TimeReplayableSource):
                     if piece.count:
                         originals = partial(_originals, path, position, piece.original)
                         notes = {
-                            name: f"file={path!r} of {self!r} has no column {name!r}, {instead}: it is null there."
+                            name: f"file={path!r} of {self!r} has no column {name!r}{instead}: it is null there."
                             for name, instead in piece.absent
                         }
                         yield Chunk(
@@ -390,57 +403,49 @@ class FileSource(TimeReplayableSource):
             state.present = listing.there or {}
         self._warn_of_changes(listing)
         state.moved = self._moved(listing)
-        for path, then in state.moved.items():
-            self._warn(
-                path,
-                f"looks like file={then!r}, which was read and is gone. It is not read, as its rows would count twice. Move it "
-                "back, or out of the folder; if it is another file, write it again.",
-            )
+        self._warn(_MOVED, {path: f"{path!r} (read as {then!r})" for path, then in state.moved.items()})
         if state.is_whole:
             return
-        for path, why in listing.left_out.items():
-            if self.finite and why == UNREADABLE:
-                raise StoreUnavailableError(f"file={path!r} of {self!r} may not be read. Permit that, then try again.")
-            self._warn(path, f"is left out: {why}.")
+        unreadable = [path for path, why in listing.left_out.items() if why == UNREADABLE]
+        if self.finite and unreadable:
+            raise StoreUnavailableError(
+                f"file={unreadable[0]!r} of {self!r} may not be read. Permit that, then try again."
+            )
+        for why in dict.fromkeys(listing.left_out.values()):
+            self._warn(f"left out: {why}", [path for path, other in listing.left_out.items() if other == why])
         new = self._in_order([file for file in listing.files if file.path not in state.moved])
         state.files += new
         state.paths.update(file.path for file in new)
 
-    def _warn(self, path: str, why: str) -> None:
-        """Warn of a file once for each start: Spark's planner opens a copy in a process of its own."""
+    def _warn(self, why: str, paths: Collection[str]) -> None:
+        """Warn of files once for each start. A mapping has the words for each path.
+
+        Spark's planner, which opens a copy in a process of its own, warns only of what comes later.
+        """
         state = self._state
-        if path not in state.warned and (self._maker == os.getpid() or not state.is_opening):
-            _logger.warning("file=%r of %r %s", path, self, why)
-        state.warned.add(path)
+        new = [path for path in sorted(paths) if (path, why) not in state.warned]
+        state.warned.update((path, why) for path in new)
+        if new and (self._maker == os.getpid() or not state.is_opening):
+            names = ", ".join(paths[path] if isinstance(paths, Mapping) else repr(path) for path in new[:_NAMED])
+            more = f" and {len(new) - _NAMED:,} more" if new[_NAMED:] else ""
+            _logger.warning("%s%s of %r: %s.", names, more, self, why)
 
     def _check_tables(self, listing: Listing) -> None:
         """Refuse to begin with a folder that is a table. A source that has begun goes on, with a warning."""
         for path, what in listing.tables.items():
             if self._state.is_opening and not self._state.files:
-                raise InvalidInputError(f"{self!r} has {path!r}, so these are {what}.")
-            self._warn(path, f"says that these are {what}.")
+                raise InvalidInputError(f"{self!r} has {path!r}, so its files are {what}.")
+            self._warn(f"its files are {what}", [path])
 
     def _warn_of_changes(self, listing: Listing) -> None:
         """Warn of known files that were written again, where the listing looks at known files; else of the newest ones."""
-        state = self._state
-        for file in state.files if listing.there is not None else state.files[-_WATCHED:]:
-            there = listing.there
-            now = self._on_this_machine(file.path) if there is None else there.get(file.path)
-            if now is not None and now.size != file.size:
-                self._warn(
-                    file.path,
-                    f"had {file.size:,} bytes when it was taken and has {now.size:,}. What was written since is not read, and "
-                    "a start that has to read the file again is refused. Write new rows to a new file.",
-                )
-            elif now is not None and _is_written_again(file, now):
-                self._warn_written_again(file.path)
-
-    def _warn_written_again(self, path: str) -> None:
-        self._warn(
-            path,
-            "was written again since it was taken. What it holds now counts only for a start that reads it again. Write new "
-            "rows to a new file.",
-        )
+        files, there = self._state.files, listing.there
+        if there is None:
+            files = files[-_WATCHED:]
+            there = {file.path: now for file in files if (now := self._on_this_machine(file.path)) is not None}
+        present = [(file, there[file.path]) for file in files if file.path in there]
+        self._warn(_OTHER_SIZE, [file.path for file, now in present if file.size != now.size])
+        self._warn(_WRITTEN_AGAIN, [file.path for file, now in present if _is_written_again(file, now)])
 
     def _on_this_machine(self, path: str) -> File | None:
         with suppress(OSError):
@@ -481,7 +486,7 @@ class FileSource(TimeReplayableSource):
         if now.size != file.size:
             raise self._changed(file.path, file.size, now.size)
         if _is_written_again(file, now):
-            self._warn_written_again(file.path)
+            self._warn(_WRITTEN_AGAIN, [file.path])
 
     def _changed(self, path: str, then: int, now: int) -> InvalidInputError:
         return InvalidInputError(
@@ -638,8 +643,8 @@ class _Opened:
     """The ends of the newest reach of a finite source, if that had anything to read."""
     is_opening: bool = True
     moved: dict[str, str] = field(default_factory=dict)
-    warned: set[str] = field(default_factory=set)
-    """The paths of which people were warned since the source was opened."""
+    warned: set[tuple[str, str]] = field(default_factory=set)
+    """The paths of which people were warned since the source was opened, each with why."""
 
 
 def _originals(
@@ -732,7 +737,12 @@ def _is_bucket_there(system: Any, root: str) -> bool:
 
 
 def _is_written_again(file: File, now: File) -> bool:
-    return file.modified is not None and now.modified is not None and file.modified != now.modified
+    return (
+        file.size == now.size
+        and file.modified is not None
+        and now.modified is not None
+        and file.modified != now.modified
+    )
 
 
 def _may_be_moved(known: File, new: File) -> bool:

@@ -286,9 +286,11 @@ def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
     """
     try:
         rows = pa.record_batch({field.name: pa.array([text], pa.string())})
+        return _fit(rows, pa.schema([field])).column(0)[0]
     except UnicodeEncodeError:
         raise Unfit(f"column {field.name} is not UTF-8") from None
-    return _fit(rows, pa.schema([field])).column(0)[0]
+    except pa.ArrowNotImplementedError as error:
+        raise Unfit(f"column {field.name} is not {field.type}") from error
 
 
 def _check_once(names: list[str]) -> None:
@@ -390,7 +392,9 @@ def _unseen(block: bytes, rows: pa.RecordBatch) -> tuple[tuple[str, str], ...]:
     nulls = [name for name in rows.schema.names if rows.num_rows == rows.column(name).null_count > 0]
     written = {name: [json.dumps(name, ensure_ascii=is_ascii).encode() for is_ascii in (True, False)] for name in nulls}
     return tuple(
-        (name, "in none of its first records") for name in nulls if not any(map(block.__contains__, written[name]))
+        (name, f" in any of {rows.num_rows:,} records")
+        for name in nulls
+        if not any(map(block.__contains__, written[name]))
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Container, Mapping
@@ -10,16 +11,16 @@ from dataclasses import dataclass, field
 
 _FOLDER_OF_SPARK = "a DataFrameSource over it"
 TABLES: Mapping[str, str] = {
-    "_delta_log": f"the files of a Delta table; its files are written again. Use {_FOLDER_OF_SPARK}",
-    ".hoodie": f"the files of a Hudi table; its files are written again. Use {_FOLDER_OF_SPARK}",
-    "_spark_metadata": f"what Spark's file sink has written; some of the files do not count. Use {_FOLDER_OF_SPARK}",
-    "_table.json": "the table of a ParquetSink; a rewind deletes files of it. Feed the task by the task that has that sink",
+    "_delta_log": f"those of a Delta table, which writes its rows to new files again. Use {_FOLDER_OF_SPARK}",
+    ".hoodie": f"those of a Hudi table, which writes its rows to new files again. Use {_FOLDER_OF_SPARK}",
+    "_spark_metadata": f"those of Spark's file sink, of which some do not count. Use {_FOLDER_OF_SPARK}",
+    "_table.json": "those of a ParquetSink, of which a rewind deletes some. Feed the task by the task of that sink",
 }
 """By the name that marks the folder of a table: what lies there, and what to use instead."""
 
-_ICEBERG = f"the files of an Iceberg table; its files are written again. Use {_FOLDER_OF_SPARK}"
+_ICEBERG = f"those of an Iceberg table, which writes its rows to new files again. Use {_FOLDER_OF_SPARK}"
 
-UNREADABLE = "it may not be read; permit that, and it is read"
+UNREADABLE = "reading is not permitted; permit it, and it is read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def local_listing(root: str, known: Container[str]) -> Listing:
     while folders:
         folder = folders.pop()
         # A folder may go while it is listed.
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(os.path.join(root, folder)) as entries:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(os.path.join(root or "/", folder)) as entries:
             for entry in entries:
                 path = folder + entry.name
                 if is_left_out(entry.name):
@@ -80,11 +81,11 @@ def _add(found: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:
     except FileNotFoundError:
         if not entry.is_symlink():
             return
-        why = "it links to nothing"
+        why = "a link to nothing"
     except PermissionError:
         why = UNREADABLE
     except OSError as error:
-        why = str(error)
+        why = "a link in a circle" if error.errno == errno.ELOOP else str(error)
     if why:
         found.left_out[path] = why
     else:
@@ -99,13 +100,13 @@ def _why_left_out(root: str, entry: os.DirEntry[str]) -> str:
     """
     mode = entry.stat().st_mode
     if stat.S_ISDIR(mode):
-        return "it links to a folder; give the source that folder itself"
+        return "a link to a folder; give the source that folder itself"
     if not stat.S_ISREG(mode):
-        return "it is a pipe, a socket or a device"
+        return "a pipe, a socket or a device"
     if entry.is_symlink():
         root, target = os.path.realpath(root), os.path.realpath(entry.path)
         if target.startswith(f"{root}/") and not is_ignored(target[len(root) + 1 :]):
-            return f"it links to {target[len(root) + 1 :]!r}, which is read itself"
+            return f"a link to {target[len(root) + 1 :]!r}, which is read itself"
     return "" if os.access(entry.path, os.R_OK) else UNREADABLE
 
 

@@ -34,7 +34,7 @@ def _decoded(text: str) -> str:
 
 
 def absent_columns(there: Mapping[str, pa.DataType], wanted: Iterable[pa.Field], within: str = "") -> dict[str, str]:
-    """Return the columns, and fields of structs, that a file lacks, each with what the file has instead.
+    """Return the columns, and fields of structs, that a file lacks, each with words on what the file has instead.
 
     Args:
         there: The columns of the file, and their types.
@@ -43,7 +43,7 @@ def absent_columns(there: Mapping[str, pa.DataType], wanted: Iterable[pa.Field],
 
     Example:
         >>> absent_columns({"K": pa.string()}, [pa.field("k", pa.string())])
-        {'k': "but 'K'"}
+        {'k': ", but 'K'"}
     """
     found: dict[str, str] = {}
     for field in wanted:
@@ -57,7 +57,7 @@ def absent_columns(there: Mapping[str, pa.DataType], wanted: Iterable[pa.Field],
         if pa.types.is_struct(type) and pa.types.is_struct(has):
             inner = absent_columns({each.name: each.type for each in has}, type, f"{name}.")
             if type.num_fields and all(f"{name}.{each.name}" in inner for each in type):
-                inner = {name: f"but one with the fields {_listed([each.name for each in has])}"}
+                inner = {name: f", but one with the fields {_listed([each.name for each in has])}"}
             found |= inner
     return found
 
@@ -66,7 +66,7 @@ def _instead(name: str, there: Iterable[str]) -> str:
     names = [*there]
     # As ASCII, since the two may look alike.
     alike = [ascii(other) for other in names if _plain(other) == _plain(name)]
-    return f"but {alike[0]}" if alike else f"only {_listed(names)}"
+    return f", but {alike[0]}" if alike else f", only {_listed(names)}"
 
 
 def _listed(names: list[str]) -> str:

@@ -70,11 +70,11 @@ class TestAbsent:
     @pytest.mark.parametrize(
         ("header", "instead"),
         [
-            ("K", "but 'K'"),
-            (" k ", "but ' k '"),
-            ("k\u00a0", r"but 'k\xa0'"),
-            ("k\u200b", r"but 'k\u200b'"),
-            ("key", "only 'ts', 'key', 'v'"),
+            ("K", ", but 'K'"),
+            (" k ", ", but ' k '"),
+            ("k\u00a0", r", but 'k\xa0'"),
+            ("k\u200b", r", but 'k\u200b'"),
+            ("key", ", only 'ts', 'key', 'v'"),
         ],
     )
     @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
@@ -87,13 +87,13 @@ class TestAbsent:
         assert values(chunks, "k") == [None, None]
         assert [chunk.lacks for chunk in chunks] == [("k",)]
         assert notes(chunks) == {
-            "k": f"file={name!r} of FileSource({str(tmp_path)!r}) has no column 'k', {instead}: it is null there."
+            "k": f"file={name!r} of FileSource({str(tmp_path)!r}) has no column 'k'{instead}: it is null there."
         }
 
     def test_a_composed_name_is_not_the_decomposed_one(self) -> None:
         composed, decomposed = (unicodedata.normalize(form, "größe") for form in ("NFC", "NFD"))
         field = pa.field(composed, pa.string())
-        assert absent_columns({decomposed: pa.string()}, [field]) == {composed: r"but 'gro\u0308\xdfe'"}
+        assert absent_columns({decomposed: pa.string()}, [field]) == {composed: r", but 'gro\u0308\xdfe'"}
         assert absent_columns({composed: pa.string()}, [field]) == {}
 
     def test_a_struct_without_its_fields_is_absent_and_one_that_lacks_some_says_which(self) -> None:
@@ -101,9 +101,9 @@ class TestAbsent:
             {"s": pa.struct({"a": pa.int8(), "b": pa.int8()}), "l": pa.list_(pa.struct({"x": pa.int8()}))}
         )
         both = {"s": pa.struct({"x": pa.int8(), "y": pa.int8()}), "l": pa.list_(pa.struct({"x": pa.int8()}))}
-        assert absent_columns(both, wanted) == {"s": "but one with the fields 'x', 'y'"}
+        assert absent_columns(both, wanted) == {"s": ", but one with the fields 'x', 'y'"}
         some = {"s": pa.struct({"A": pa.int8(), "b": pa.int8()}), "l": pa.list_(pa.struct({"y": pa.int8()}))}
-        assert absent_columns(some, wanted) == {"s.a": "but 'A'", "l": "but one with the fields 'y'"}
+        assert absent_columns(some, wanted) == {"s.a": ", but 'A'", "l": ", but one with the fields 'y'"}
 
     def test_a_header_of_many_names_is_cut_in_the_note(self) -> None:
         many = {f"c{i}": pa.string() for i in range(1000)}
@@ -139,7 +139,7 @@ class TestAbsent:
         (chunk,) = read_all(tmp_path)
         assert chunk.lacks == ()
         assert [*chunk.notes] == ["ts", "value"]
-        assert "has no column 'value', in none of its first records" in chunk.notes["value"]
+        assert "has no column 'value' in any of 2 records: it is null there" in chunk.notes["value"]
 
     def test_a_transform_may_fill_what_is_absent(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", "ts,value\n,1\n")
