@@ -46,7 +46,7 @@ from persistent_state.sources.listing import (
     microseconds,
     table_mark,
 )
-from persistent_state.sources.names import folder_columns
+from persistent_state.sources.names import folder_columns, other_name
 from persistent_state.sources.schemas import AnySchema, arrow_schema
 
 Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
@@ -336,10 +336,6 @@ class FileSource(TimeReplayableSource):
                     bad = tuple(replace(record, position=position + record.position) for record in piece.bad)
                     if piece.count:
                         originals = partial(_originals, path, position, piece.original)
-                        notes = {
-                            name: f"file={path!r} of {self!r} has no column {name!r}{instead}: it is null there."
-                            for name, instead in piece.absent
-                        }
                         yield Chunk(
                             PARTITION,
                             position,
@@ -348,9 +344,15 @@ class FileSource(TimeReplayableSource):
                             start,
                             originals=originals,
                             lacks=piece.lacks,
-                            notes=notes,
+                            notes={name: self._note(path, name, instead) for name, instead in piece.absent},
                         )
                     position += piece.count
+
+    def _note(self, path: str, column: str, instead: str) -> str:
+        """Return what people are told of a column that a file does not have, but what stands in `instead`."""
+        alike = other_name(column, folder_columns(path), self._record_schema().names)
+        folder = f", and its folder has {alike}" if alike else ""
+        return f"file={path!r} of {self!r} has no column {column!r}{instead}{folder}: it is null there."
 
     def _pieces(self, file: _StoredFile, path: str) -> Iterator[formats.Piece]:
         """Yield the records of a file, with the columns that its folders say."""

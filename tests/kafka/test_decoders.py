@@ -113,6 +113,7 @@ def test_json_may_have_a_mark_before_it_as_a_file_may_and_the_number_of_a_schema
         (b'{"n": 01}', "not a JSON object"),
         (b"[1]", "not a JSON object"),
         (b'{"s": "\xff"}', "not UTF-8"),
+        (b'{"N": 1, "s": "a"}', "column n is not in it, but 'N'"),
     ],
 )
 def test_why_a_record_is_bad_is_said_in_words_of_our_own(value: bytes, reason: str) -> None:

@@ -36,6 +36,11 @@ class TestFolders:
         assert not bad(chunks)
         assert not notes(chunks)
 
+    def test_a_folder_with_another_name_of_a_column_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path, "Key=Oslo/a.csv", table(0, 1).drop(["key"]))
+        (note,) = notes(read_all(tmp_path)).values()
+        assert "has no column 'key', only 'ts', 'value', and its folder has 'Key': it is null there." in note
+
     def test_a_folder_wins_over_a_column_of_its_files_as_on_spark(self, tmp_path: Path) -> None:
         for name in ("a.csv", "b.json", "c.parquet"):
             write(tmp_path, f"key=Oslo/other=1/{name}", table(0, 1))
