@@ -25,7 +25,7 @@ from monoids.scalars import exact_decimal
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
 from persistent_state.sources.base import BadRecord
-from persistent_state.sources.names import absent_columns, names_alike, other_name
+from persistent_state.sources.names import absent_columns, names_alike, other_name, struct_paths
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
@@ -463,22 +463,24 @@ def _parsed_piece(
 
 
 def _misnamed(table: pa.Table, text: bytes, starts: NDArray[np.int64], schema: pa.Schema) -> dict[int, str]:
-    """Return the lines of JSON that have a column under another name only, such as one of another case, with the reason."""
+    """Return the lines of JSON that have a column, or a field of a struct, under another name only, with the reason."""
     found: dict[int, str] = {}
     offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
     # As text, since the pattern knows letters beyond ASCII.
     lines = pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
-    for name in schema.names:
-        if not table[name].null_count:
+    for path, names in struct_paths(schema):
+        column = table[path[0]] if len(path) == 1 else pc.struct_field(table[path[0]], path[1:])
+        if not column.null_count:
             continue
-        rows = pc.indices_nonzero(table[name].is_null())
-        has_other = pc.match_substring_regex(lines.take(rows), names_alike(name))
-        has_own = pc.match_substring(lines.take(rows), f'"{name}"')
-        for row in rows.filter(pc.and_not(has_other, has_own)).to_pylist():
+        rows = pc.indices_nonzero(column.is_null())
+        alike, own = (pc.count_substring_regex(lines.take(rows), each) for each in names_alike(path[-1]))
+        for row in rows.filter(pc.greater(alike, own)).to_pylist():
             with suppress(ValueError, RecursionError):
                 members = json.loads(lines[row].as_py())
-                if name not in members and (other := other_name(name, members, schema.names)):
-                    found[row] = f"column {name} is not in it, but {other}"
+                for name in path[:-1]:
+                    members = members.get(name) or {}
+                if path[-1] not in members and (other := other_name(path[-1], members, names)):
+                    found[row] = f"column {'.'.join(path)} is not in it, but {other}"
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -80,11 +80,24 @@ def _plain(name: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", seen).casefold()).strip()
 
 
-def names_alike(name: str) -> str:
-    """Return a pattern of the members of JSON whose names may be `other_name`s of a column."""
-    forms = {unicodedata.normalize(form, name) for form in ("NFC", "NFD")}
+def struct_paths(
+    fields: Iterable[pa.Field], within: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield the path of each field, and of the fields of structs, with the names beside it."""
+    fields = list(fields)
+    names = [field.name for field in fields]
+    for field in fields:
+        yield (*within, field.name), names
+        if pa.types.is_struct(field.type):
+            yield from struct_paths(field.type, (*within, field.name))
+
+
+def names_alike(name: str) -> tuple[str, str]:
+    """Return a pattern of the members of JSON whose names may be `other_name`s of a column or its own, and one of its own."""
+    forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFD") for each in (name, name.casefold())}
     unseen = r"[\s\p{Z}\p{Cf}]*"
-    return f'(?i)"(?:{"|".join(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms))})"\\s*:'
+    alike = "|".join(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms))
+    return rf'(?i)"(?:{alike})"\s*:', rf'"{re.escape(name)}"\s*:'
 
 
 def other_name(name: str, names: Iterable[str], schema: Sequence[str]) -> str | None:

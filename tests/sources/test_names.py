@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from pathlib import Path
 
@@ -133,6 +134,43 @@ class TestAbsent:
         ]
         assert values(chunks) == [1, 3, 4, 6, 7, 8]
         assert at(chunks) == [0, 2, 3, 5, 6, 7]
+
+    @pytest.mark.parametrize(
+        ("line", "reason"),
+        [
+            ('{"Key": "b", "value": 1, "x": "key", "more": {"key": 2}}', "column key is not in it, but 'Key'"),
+            ('{"s": {"A": 1}, "a": 2, "key": "b"}', "column s.a is not in it, but 'A'"),
+            ('{"s": {"a": null, "A": 1}, "key": "b"}', None),
+            ('{"s": {"b": {"C": 1}, "C": 1}, "key": "b"}', "column s.b.c is not in it, but 'C'"),
+            ('{"s": {"b": null}, "key": "b", "C": 1}', None),
+            ('{"s": null, "key": "b", "A": 1}', None),
+            ('{"KEY": 1e999, "a": [[', "not a JSON object"),
+        ],
+    )
+    def test_another_name_is_found_beside_the_same_one_at_another_level(
+        self, tmp_path: Path, line: str, reason: str | None
+    ) -> None:
+        inner = pa.struct({"a": pa.int64(), "b": pa.struct({"c": pa.int64()})})
+        write(tmp_path, "a.json", f'{{"key": "a"}}\n{line}\n{{"key": "c"}}\n')
+        chunks = read_all(tmp_path, schema=SCHEMA.append(pa.field("s", inner)))
+        assert [(place, why) for place, why, _ in bad(chunks)] == ([] if reason is None else [(1, reason)])
+
+    @pytest.mark.parametrize(
+        ("name", "other"),
+        [
+            ("größe", "GRÖSSE"),
+            ("größe", "gro\u0308ße"),
+            ("a b", "A b "),
+            ("a.b", "A.B"),
+            ("İx", "İX"),
+            ("(?i)x", "(?I)x"),
+        ],
+    )
+    def test_a_column_of_any_letters_is_found_under_another_name(self, tmp_path: Path, name: str, other: str) -> None:
+        records = [json.dumps({each: 1}, ensure_ascii=False) for each in (name, other, other.replace("x", "y"))]
+        write(tmp_path, "a.json", "\n".join(records))
+        chunks = read_all(tmp_path, schema=pa.schema({"ts": SCHEMA.field("ts").type, name: pa.int64()}))
+        assert values(chunks, name) == ([1, None] if "x" in other else [1])
 
     def test_a_name_that_is_a_column_itself_stands_for_no_other(self, tmp_path: Path) -> None:
         write(tmp_path, "a.json", '{"Key": "b"}\n{"key": "a"}\n')
