@@ -42,6 +42,7 @@ from persistent_state.sinks.delta import DeltaSink
 from persistent_state.sinks.parquet import ParquetSink
 from persistent_state.sinks.sql import SqlSink
 from persistent_state.sources.base import BadRecord, Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.rate import RateSource
@@ -70,6 +71,7 @@ __all__ = [
     "CommitUnknownError",
     "ConsoleSink",
     "Context",
+    "CsvOptions",
     "DamagedError",
     "DataFrameSource",
     "Decoded",

@@ -31,6 +31,7 @@ PUBLIC_NAMES = [
     "CommitUnknownError",
     "ConsoleSink",
     "Context",
+    "CsvOptions",
     "DamagedError",
     "DataFrameSource",
     "Decoded",

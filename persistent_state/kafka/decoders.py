@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError, missing_package
 from persistent_state.sources.base import BadRecord
-from persistent_state.sources.formats import JSON, Unfit, bad_records, check_text, json_piece, one_batch, sift
+from persistent_state.sources.casts import Unfit
+from persistent_state.sources.formats import JSON, bad_records, check_text, json_piece, one_batch, sift
 from persistent_state.sources.schemas import arrow_schema
 
 Values: TypeAlias = "Sequence[bytes | None]"

@@ -23,6 +23,7 @@ from persistent_state.kafka.decoders import Decoder, Raw
 from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIME, TOPIC, Subscription, shared
 from persistent_state.kafka.topics import commit_offsets, number_of, topic_of
 from persistent_state.sources.base import BadRecord, Chunk, TimeReplayableSource
+from persistent_state.sources.casts import plain_rows, plain_schema
 from persistent_state.sources.formats import Transform, one_batch, transformed
 
 DELETED, RECREATED = (
@@ -145,7 +146,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         if len(set(names)) < len(names):
             raise InvalidInputError(f"columns={names} of {self!r} have one name twice; rename what its decoders give.")
         try:
-            made = transformed(self._transform, one_batch([], pa.schema(fields))).schema
+            made = transformed(self._transform, one_batch([], plain_schema(pa.schema(fields)))).schema
         except Exception as error:
             raise InvalidInputError(
                 f"transform of {self!r} raised {raised(error)}, for a batch without rows."
@@ -298,6 +299,8 @@ class KafkaSource(Subscription, TimeReplayableSource):
         except Exception as error:
             where = f"topic={offsets.topic!r} partition={offsets.partition} from offset {first}"
             raise TaskFailedError(f"a decoder of {self!r} raised {raised(error)}, for records of {where}.") from error
+        # A decoder of the user's may make views.
+        decoded = [replace(one, rows=plain_rows(one.rows)) for one in decoded]
         joined = decoded[0] if len(decoded) == 1 else decoders.side_by_side(decoded)
         bad = tuple(replace(record, position=int(at[record.position])) for record in joined.bad)
         good = np.ones(len(at), np.bool_)

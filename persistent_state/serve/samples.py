@@ -80,12 +80,15 @@ def _sample(row: Mapping[str, pa.Scalar]) -> Sample:
 
 
 def _text(row: Mapping[str, pa.Scalar]) -> str:
-    """Return what a row holds: its columns if it was read, else the record as it came."""
+    """Return what a row holds: its columns if it was read, else the record as it came, and the value in it that is at fault."""
     for name in ("row", "record"):
         value: Any = row.get(name)
         if value is None or not value.is_valid:
             continue
         content = value.as_py()
         text = content.decode(errors="replace") if isinstance(content, bytes) else cell(value)
+        origin: Any = row["origin"].as_py() if "origin" in row else None
+        if origin and origin.get("value") is not None:
+            text = f"{origin['value']} in {text}"
         return printable(text[:WIDEST] + ("…" if len(text) > WIDEST else ""))
     return "-"

@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
@@ -36,6 +35,8 @@ from persistent_state.formatting import iso_time
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.casts import Unfit, plain_schema
+from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.listing import (
     UNREADABLE,
     File,
@@ -55,10 +56,10 @@ _logger = logging.getLogger("persistent_state")
 
 PARTITION = ""
 ROW_BITS = 32
-ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64())])
+ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64()), ("value", pa.string())])
 
 _FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
-_CODECS: dict[str, formats.Codec] = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
+_CODECS: dict[str, formats.Codec] = {"gz": "gzip", "gzip": "gzip", "bz2": "bz2", "zst": "zstd", "zstd": "zstd"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
 """The protocols of stores that have no folders: one that has no file can't be told from one that nobody ever thought of."""
@@ -95,8 +96,9 @@ class FileSource(TimeReplayableSource):
     Columns that a folder's name says, as `region=Oslo/` does, are read from there. Without `schema` they are text.
 
     In CSV and JSON a line is a record, so that quoted fields hold no line ends. An empty field of CSV is null, a quoted empty
-    field is "". Timestamps are ISO 8601, in UTC if they have no zone. A column that a file lacks is null, with a
-    warning; where it is a task's key or value, the rows are bad ones. A record that can't
+    field is "". Timestamps are ISO 8601, in UTC if they have no zone. Times that are finer than the schema are cut; no other
+    value changes without a word. A column that a file lacks is null, with a warning; where it is a task's key or value, the
+    rows are bad ones. A record that can't
     be decoded or does not fit the schema is a bad record by itself; the unreadable rest of a damaged file is one bad record.
 
     A `finite` source has the files that its first start finds, and ends when they are read: then the clock waits for it no
@@ -118,6 +120,7 @@ class FileSource(TimeReplayableSource):
         max_files_per_batch: The most files of a micro-batch.
         bytes_per_batch: The most bytes of a micro-batch. It has at least one file.
         finite: Whether the folder is listed once, at the first start, and the source ends with the last file of that listing.
+        csv: How CSV files are written, where it is not as above: see `CsvOptions`.
         transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table.
         storage_options: What fsspec needs to open the folder. They appear in no message.
 
@@ -142,6 +145,7 @@ class FileSource(TimeReplayableSource):
         max_files_per_batch: int = 1000,
         bytes_per_batch: int = 1 << 30,
         finite: bool = False,
+        csv: CsvOptions = formats.PLAIN_CSV,
         transform: formats.Transform | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -150,6 +154,8 @@ class FileSource(TimeReplayableSource):
             raise InvalidInputError(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
         if order_by not in ("name", "modified"):
             raise InvalidInputError(f"{order_by=}; say 'name' or 'modified'.")
+        if not isinstance(csv, CsvOptions):
+            raise InvalidInputError(f"{csv=} is not a CsvOptions; give one, as CsvOptions(delimiter=';').")
         check_whole("max_files_per_batch", max_files_per_batch)
         check_whole("bytes_per_batch", bytes_per_batch)
         if max_files_per_batch < 1 or bytes_per_batch < 1:
@@ -170,9 +176,10 @@ class FileSource(TimeReplayableSource):
         self._order_by = order_by
         self._files_per_batch = max_files_per_batch
         self._bytes_per_batch = bytes_per_batch
+        self._csv = csv
         self._transform = transform
         self._options = dict(storage_options or {})
-        self._stored = None if schema is None else arrow_schema(schema)
+        self._stored = None if schema is None else plain_schema(arrow_schema(schema))
         self._made: pa.Schema | None = None
         self._opened: _Opened | None = None
         self._maker = os.getpid()
@@ -224,7 +231,7 @@ class FileSource(TimeReplayableSource):
                 "correct the path, or leave finite out."
             )
         self._warn_if_without_files()
-        for format in {self._kind(file.path)[0] for file in files} - {None, formats.PARQUET}:
+        for format in {self._kind(file.path)[0] for file in files} & {formats.CSV, formats.JSON}:
             formats.check_text(str(format), self._record_schema())
 
     def reads(self, place: str) -> bool:
@@ -355,6 +362,16 @@ class FileSource(TimeReplayableSource):
         return f"file={path!r} of {self!r} has no column {column!r}{instead}{folder}: it is null there."
 
     def _pieces(self, file: _StoredFile, path: str) -> Iterator[formats.Piece]:
+        try:
+            yield from self._with_folder_columns(file, path)
+        except (StateError, MemoryError):
+            raise
+        except Exception as error:
+            raise TaskFailedError(
+                f"file={path!r} of {self!r} can't be read: {raised(error)}. Move it away, or give it another format."
+            ) from error
+
+    def _with_folder_columns(self, file: _StoredFile, path: str) -> Iterator[formats.Piece]:
         """Yield the records of a file, with the columns that its folders say."""
         schema, fault = self._record_schema(), ""
         values: dict[str, pa.Scalar] = {}
@@ -362,11 +379,11 @@ class FileSource(TimeReplayableSource):
             if name in schema.names:
                 try:
                     values[name] = formats.of_text(text, schema.field(name))
-                except formats.Unfit as error:
+                except Unfit as error:
                     values[name], fault = pa.scalar(None, schema.field(name).type), f"{error}, in its folder's name"
         # A batch without columns has no rows.
         rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.null())])
-        for piece in formats.read_pieces(file, *self._kind(path), rest if values else schema, fault):
+        for piece in formats.read_pieces(file, *self._kind(path), rest if values else schema, self._csv, fault):
             if values:
                 count = piece.rows.num_rows
                 columns = [
@@ -505,7 +522,8 @@ class FileSource(TimeReplayableSource):
                 raise InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
             try:
                 with self._open(files[0].path, files[0].size) as file:
-                    stored = pq.read_schema(pa.PythonFile(file, mode="r")).remove_metadata()
+                    parquet = formats.open_parquet(pa.PythonFile(file, mode="r"))
+                    stored = plain_schema(parquet.schema_arrow).remove_metadata()
                     of_folders = [pa.field(name, pa.string()) for name in folder_columns(files[0].path)]
                     self._stored = pa.schema(
                         [*stored, *(field for field in of_folders if field.name not in stored.names)]
@@ -539,9 +557,11 @@ class FileSource(TimeReplayableSource):
         return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent)
 
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
-        """Return the format and the compression of a file."""
+        """Return the format and the compression of a file. A format that is not read is named, too."""
         endings = path.rpartition("/")[2].lower().split(".")
         codec = _CODECS.get(endings[-1])
+        if endings[-1] in formats.NOT_READ and (self._format is None or not _FORMATS.keys().isdisjoint(endings[-2:-1])):
+            return endings[-1], None
         return self._format or _FORMATS.get(endings[-2 if codec and len(endings) > 1 else -1]), codec
 
     def _listed(self, known: Collection[str] = ()) -> Listing:
@@ -656,7 +676,7 @@ def _originals(
     originals = [original(place) for place in (positions - first).tolist()]
     # A name that is not UTF-8 is shown as the journal writes it.
     name = path.encode(errors="backslashreplace").decode()
-    origins = [{"file": name, "line": each.line} for each in originals]
+    origins = [{"file": name, "line": each.line, "value": each.value} for each in originals]
     record = pa.array([each.record for each in originals], pa.large_binary())
     return pa.record_batch({"record": record, "origin": pa.array(origins, ORIGIN)})
 

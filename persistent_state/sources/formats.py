@@ -5,59 +5,67 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from decimal import Decimal, DecimalException
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from monoids.scalars import exact_decimal
 from persistent_state.errors import InvalidInputError
-from persistent_state.formatting import plain, to_json
+from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
+from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
+from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts
+from persistent_state.sources.json_lines import json_parser
 from persistent_state.sources.names import absent_columns, names_alike, other_name, struct_paths
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
-Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, list[int]]]
 
 PARQUET, CSV, JSON = "parquet", "csv", "json"
 FORMATS = (PARQUET, CSV, JSON)
 UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
 """The errors that pyarrow raises for damaged content."""
 
+PLAIN_CSV = CsvOptions()
 NO_FORMAT = "its ending tells no format"
+NOT_READ = {
+    **dict.fromkeys(("orc", "avro", "xls", "xlsx", "ods", "feather", "arrow", "xml"), "it is {}, which is not read"),
+    **dict.fromkeys(("xz", "lz4", "snappy", "br", "lzo", "zip", "7z", "tar", "tgz"), "not supported: {}"),
+}
+"""By the ending of a file that no format or compression of this module has: why the file is not read."""
 
 _PIECE_ROWS = 1 << 18
 _PIECE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 24
-_DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
-"""The most digits of decimals, by the bits of their type. To such differences of digits after the point pyarrow's tables go."""
+_STEP_BYTES = 1 << 16
 
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
-
-
-class Unfit(pa.ArrowInvalid):  # type: ignore[misc]
-    """A record can't be decoded. Equal reasons have equal words, because they are counted."""
+_CUT_OFF = "Truncated compressed stream"
+_SOMETHING_BEHIND = (
+    "incorrect header check",
+    "unknown compression method",
+    "no magic header",
+    "Unknown frame descriptor",
+)
+"""Words of pyarrow, zlib, bzip2 and zstd: a file ends too early, or what stands behind a whole text is not compressed."""
 
 
 @dataclass(frozen=True)
 class Original:
-    """A record as it came: its bytes, unless its row has all of it, and its line in a text or row in a file, from 1 on."""
+    """A record as it came: its bytes, unless its row has all of it, and its line in a text or row in a file, from 1 on.
+
+    `value` is the value that does not fit its column, as JSON or as the text that it is, and may be shortened.
+    """
 
     record: bytes | None = None
     line: int | None = None
+    value: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,12 @@ class Piece:
 
 
 def read_pieces(
-    file: io.RawIOBase, format: str | None, codec: Codec | None, schema: pa.Schema, fault: str = ""
+    file: io.RawIOBase,
+    format: str | None,
+    codec: Codec | None,
+    schema: pa.Schema,
+    csv: CsvOptions = PLAIN_CSV,
+    fault: str = "",
 ) -> Iterator[Piece]:
     """Yield the records of a file in pieces of bounded size, always the same pieces.
 
@@ -90,11 +103,16 @@ def read_pieces(
             yield from _parquet_pieces(stored, schema, fault)
         elif format is None:
             raise Unfit(NO_FORMAT)
+        elif format in NOT_READ:
+            raise Unfit(NOT_READ[format].format(format))
         else:
-            text = pa.CompressedInputStream(stored, codec) if codec else stored
-            yield from (_refused(piece, fault) for piece in _text_pieces(_line_blocks(text), format, schema))
+            parts = _decompressed(stored, codec) if codec else _parts(stored)
+            blocks = _line_blocks(csv_texts(csv, parts) if format == CSV else parts)
+            yield from (_refused(piece, fault) for piece in _text_pieces(blocks, format, schema, csv))
     except UNDECODABLE as error:
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
+        if format == PARQUET and "crypt" in str(error):
+            why = "it is encrypted"
         yield Piece(one_batch([], schema), 1, (BadRecord(0, f"unreadable file: {why}"),))
 
 
@@ -108,7 +126,7 @@ def check_text(format: str, schema: pa.Schema) -> None:
         if format == CSV:
             _fit(one_batch([], pa.schema([(name, pa.string()) for name in schema.names])), schema)
         else:
-            list(_text_pieces([b"{}\n"], format, schema))
+            list(_text_pieces([b"{}\n"], format, schema, PLAIN_CSV))
     except pa.ArrowNotImplementedError as error:
         raise InvalidInputError(
             f"the schema does not fit {format} files: {error}; read another type, and transform it."
@@ -127,7 +145,7 @@ def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBa
 def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Apply a source's `transform` to rows, and return the result as one batch."""
     made = rows if transform is None else transform(rows)
-    return one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made
+    return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
 
 
 def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -140,102 +158,54 @@ def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         place = rows.schema.get_field_index(field.name)
         try:
-            columns.append(_cast(rows.column(place), field.type) if place >= 0 else pa.nulls(rows.num_rows, field.type))
+            column = cast(rows.column(place), field.type) if place >= 0 else pa.nulls(rows.num_rows, field.type)
+            # Parquet does not promise that text is UTF-8, nor JSON that a decimal has few digits. They would fail much later.
+            column.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise Unfit(f"column {field.name} is not {field.type}") from error
-        try:
-            # Parquet does not promise that text is UTF-8. Other bytes would fail much later, in the user's code.
-            columns[-1].validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise Unfit(f"column {field.name} is not UTF-8") from error
+            value = _shown(rows.column(place)) if rows.num_rows == 1 and place >= 0 else None
+            raise Unfit(_misfit(field, error), value) from error
+        columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
-    """Return a column as another type, without loss."""
-    if column.type.equals(type):
-        return column
-    if pa.types.is_dictionary(column.type):
-        return _cast(column.cast(column.type.value_type), type)
-    if _is_text(column.type) and not pa.types.is_string(column.type):
-        return _cast(column.cast(pa.string()), type)
-    if not pa.types.is_string(column.type):
-        if _has_unsafe_decimals(column.type, type):
-            raise pa.ArrowInvalid(f"decimals of {type} are not read of {column.type}")
-        if pa.types.is_decimal(column.type) and pa.types.is_decimal(type) and column.type.bit_width < 256:
-            # With more digits after the point a decimal may need more bits, and pyarrow does not notice.
-            column = column.cast(pa.decimal256(76, column.type.scale))
-        return column.cast(type)
-    try:
-        return _parse(column, type)
-    except pa.ArrowInvalid:
-        return _parse(pc.utf8_trim_whitespace(column), type)
+def _without_hopeless(
+    rows: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], values: dict[int, str | None]
+) -> NDArray[np.int64]:
+    """Return the numbers of the rows that may fit, and put the others into `bad` and `values`."""
+    for field in schema:
+        place = rows.schema.get_field_index(field.name)
+        mask = hopeless(rows.column(place), field.type) if place >= 0 else None
+        if mask is not None:
+            numbers = np.flatnonzero(mask.to_numpy(False))
+            for number, value in zip(
+                numbers.tolist(), rows.column(place).take(pa.array(numbers)).to_pylist(), strict=True
+            ):
+                if bad.setdefault(number, reason := f"column {field.name} is not {field.type}") is reason:
+                    values[number] = shortened(value)
+    return np.delete(np.arange(rows.num_rows), list(bad))
 
 
-def _is_text(type: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type))
+def _misfit(field: pa.Field, error: Exception) -> str:
+    return f"column {field.name} is not {'UTF-8' if 'UTF8' in str(error) else field.type}"
 
 
-def _has_unsafe_decimals(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a cast reads decimals that pyarrow might not know: see `exact_decimal`."""
-    if pa.types.is_nested(given) and pa.types.is_nested(wanted):
-        pairs = [(given.field(i), wanted.field(i)) for i in range(min(given.num_fields, wanted.num_fields))]
-        if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-            pairs = [(given.field(each.name), each) for each in wanted if given.get_field_index(each.name) >= 0]
-        return any(_has_unsafe_decimals(before.type, after.type) for before, after in pairs)
-    if pa.types.is_dictionary(given):
-        return _has_unsafe_decimals(given.value_type, wanted)
-    if not pa.types.is_decimal(wanted):
-        return False
-    if pa.types.is_decimal(given):
-        return bool(abs(given.scale - wanted.scale) > _DIGITS[max(given.bit_width, wanted.bit_width)])
-    return _is_text(given)
+def _shown(column: pa.Array[Any]) -> str | None:
+    """Return the only value of a column as text; None if it is text that is not UTF-8."""
+    with suppress(ValueError):
+        value = plain(column[0])
+        return shortened(value if isinstance(value, str) else to_json(value))
+    return None
 
 
-def _parse(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
-    if pa.types.is_decimal(type):
-        return _decimals(column, type)
-    if not pa.types.is_timestamp(type):
-        return column.cast(type)
-    local, utc = pa.timestamp(type.unit), pa.timestamp(type.unit, "UTC")
-    try:
-        return column.cast(utc).cast(type)
-    except pa.ArrowInvalid:
-        has_zone = pc.match_substring_regex(column, _ZONE)
-        naive, zoned = pc.if_else(has_zone, None, column), pc.if_else(has_zone, column, None)
-        return pc.coalesce(zoned.cast(utc), naive.cast(local).cast(utc)).cast(type)
-
-
-def _decimals(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
-    """Return texts as decimals. Python reads those whose digits after the point pyarrow might not know: see `exact_decimal`."""
-    is_odd = pc.or_(pc.match_substring_regex(column, "[eE]"), pc.greater(pc.binary_length(column), _most_digits(type)))
-    if not pc.any(is_odd).as_py():
-        return column.cast(type)
-    odd = [None if text is None else _decimal(text, type) for text in pc.if_else(is_odd, column, None).to_pylist()]
-    return pc.coalesce(pc.if_else(is_odd, None, column).cast(type), pa.array(odd, type))
-
-
-def _most_digits(type: pa.DataType) -> int:
-    """Return the most characters of a text without an exponent that pyarrow reads right as a decimal of this type.
-
-    The text's number times a power of ten stays within the bits of the type: pyarrow does not notice if it does not.
-    """
-    return max(0, _DIGITS[int(type.bit_width)] - abs(int(type.scale)))
-
-
-def _decimal(text: str, type: pa.DataType) -> Decimal:
-    if not _DECIMAL.fullmatch(text):
-        raise Unfit(f"not {type}")
-    try:
-        return exact_decimal(type)(Decimal(text))
-    except DecimalException:
-        raise Unfit(f"not {type}") from None
-
-
-def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int, str]) -> list[pa.RecordBatch]:
+def sift(
+    count: int,
+    decode: Callable[[int, int], pa.RecordBatch],
+    bad: dict[int, str],
+    values: dict[int, str | None] | None = None,
+) -> list[pa.RecordBatch]:
     """Decode records by ranges. If `decode` raises, try each half of the range, down to one bad record.
 
-    The reason in `bad` is the text of the error, mostly `Unfit`.
+    The reason in `bad` is the text of the error, mostly `Unfit`, whose value is put into `values`.
     """
     good = []
     parts = [(0, count)] if count else []
@@ -246,6 +216,8 @@ def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int
         except pa.ArrowInvalid as error:
             if end - first == 1:
                 bad[first] = str(error)
+                if values is not None and isinstance(error, Unfit):
+                    values[first] = error.value
             else:
                 middle = (first + end) // 2
                 parts += [(middle, end), (first, middle)]
@@ -253,16 +225,36 @@ def sift(count: int, decode: Callable[[int, int], pa.RecordBatch], bad: dict[int
 
 
 def _piece(
-    raw: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], count: int, original: Callable[[int], Original]
+    raw: pa.RecordBatch,
+    schema: pa.Schema,
+    bad: dict[int, str],
+    values: dict[int, str | None],
+    count: int,
+    original: Callable[[int], Original],
 ) -> Piece:
-    """Return the records that were read as `raw`, without the `bad` ones, in this schema."""
+    """Return the records that were read as `raw`, without the `bad` ones, in this schema. `values` are of the bad ones."""
     unfit: dict[int, str] = {}
-    good = sift(raw.num_rows, lambda first, end: _fit(raw.slice(first, end - first), schema), unfit)
-    if unfit:
+    misfits: dict[int, str | None] = {}
+    try:
+        good = [_fit(raw, schema)]
+    except pa.ArrowInvalid:
+        raw = plain_rows(raw)
+        left = _without_hopeless(raw, schema, unfit, misfits)
+        found: dict[int, str] = {}
+        shown: dict[int, str | None] = {}
+        rows = raw.take(pa.array(left)) if unfit else raw
+        good = sift(len(left), lambda first, end: _fit(rows.slice(first, end - first), schema), found, shown)
+        unfit.update((int(left[row]), reason) for row, reason in found.items())
+        misfits.update((int(left[row]), value) for row, value in shown.items())
         places = np.delete(np.arange(count), list(bad)).tolist()
         bad = {**bad, **{places[row]: reason for row, reason in unfit.items()}}
-    rows = one_batch(good, schema)
-    return Piece(rows, count, bad_records(bad), original)
+        values = {**values, **{places[row]: value for row, value in misfits.items()}}
+    return Piece(
+        one_batch(good, schema),
+        count,
+        bad_records(bad),
+        lambda place: replace(original(place), value=values.get(place)),
+    )
 
 
 def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
@@ -293,19 +285,19 @@ def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
         raise Unfit(f"column {field.name} is not {field.type}") from error
 
 
-def _check_once(names: list[str]) -> None:
-    if len(set(names)) < len(names):
-        raise Unfit("a column stands twice in it")
+def open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
+    """Open a Parquet file. In nanoseconds, INT96 would wrap around outside of the years 1677 to 2262."""
+    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
 
 
 def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Iterator[Piece]:
-    parquet = pq.ParquetFile(file)
+    parquet = open_parquet(file)
     fields = [field for field in parquet.schema_arrow if field.name in schema.names]
     names = [field.name for field in fields]
-    _check_once(names)
+    check_once(names)
     for field in fields:
         try:
-            _cast(pa.nulls(0, field.type), schema.field(field.name).type)
+            cast(pa.nulls(0, field.type), schema.field(field.name).type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             # The file is at fault, not each of its rows.
             raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
@@ -313,9 +305,9 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
     first = 1
     for groups, rows in _row_groups(parquet.metadata):
         for batch in parquet.iter_batches(rows, groups, names):
-            piece = _refused(_piece(batch, schema, {}, batch.num_rows, lambda place: Original()), fault)
+            piece = _refused(_piece(batch, schema, {}, {}, batch.num_rows, lambda place: Original()), fault)
             bad = {record.position for record in piece.bad}
-            original = partial(_parquet_original, batch, bad, first)
+            original = partial(_parquet_original, batch, bad, first, piece.original)
             yield replace(piece, original=original, absent=(*absent.items(),), lacks=(*absent,))
             first += batch.num_rows
 
@@ -343,21 +335,66 @@ def _rows_of_piece(rows: int, size: int) -> int:
     return max(1, min(_PIECE_ROWS, _PIECE_BYTES * rows // max(1, size)))
 
 
-def _parquet_original(batch: pa.RecordBatch, bad: Container[int], first: int, place: int) -> Original:
+def _parquet_original(
+    batch: pa.RecordBatch, bad: Container[int], first: int, known: Callable[[int], Original], place: int
+) -> Original:
     """Return where a row of a Parquet file stood and, if it is a bad record, its columns as JSON."""
     record = None
     if place in bad:
         # Text that is not UTF-8 can't be shown.
         with suppress(ValueError):
             record = to_json(plain(batch.slice(place, 1).to_struct_array()[0])).encode()
-    return Original(record, first + place)
+    return replace(known(place), record=record, line=first + place)
 
 
-def _line_blocks(file: pa.NativeFile) -> Iterator[bytes]:
+def _parts(file: pa.NativeFile, size: int | None = None) -> Iterator[bytes]:
+    """Yield what a file has from where it stands, in parts."""
+    while data := file.read(size or _BLOCK_BYTES):
+        yield data
+
+
+def _decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
+    """Yield the text of a compressed file in parts. What comes before a sudden end is read.
+
+    Other damage is noticed too late: what was decompressed since the part before it may be wrong.
+    """
+    if not file.size():
+        raise Unfit(f"it has no bytes, and is not {codec}")
+    passed = 0
+    # A stream that is let go closes its file.
+    streams = [pa.CompressedInputStream(file, codec)]
+    try:
+        for data in _parts(streams[0]):
+            yield data
+            passed += len(data)
+    except OSError as error:
+        why = str(error)
+        if not any(words in why for words in (_CUT_OFF, *_SOMETHING_BEHIND)):
+            raise
+        found = b""
+        for step in (_STEP_BYTES, 1):
+            file.seek(0)
+            streams.append(pa.CompressedInputStream(file, codec))
+            _skip(streams[-1], passed + len(found))
+            with suppress(OSError):
+                for data in _parts(streams[-1], step):
+                    found += data
+        # A line that is cut off belongs to the rest, which can't be read.
+        yield found if _CUT_OFF in why else found + b"\n"
+        raise
+
+
+def _skip(stream: pa.NativeFile, count: int) -> None:
+    while count:
+        count -= len(stream.read(min(count, _BLOCK_BYTES)))
+
+
+def _line_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Yield a text in blocks of whole lines, each with its line end."""
     rest, mark = b"", codecs.BOM_UTF8
-    while data := file.read(_BLOCK_BYTES):
-        data, mark = data.removeprefix(mark), b""
+    for data in parts:
+        if data:
+            data, mark = data.removeprefix(mark), b""
         end = data.rfind(b"\n") + 1
         if end:
             yield rest + data[:end]
@@ -367,8 +404,8 @@ def _line_blocks(file: pa.NativeFile) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema) -> Iterator[Piece]:
-    parse = _json_parser(schema) if format == JSON else None
+def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions) -> Iterator[Piece]:
+    parse = json_parser(schema) if format == JSON else csv_parser(csv, b"", schema)[1] if csv.header == "none" else None
     absent: dict[str, str] = {}
     line = 1
     for block in blocks:
@@ -376,7 +413,7 @@ def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema) -> Ite
         if parse is None:
             header, _, block = block.lstrip(b"\r\n").partition(b"\n")
             if header:
-                names, parse = _csv_parser(header, schema)
+                names, parse = csv_parser(csv, header, schema)
                 absent = absent_columns({name: pa.string() for name in names}, schema)
         if parse is not None:
             piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse)
@@ -422,7 +459,7 @@ def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
         lines = b"\n".join(values) + b"\n"
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
     starts = np.concatenate([[0], ends])[:-1]
-    return _parsed_piece(lines, starts, ends, np.arange(len(values)), schema, _json_parser(schema), True)
+    return _parsed_piece(lines, starts, ends, np.arange(len(values)), schema, json_parser(schema), True)
 
 
 def _parsed_piece(
@@ -436,19 +473,16 @@ def _parsed_piece(
 ) -> Piece:
     """Return the records of lines that begin and end at these places and have these numbers."""
     bad: dict[int, str] = {}
+    values: dict[int, str | None] = {}
 
     def decode(first: int, end: int) -> pa.RecordBatch:
         offset = starts[first]
         text = block[offset : ends[end - 1]]
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            raise Unfit("not UTF-8") from None
         table, odd = parse(text, starts[first:end] - offset, ends[first:end] - offset)
         # No CSV line makes two rows, and no JSON line less than one. So as many rows as lines is one row from each line.
         if len(table) + len(odd) != end - first:
             raise Unfit("not one record in one line")
-        bad.update({first + i: "not as many fields as in the header" for i in odd})
+        bad.update({first + i: why for i, why in odd.items()})
         if is_json and (misnamed := _misnamed(table, text, starts[first:end] - offset, schema)):
             bad.update({first + i: reason for i, reason in misnamed.items()})
             table = table.take(np.delete(np.arange(len(table)), [*misnamed]))
@@ -457,9 +491,9 @@ def _parsed_piece(
     def original(i: int) -> Original:
         return Original(block[starts[i] : ends[i]].rstrip(b"\r\n"), int(lines[i]))
 
-    good = sift(len(starts), decode, bad)
+    good = sift(len(starts), decode, bad, values)
     raw = one_batch(good, good[0].schema if good else schema)
-    return _piece(raw, schema, bad, len(starts), original)
+    return _piece(raw, schema, bad, values, len(starts), original)
 
 
 def _misnamed(table: pa.Table, text: bytes, starts: NDArray[np.int64], schema: pa.Schema) -> dict[int, str]:
@@ -482,156 +516,3 @@ def _misnamed(table: pa.Table, text: bytes, starts: NDArray[np.int64], schema: p
                 if path[-1] not in members and (other := other_name(path[-1], members, names)):
                     found[row] = f"column {'.'.join(path)} is not in it, but {other}"
     return found
-
-
-def _csv_parser(header: bytes, schema: pa.Schema) -> tuple[list[str], Parser]:
-    """Return the names of this header, and a parser of the lines below it."""
-    names = pa_csv.read_csv(io.BytesIO(header + b"\n")).column_names
-    wanted = [name for name in names if name in schema.names]
-    _check_once(wanted)
-    # Read all columns as text. Parsing them later is as fast, and finds bad values instead of bad lines.
-    convert = pa_csv.ConvertOptions(
-        column_types={name: pa.string() for name in wanted},
-        include_columns=wanted or names[:1],
-        null_values=[""],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
-    # A line with one field too many. The parser reports it, unless a quote before it is not closed.
-    sentinel = b"," * len(names) + b"\n"
-
-    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, list[int]]:
-        # To the parser a carriage return within a line ends a line, so one line might make two rows.
-        if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
-            raise Unfit("a carriage return within a line")
-        odd: list[int] = []
-
-        def skip(row: pa_csv.InvalidRow) -> Literal["skip"]:
-            odd.append((row.number or 0) - 1)
-            return "skip"
-
-        text += sentinel
-        source: Any = pa.BufferReader(text)
-        read = pa_csv.ReadOptions(column_names=names, block_size=len(text), use_threads=False)
-        rules = pa_csv.ParseOptions(invalid_row_handler=skip)
-        try:
-            table = pa_csv.read_csv(source, read_options=read, parse_options=rules, convert_options=convert)
-        except pa.ArrowInvalid as error:
-            raise Unfit("not a CSV record") from error
-        if not odd:
-            raise Unfit("a quote is not closed")
-        return table, odd[:-1]
-
-    return names, parse
-
-
-def _json_parser(schema: pa.Schema) -> Parser:
-    """Return a parser of lines that hold one JSON object each."""
-    # The parser would take dates for numbers. Timestamps are text here, and parsed later, to find bad values instead of lines.
-    is_text = [pa.types.is_date(field.type) or pa.types.is_timestamp(field.type) for field in schema]
-    fields = [field.with_type(pa.string()) if text else field for field, text in zip(schema, is_text, strict=True)]
-    rules = pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
-    odd = _odd_decimals(schema)
-
-    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, list[int]]:
-        codes = np.frombuffer(text, np.uint8)
-        last = codes[ends - 2]
-        last = np.where(last == ord("\r"), codes[np.maximum(ends - 3, 0)], last)
-        # pyarrow takes objects wherever their lines end, and crashes on a null. But a line end between "}" and "{" can
-        # only be one between two objects, so that no object lies in two lines and each line makes a row or more.
-        if (codes[starts] != ord("{")).any() or (last != ord("}")).any():
-            raise Unfit("not a JSON object")
-        if odd:
-            offsets = pa.py_buffer(np.append(starts, ends[-1]).astype(np.int64))
-            rows = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, pa.py_buffer(text)])
-            for line in rows.filter(pc.match_substring_regex(rows, odd)).to_pylist():
-                _check_decimals(line, schema)
-        source: Any = pa.BufferReader(text)
-        read = pa_json.ReadOptions(block_size=len(text), use_threads=False)
-        try:
-            return pa_json.read_json(source, read_options=read, parse_options=rules), []
-        except pa.ArrowInvalid as error:
-            raise Unfit(_unfit_json(text, fields, schema) if len(starts) == 1 else "") from error
-
-    return parse
-
-
-def _odd_decimals(schema: pa.Schema) -> str:
-    """Return a pattern of all lines of JSON with decimals that pyarrow might not know; "" if the schema has no decimals."""
-    most = [_most_digits(type) for type in _leaves(schema.types) if pa.types.is_decimal(type)]
-    # A number with an exponent, or with many digits. Any of that may be escaped.
-    return (
-        rf"[^0-9A-Za-z.][0-9.]+[eE][-+]?[0-9]|[0-9.]{{{min(most) + 1}}}|\\u00([46]5|2[bBdDeE]|3[0-9])" if most else ""
-    )
-
-
-def _leaves(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
-    """Yield the types that are not nested, of types and within them."""
-    for type in types:
-        if pa.types.is_nested(type):
-            yield from _leaves(type.field(i).type for i in range(type.num_fields))
-        else:
-            yield type
-
-
-def _check_decimals(line: bytes, schema: pa.Schema) -> None:
-    """Refuse a line of JSON with a decimal that pyarrow might not know: see `exact_decimal`.
-
-    Raises:
-        Unfit: The line has one, or is not JSON.
-    """
-    try:
-        # Members that stand twice are all looked at. Numbers are as they were written.
-        record = json.loads(line, object_pairs_hook=_Members, parse_float=str, parse_int=str, strict=False)
-    except (ValueError, RecursionError):
-        raise Unfit("not a JSON object") from None
-    for field in schema:
-        for name, value in record:
-            if name == field.name and not _are_known(value, field.type):
-                raise Unfit(f"column {name} is not {field.type}")
-
-
-class _Members(list[tuple[str, Any]]):
-    """The members of a JSON object, in their order."""
-
-
-def _are_known(value: Any, type: pa.DataType) -> bool:
-    """Return whether the decimals of a JSON value are decimals that pyarrow knows."""
-    if isinstance(value, _Members):
-        fields = {field.name: field.type for field in type} if pa.types.is_struct(type) else {}
-        return all(_are_known(each, fields[name]) for name, each in value if name in fields)
-    if isinstance(value, list):
-        return not isinstance(type, pa.ListType) or all(_are_known(each, type.value_type) for each in value)
-    # What is not a decimal is refused by pyarrow.
-    if not (isinstance(value, str) and pa.types.is_decimal(type) and _DECIMAL.fullmatch(value)):
-        return True
-    try:
-        _decimal(value, type)
-    except Unfit:
-        return False
-    _, digits, exponent = Decimal(value).as_tuple()
-    most = _DIGITS[int(type.bit_width)]
-    return len(digits) <= most and int(exponent) >= -most
-
-
-def _unfit_json(text: bytes, fields: Iterable[pa.Field], schema: pa.Schema) -> str:
-    """Return why a line does not have these fields, in words that do not depend on pyarrow's."""
-    is_twice = False
-
-    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal is_twice
-        is_twice = is_twice or len(dict(pairs)) < len(pairs)
-        return dict(pairs)
-
-    try:
-        record = json.loads(text, object_pairs_hook=members)
-    except (ValueError, RecursionError):
-        return "not a JSON object"
-    if is_twice:
-        return "a member stands twice"
-    for field in fields:
-        try:
-            pa.array([record.get(field.name)], field.type)
-        except (pa.ArrowException, OverflowError, TypeError, ValueError):
-            return f"column {field.name} is not {schema.field(field.name).type}"
-    return "not a record of the schema"

@@ -24,6 +24,7 @@ from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
 from persistent_state.engine.column_source import RowReader, _replaced
+from persistent_state.formatting import shortened
 from persistent_state.protocol import commits
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, TimeReplayableSource
@@ -139,10 +140,59 @@ def test_a_row_of_parquet_keeps_its_columns_and_a_damaged_file_its_name(tmp_path
     found = aside(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), task).to_pylist()
     told = [(row["reason"], row["origin"], row["record"], row["row"] and row["row"]["n"]) for row in found]
     assert sorted(told, key=str) == [
-        ("column ts is not timestamp[us, tz=UTC]", {"file": "a.parquet", "line": 3}, b'{"ts":"soon","n":3}', None),
-        ("late", {"file": "a.parquet", "line": 1}, None, 1),
-        ("no timestamp", {"file": "a.parquet", "line": 4}, None, 4),
-        ("unreadable file: damaged, or not parquet", {"file": "b.parquet", "line": None}, None, None),
+        (
+            "column ts is not timestamp[us, tz=UTC]",
+            {"file": "a.parquet", "line": 3, "value": "soon"},
+            b'{"ts":"soon","n":3}',
+            None,
+        ),
+        ("late", {"file": "a.parquet", "line": 1, "value": None}, None, 1),
+        ("no timestamp", {"file": "a.parquet", "line": 4, "value": None}, None, 4),
+        ("unreadable file: damaged, or not parquet", {"file": "b.parquet", "line": None, "value": None}, None, None),
+    ]
+
+
+@pytest.mark.parametrize("task", [Total(), Said()])
+def test_what_is_aside_says_the_value_that_does_not_fit_and_reasons_are_few(
+    tmp_path: Path, task: PersistentTask
+) -> None:
+    (tmp_path / "a.csv").write_text(
+        "".join(f"{line}\n" for line in ["ts,n", "soon,1", f"{ON_TIME},1.5", f'{ON_TIME},"1,000"', "x,y,z"])
+    )
+    lines: list[dict[str, Any]] = [{"ts": ON_TIME, "n": 2**63}, {"ts": 5}, {"n": {"a": "é"}}, {"n": "9" * 999}]
+    (tmp_path / "b.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    pq.write_table(pa.table({"ts": [ON_TIME, ON_TIME], "n": [0.5, 1e300]}), tmp_path / "c.parquet")
+    found = aside(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), task).to_pylist()
+    told = [(row["origin"]["file"], row["origin"]["line"], row["reason"], row["origin"]["value"]) for row in found]
+    ts, n = "column ts is not timestamp[us, tz=UTC]", "column n is not int64"
+    assert sorted(told) == [
+        ("a.csv", 2, ts, "soon"),
+        ("a.csv", 3, n, "1.5"),
+        ("a.csv", 4, n, "1,000"),
+        ("a.csv", 5, "not as many fields as in the header", None),
+        ("b.json", 1, n, "9223372036854775808"),
+        ("b.json", 2, ts, "5"),
+        ("b.json", 3, n, "{}"),
+        ("b.json", 4, n, shortened(f'"{"9" * 999}"')),
+        ("c.parquet", 1, n, "0.5"),
+        ("c.parquet", 2, n, "1e+300"),
+    ]
+
+
+@pytest.mark.parametrize("has_schema", [True, False])
+@pytest.mark.parametrize("task", [Total(), Said()])
+def test_a_late_row_of_a_file_with_views_is_put_aside(tmp_path: Path, task: PersistentTask, has_schema: bool) -> None:
+    times = pa.array([EARLY, ON_TIME, None]).cast(SCHEMA.field("ts").type)
+    views = {
+        "k": pa.array(["a", None, "c"], pa.string_view()),
+        "l": pa.array([[b"a"], None, []], pa.list_(pa.binary_view())),
+    }
+    rows = pa.table({"ts": times, "n": [1, 2, 3], **views})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    found = aside(FileSource(tmp_path, timestamp="ts", schema=rows.schema if has_schema else None), task).to_pylist()
+    assert sorted((row["reason"], row["row"]["k"], row["row"]["l"]) for row in found) == [
+        ("late", "a", [b"a"]),
+        ("no timestamp", "c", []),
     ]
 
 
@@ -151,9 +201,9 @@ def test_of_what_a_transform_has_made_only_the_file_is_told(tmp_path: Path) -> N
     source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, transform=lambda rows: rows)
     found = aside(source, Total()).sort_by("reason").select(["record", "origin"]).to_pylist()
     assert found == [
-        {"record": None, "origin": {"file": "a.json", "line": None}},
-        {"record": b"{", "origin": {"file": "a.json", "line": 1}},
-        {"record": b"}", "origin": {"file": "a.json", "line": 3}},
+        {"record": None, "origin": {"file": "a.json", "line": None, "value": None}},
+        {"record": b"{", "origin": {"file": "a.json", "line": 1, "value": None}},
+        {"record": b"}", "origin": {"file": "a.json", "line": 3, "value": None}},
     ]
 
 

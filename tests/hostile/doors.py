@@ -30,7 +30,16 @@ from monoids import MonoidError
 from monoids.nested import codec_of, kept_type
 from monoids.scalars import Scalar
 from monoids.types import parse_type
-from persistent_state import FileSource, InvalidInputError, Message, PersistentTask, SqlSink, open_store, run_local
+from persistent_state import (
+    CsvOptions,
+    FileSource,
+    InvalidInputError,
+    Message,
+    PersistentTask,
+    SqlSink,
+    open_store,
+    run_local,
+)
 from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import microseconds
@@ -123,6 +132,22 @@ def csv(lines: Sequence[Sequence[str]]) -> None:
             assert value == Decimal(text), f"{text[:100]!r} counts as {value}"
 
 
+def csv_bytes(content: bytes, codec: formats.Codec | None, given: dict[str, Any]) -> None:
+    options = refused(lambda: CsvOptions(**given))
+    if options is None:
+        return
+    pieces = list(formats.read_pieces(io.BytesIO(content), formats.CSV, codec, COLUMNS, options))  # type: ignore[arg-type]
+    again = list(formats.read_pieces(io.BytesIO(content), formats.CSV, codec, COLUMNS, options))  # type: ignore[arg-type]
+    assert [(piece.rows.to_pylist(), piece.bad) for piece in pieces] == [
+        (piece.rows.to_pylist(), piece.bad) for piece in again
+    ]
+    for piece in pieces:
+        check(piece, piece.count)
+        for place in range(piece.count):
+            original = piece.original(place)
+            assert original.value is None or original.value.encode()
+
+
 JSON_COLUMNS = pa.schema([*COLUMNS, ("a", NESTED)])
 
 
@@ -133,6 +158,9 @@ def json_values(values: Sequence[str]) -> None:
     content = b"".join(value.replace(b"\n", b" ") + b"\n" for value in written)
     for piece in formats.read_pieces(io.BytesIO(content), formats.JSON, None, JSON_COLUMNS):  # type: ignore[arg-type]
         check(piece, piece.count)
+        for place in range(piece.count):
+            original = piece.original(place)
+            assert original.value is None or original.value.encode()
     bad = {record.position for record in decoded.bad}
     good = [value for place, value in enumerate(values) if place not in bad]
     for text, row in zip(good, decoded.rows["d"].to_pylist(), strict=True):
@@ -415,8 +443,22 @@ CONTENTS = st.lists(LINES, max_size=1).map(
     lambda some: "\n".join([",".join(COLUMNS.names), *(",".join(line) for lines in some for line in lines), ""])
 )
 
+CSV_OPTIONS = st.fixed_dictionaries({}, optional={
+    "delimiter": st.sampled_from([",", ";", "\t", "|", " "]) | TEXTS, "quote": st.sampled_from(["'", None, '"']) | TEXTS,
+    "escape": st.sampled_from(["\\", None]) | TEXTS, "decimal": st.sampled_from([",", "."]), "null": st.lists(TEXTS, max_size=2),
+    "encoding": st.sampled_from(["utf-16", "cp1252", "utf-7", "utf-32-le", "shift_jis", "punycode", "idna", "ascii"]) | TEXTS,
+    "header": st.sampled_from(["name", "position", "none"]),
+})  # fmt: skip
+CSV_BYTES = st.lists(
+    BYTES | st.sampled_from([b"d,w,l,f,b,day,ts,s\n", b"\n", b"\r", b",", b";", b'"', b"\\", b"1,5"])
+).map(b"".join)
+
 DOORS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
     "csv": (LINES, csv),
+    "csv options": (
+        st.tuples(CSV_BYTES, st.sampled_from([None, None, None, "gzip", "bz2", "zstd"]), CSV_OPTIONS),
+        lambda given: csv_bytes(*given),
+    ),
     "json decimals": (st.lists(NUMBERS_OF_JSON, min_size=1, max_size=4), json_values),
     "json": (st.lists(NUMBERS_OF_JSON | JSON_TEXTS | TEXTS, max_size=4), json_values),
     "avro": (

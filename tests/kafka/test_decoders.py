@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state import Avro, InvalidInputError, Json, Raw
+from persistent_state import Avro, Decoded, InvalidInputError, Json, KafkaSource, Raw
+from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.decoders import Decoder, side_by_side
 
 COLUMNS = pa.schema([("n", pa.int64()), ("s", pa.string())])
@@ -108,12 +110,17 @@ def test_json_may_have_a_mark_before_it_as_a_file_may_and_the_number_of_a_schema
         (b'{"n": 9223372036854775808}', "column n is not int64"),
         (b'{"s": 1}', "column s is not string"),
         (b'{"n": {}, "s": "a"}', "column n is not int64"),
+        (b'{"n": 5.0}', "column n is not int64"),
+        (b'{"n": 1e3}', "column n is not int64"),
         (b'{"n": 1, "n": 1}', "a member stands twice"),
+        (b'{"n": 1}{"n": 2}', "several JSON objects in one line"),
         (b'{"n": 1', "not a JSON object"),
         (b'{"n": 01}', "not a JSON object"),
         (b"[1]", "not a JSON object"),
-        (b'{"s": "\xff"}', "not UTF-8"),
         (b'{"N": 1, "s": "a"}', "column n is not in it, but 'N'"),
+        (b'{"s": "\xff"}', "column s is not UTF-8"),
+        (b'{"s": "\\ud83d"}', "column s is not UTF-8"),
+        (b"\xff", "not UTF-8"),
     ],
 )
 def test_why_a_record_is_bad_is_said_in_words_of_our_own(value: bytes, reason: str) -> None:
@@ -178,3 +185,35 @@ def test_a_record_is_bad_if_its_key_or_its_value_is(records: list[tuple[bytes | 
     assert joined.rows.to_pylist() == [{"k": wanted[0][keys[i]], "n": wanted[1][values[i]]} for i in good]
     assert sorted({*good, *(record.position for record in joined.bad)}) == list(range(len(records)))
     assert all(record.reason == "not UTF-8" for record in joined.bad if keys[record.position] == b"\xff")
+
+
+class Views:
+    """A decoder of a user's that makes views."""
+
+    schema = pa.schema([("k", pa.string_view()), ("l", pa.list_(pa.binary_view()))])
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        texts = [value and value.decode() for value in values]
+        lists = pa.array([[value] for value in values], self.schema.field(1).type)
+        return Decoded(pa.record_batch([pa.array(texts, pa.string_view()), lists], self.schema))
+
+
+class Record:
+    """A record as the client gives it, of which only a few methods are asked."""
+
+    def __init__(self, offset: int, key: bytes, value: bytes) -> None:
+        self.offset, self.key, self.value = (lambda: offset), (lambda: key), (lambda: value)
+
+
+@pytest.mark.parametrize(
+    "transform", [None, lambda rows: rows.append_column("v", rows.column("k").cast(pa.string_view()))]
+)
+def test_views_that_a_decoder_makes_become_plain(transform: Any) -> None:
+    source = KafkaSource("t", "localhost:1", timestamp="n", key=Views(), value=Json(COLUMNS), transform=transform)
+    records = [Record(7, b"a", b'{"n": 1}'), Record(8, b"b", b"x"), Record(9, b"c", b'{"n": 3}')]
+    chunk = source._chunk(OffsetRange("t-0", "t", 0, 7, 10, 0, None), records)
+    assert chunk.rows.schema == source.schema
+    assert "view" not in str(source.schema)
+    late = chunk.rows.take(pa.array([1]))
+    assert late.select(["k", "l", "n"]).to_pylist() == [{"k": "c", "l": [b"c"], "n": 3}]
+    assert [(record.position, record.reason) for record in chunk.bad] == [(8, "not a JSON object")]

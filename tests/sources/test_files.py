@@ -171,6 +171,73 @@ class TestFormats:
         assert values(chunks) == [0, 1]
         assert bad(chunks) == [(0, "unreadable file: its ending tells no format", "a.txt")]
 
+    @pytest.mark.parametrize(
+        ("name", "options", "why"),
+        [
+            ("a.json.xz", {}, "not supported: xz"),
+            ("a.json.xz", {"format": "json"}, "not supported: xz"),
+            ("a.csv.lz4", {"format": "csv"}, "not supported: lz4"),
+            ("a.zip", {}, "not supported: zip"),
+            ("a.orc", {}, "it is orc, which is not read"),
+            ("a.AVRO", {}, "it is avro, which is not read"),
+            ("sales.xlsx", {}, "it is xlsx, which is not read"),
+            ("a.dat", {}, "its ending tells no format"),
+        ],
+    )
+    def test_a_file_that_is_never_read_says_what_it_is(
+        self, tmp_path: Path, name: str, options: dict[str, Any], why: str
+    ) -> None:
+        write(tmp_path, name, b"x")
+        driver = Driver(lambda: source(tmp_path, **options))
+        assert bad(driver.rest()) == [(0, f"unreadable file: {why}", name)]
+        Driver(lambda: source(tmp_path, **options), driver.journal, start=FILE)
+
+    @pytest.mark.parametrize("name", ["sales.br", "old.tar", "a.csv.gzip", "b.csv.zstd"])
+    def test_with_a_format_an_ending_is_part_of_a_name_and_compression_has_long_endings(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        kind = {"gzip": "a.csv.gz", "zstd": "a.csv.zst"}.get(name.rpartition(".")[2], "a.csv")
+        write(tmp_path, name, encode(table(0, 3), kind))
+        assert values(read_all(tmp_path, format="csv")) == [0, 1, 2]
+
+    @pytest.mark.parametrize("has_schema", [True, False])
+    def test_int96_and_views_of_a_first_file_give_plain_microseconds(self, tmp_path: Path, has_schema: bool) -> None:
+        far = pa.array([datetime(9999, 12, 31)], pa.timestamp("us"))
+        nested = pa.array([[{"x": "a"}]], pa.list_(pa.struct({"x": pa.string_view()})))
+        out = io.BytesIO()
+        rows = pa.table({"ts": far, "key": pa.array(["a"], pa.string_view()), "value": nested})
+        pq.write_table(rows, out, use_deprecated_int96_timestamps=True)
+        write(tmp_path, "a.parquet", out.getvalue())
+        plain = pa.schema(
+            {"ts": pa.timestamp("us"), "key": pa.string(), "value": pa.list_(pa.struct({"x": pa.string()}))}
+        )
+        asked = pa.schema({"ts": STAMP, "key": pa.string_view(), "value": nested.type})
+        (chunk,) = read_all(tmp_path, schema=asked if has_schema else None)
+        assert chunk.rows.schema.equals(plain.set(0, pa.field("ts", STAMP)) if has_schema else plain)
+        assert chunk.rows.column("ts").cast(pa.int64())[0].as_py() == 253_402_214_400_000_000
+        assert chunk.rows.take(pa.array([0])).to_pylist() == chunk.rows.to_pylist()
+
+    @pytest.mark.parametrize("type", [pa.string_view(), pa.list_(pa.binary_view())])
+    def test_a_transform_may_make_views(self, tmp_path: Path, type: pa.DataType) -> None:
+        write(tmp_path, "a.parquet", table(0, 3))
+        value = "a" if pa.types.is_string_view(type) else [b"a"]
+        made = source(tmp_path, transform=lambda rows: rows.append_column("w", pa.array([value] * len(rows), type)))
+        made.open([], {})
+        (chunk,) = made.read(made.splits({}, made.reach({}, True).ends, 1)[0])
+        assert chunk.rows.schema == made.schema
+        assert chunk.rows.take(pa.array([1])).column("w").to_pylist() == [value]
+
+    def test_an_error_of_a_reader_names_the_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: Any) -> Any:
+            raise UnicodeDecodeError("utf-8", b"x", 0, 1, "broken")
+
+        write(tmp_path, "a.parquet", table(0, 3))
+        monkeypatch.setattr(formats, "_row_groups", broken)
+        with pytest.raises(
+            TaskFailedError, match=r"^file='a.parquet' of FileSource\(.*\) can't be read: UnicodeDecodeError"
+        ):
+            read_all(tmp_path)
+
     def test_the_schema_is_that_of_the_first_parquet_file_unless_given(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", "ts\n")
         write(tmp_path, "b.parquet", table(0, 3))
@@ -371,10 +438,10 @@ class TestBadRecords:
         ]
         write(tmp_path, "a.json", "\n".join(lines))
         chunks = read_all(tmp_path)
-        assert values(chunks) == [0, 3, None]
-        assert at(chunks) == [0, 3, 13]
+        assert values(chunks) == [0, 3, 10, 11, None]
+        assert at(chunks) == [0, 3, 10, 11, 13]
         assert [(position, record) for position, _, record in bad(chunks)] == [
-            (i, lines[i].rstrip("\n")) for i in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12)
+            (i, lines[i].rstrip("\n")) for i in (1, 2, 4, 5, 6, 7, 8, 9, 12)
         ]
         assert bad(chunks)[0][1] == "column ts is not timestamp[us, tz=UTC]"
 
@@ -445,6 +512,23 @@ class TestBadRecords:
         assert at(chunks) == values(chunks) == [i for i in range(3000) if i % 3 and i % 5]
         assert len(bad(chunks)) == 3000 - len(at(chunks))
         assert len(calls) <= 4  # The check of the schema, the header, and all lines at once.
+
+    @pytest.mark.parametrize("texts", [pa.string(), pa.large_string(), pa.string_view()])
+    def test_many_texts_that_are_no_times_do_not_take_long_to_find(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: pa.DataType
+    ) -> None:
+        fits: list[int] = []
+        fit = formats._fit
+        monkeypatch.setattr(formats, "_fit", lambda rows, schema: fits.append(1) or fit(rows, schema))
+        times = [["soon", "01.02.2026 10:00", "2026-01-01T00:00:00z", None][i % 4] for i in range(4000)]
+        write(tmp_path, "a.parquet", pa.table({"ts": pa.array(times, texts), "value": range(4000)}))
+        write(tmp_path, "b.json", "\n".join(json.dumps({"ts": time, "value": i}) for i, time in enumerate(times)))
+        chunks = read_all(tmp_path)
+        good = [i for i in range(4000) if i % 4 > 1]
+        assert values(chunks) == good * 2
+        assert at(chunks) == [*good, *(FILE + i for i in good)]
+        assert len(bad(chunks)) == 4000
+        assert len(fits) <= 6  # The check of the schema, and each file at once with and without them.
 
     def test_reasons_do_not_hold_values_since_they_are_counted(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", "\n".join(["ts,value", *(f"x{i},y{i}" for i in range(50))]))
@@ -675,7 +759,12 @@ class TestOrder:
         driver = Driver(lambda: source(tmp_path))
         assert driver.source.reach({}, False) == Reach({}, {"": False}, ())
         assert driver.next() == []
-        for name, content in [("a.csv", ""), ("b.csv", "ts,value\n"), ("c.json", "\n\n"), ("d.csv.gz", b"")]:
+        for name, content in [
+            ("a.csv", ""),
+            ("b.csv", "ts,value\n"),
+            ("c.json", "\n\n"),
+            ("d.csv.gz", gzip.compress(b"")),
+        ]:
             write(tmp_path, name, content)
         write(tmp_path, "e.parquet", table(0, 0))
         assert driver.next() == []

@@ -1,17 +1,24 @@
-"""Decimals of CSV, JSON and Parquet are exactly what their texts say, or stand aside. `tests/hostile/` has worse texts."""
+"""Values of files are exactly what is written there, or stand aside: decimals first. `tests/hostile/` has worse texts."""
 
 from __future__ import annotations
 
+import base64
+import bz2
+import gzip
 import io
+from contextlib import suppress
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persistent_state.sources import formats
 from persistent_state.sources.formats import CSV, PARQUET, json_piece, read_pieces
 
 TYPES = [pa.decimal128(38, 2), pa.decimal128(10, 2), pa.decimal256(76, 5), pa.decimal128(38, 0), pa.decimal64(18, 2)]
@@ -128,14 +135,12 @@ def test_texts_of_parquet_are_read_as_those_of_csv(type: pa.DataType) -> None:
     assert in_place(piece, 3) == [Decimal("1.5"), "bad", 2]
 
 
-def test_texts_within_lists_of_parquet_are_not_read_as_decimals() -> None:
+def test_decimals_within_lists_of_parquet_are_read_as_those_of_json() -> None:
     buffer = io.BytesIO()
-    pq.write_table(pa.table({"a": [["1e-999999999"]]}), buffer)
+    pq.write_table(pa.table({"a": [["1.5", "1e1"], ["1e-999999999"], None]}), buffer)
     schema = pa.schema([("a", pa.list_(TYPES[0]))])
     (piece,) = read_pieces(io.BytesIO(buffer.getvalue()), PARQUET, None, schema)  # type: ignore[arg-type]
-    assert [record.reason for record in piece.bad] == [
-        "unreadable file: column a is list<element: string>, not list<item: decimal128(38, 2)>"
-    ]
+    assert in_place(piece, 3) == [[Decimal("1.5"), 10], "bad", None]
 
 
 @pytest.mark.parametrize("number", [7 * 10**36, 7 * 10**37, 10**36 - 1])
@@ -144,3 +149,157 @@ def test_a_decimal_of_parquet_with_fewer_digits_after_the_point_is_exact_or_bad(
     pq.write_table(pa.table({"a": pa.array([Decimal(number), Decimal(1)], pa.decimal128(38, 0))}), buffer)
     (piece,) = read_pieces(io.BytesIO(buffer.getvalue()), PARQUET, None, pa.schema([("a", TYPES[0])]))  # type: ignore[arg-type]
     assert in_place(piece, 2) == [Decimal(number) if number < 10**36 else "bad", 1]
+
+
+def pieces(
+    content: bytes, format: str | None, codec: Any = None, **types: pa.DataType
+) -> tuple[list[Any], list[tuple[int, str]]]:
+    """Values of the only column, and place and reason of each bad record."""
+    values: list[Any] = []
+    bad: list[tuple[int, str]] = []
+    first = 0
+    for piece in read_pieces(io.BytesIO(content), format, codec, pa.schema(types)):  # type: ignore[arg-type]
+        assert piece.rows.num_rows + len(piece.bad) == piece.count
+        values += piece.rows.column(0).to_pylist()
+        bad += [(first + record.position, record.reason) for record in piece.bad]
+        first += piece.count
+    return values, bad
+
+
+def parquet(column: pa.Array, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"a": column}), buffer, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("type", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.timestamp("ms", "UTC")])
+def test_int96_of_every_year_is_the_time_that_it_says(type: pa.DataType) -> None:
+    years = [
+        datetime(year, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+        for year in (1, 1600, 1677, 1970, 2026, 2262, 2263, 9999)
+    ]
+    ticks = pa.array(years, pa.timestamp("us", "UTC"))
+    content = parquet(ticks.cast(pa.timestamp("us")), use_deprecated_int96_timestamps=True)
+    values, bad = pieces(content, PARQUET, a=type)
+    assert (pa.array(values, type).cast(pa.timestamp("us", "UTC")), bad) == (ticks, [])
+
+
+def test_int96_finer_than_microseconds_is_cut() -> None:
+    column = pa.array([1_500, -1_500, None], pa.timestamp("ns"))
+    values, bad = pieces(parquet(column, use_deprecated_int96_timestamps=True), PARQUET, a=pa.timestamp("us"))
+    assert (pa.array(values, pa.timestamp("us")).cast(pa.int64()).to_pylist(), bad) == ([1, -2, None], [])
+
+
+@pytest.mark.parametrize(
+    ("column", "type"),
+    [
+        (pa.array([0], pa.timestamp("ms", "UTC")), pa.int64()),
+        (pa.array([1767225600000]), pa.timestamp("us", "UTC")),
+        (pa.array([b"0123456789abcdef"], pa.binary(16)), pa.string()),
+        (pa.array([0], pa.duration("us")), pa.int64()),
+        (pa.array([[0]], pa.list_(pa.date32())), pa.list_(pa.int32())),
+        (pa.array([{"x": 1}]), pa.int64()),
+    ],
+)
+def test_a_file_whose_type_is_never_read_as_the_schema_s_is_one_bad_record(column: pa.Array, type: pa.DataType) -> None:
+    assert pieces(parquet(column), PARQUET, a=type) == (
+        [],
+        [(0, f"unreadable file: column a is {read_type(column)}, not {type}")],
+    )
+
+
+def read_type(column: pa.Array) -> str:
+    return str(column.type).replace("item", "element")
+
+
+def test_values_that_would_change_are_bad_records_by_themselves() -> None:
+    assert pieces(parquet(pa.array([0.5, 0.1, 1e300, 1e-50, None])), PARQUET, a=pa.float32()) == (
+        [0.5, None],
+        [(place, "column a is not float") for place in (1, 2, 3)],
+    )
+    times = pa.array([0, 86_400_000, 86_400_001], pa.timestamp("ms"))
+    assert pieces(parquet(times), PARQUET, a=pa.date32()) == (
+        [date(1970, 1, 1), date(1970, 1, 2)],
+        [(2, "column a is not date32[day]")],
+    )
+
+
+def test_one_flipped_bit_in_a_page_with_a_checksum_is_found() -> None:
+    content = parquet(pa.array(range(1000)), write_page_checksum=True, use_dictionary=False, compression="none")
+    assert pieces(content, PARQUET, a=pa.int64()) == (list(range(1000)), [])
+    at = content.index((777).to_bytes(8, "little"))
+    flipped = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    assert pieces(flipped, PARQUET, a=pa.int64()) == ([], [(0, "unreadable file: damaged, or not parquet")])
+
+
+class OpenKms(encryption.KmsClient):
+    """Keeps keys as they are."""
+
+    def wrap_key(self, key: bytes, name: str) -> str:
+        return base64.b64encode(key).decode()
+
+
+@pytest.mark.parametrize("plain_footer", [True, False])
+def test_an_encrypted_file_is_said_to_be_encrypted(plain_footer: bool) -> None:
+    keys = encryption.EncryptionConfiguration("footer", column_keys={"column": ["a"]}, plaintext_footer=plain_footer)
+    factory = encryption.CryptoFactory(lambda _: OpenKms())
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), keys)
+    buffer = io.BytesIO()
+    with pq.ParquetWriter(buffer, pa.schema([("a", pa.int64())]), encryption_properties=properties) as writer:
+        writer.write_table(pa.table({"a": [1]}))
+    assert pieces(buffer.getvalue(), PARQUET, a=pa.int64()) == ([], [(0, "unreadable file: it is encrypted")])
+
+
+@pytest.mark.parametrize("codec", ["gzip", "bz2", "zstd"])
+@pytest.mark.parametrize("size", [100, 1 << 24])
+def test_of_a_compressed_file_that_ends_early_all_lines_before_are_read(
+    monkeypatch: pytest.MonkeyPatch, codec: Any, size: int
+) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    numbers = [(n * 7919) % 100_003 for n in range(5_000)]
+    whole = "".join(f"{n}\n" for n in ["a", *numbers]).encode()
+    # A block that is cut off gives nothing, and those of bzip2 and zstd are large.
+    small = [whole[i : i + 999] for i in range(0, len(whole), 999)]
+    content = {"gzip": lambda: gzip.compress(whole), "bz2": lambda: b"".join(map(bz2.compress, small))}.get(
+        codec, lambda: b"".join(pa.compress(part, "zstd", asbytes=True) for part in small)
+    )()
+    for end in (len(content) // 3, len(content) - 1):
+        values, bad = pieces(content[:end], CSV, codec, a=pa.int64())
+        assert values == numbers[: len(values)]
+        assert values or end < len(content) - 1
+        assert bad == [(len(values), "unreadable file: damaged, or not csv")]
+        stream = pa.CompressedInputStream(pa.BufferReader(content[:end]), codec)
+        came = b""
+        with suppress(OSError):
+            while byte := stream.read(1):
+                came += byte
+        assert len(values) == max(0, came.count(b"\n") - 1), "each line that came whole"
+    assert pieces(content, CSV, codec, a=pa.int64()) == (numbers, [])
+
+
+@pytest.mark.parametrize("codec", ["gzip", "bz2", "zstd"])
+@pytest.mark.parametrize("behind", [bytes(20), b"garbage"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_what_stands_behind_a_compressed_text_is_one_bad_record(codec: Any, behind: bytes, end: str) -> None:
+    whole = ("a\n1\n2" + end).encode()
+    content = {"gzip": gzip.compress, "bz2": bz2.compress}.get(
+        codec, lambda text: pa.compress(text, "zstd", asbytes=True)
+    )(whole)
+    assert pieces(content + behind, CSV, codec, a=pa.int64()) == (
+        [1, 2],
+        [(2, "unreadable file: damaged, or not csv")],
+    )
+
+
+def test_what_a_checksum_refuses_is_not_read() -> None:
+    # The damage may be anywhere before the checksum, so that a number may be another one.
+    content = bytearray(gzip.compress(b"a\n1\n2\n"))
+    content[-6] ^= 1
+    assert pieces(bytes(content), CSV, "gzip", a=pa.int64()) == ([], [(0, "unreadable file: damaged, or not csv")])
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_a_compressed_file_of_no_bytes_is_no_empty_text(format: str) -> None:
+    assert pieces(b"", format, "gzip", a=pa.int64()) == ([], [(0, "unreadable file: it has no bytes, and is not gzip")])
+    assert pieces(gzip.compress(b""), format, "gzip", a=pa.int64()) == ([], [])
+    assert pieces(b"", format, None, a=pa.int64()) == ([], [])

@@ -1,0 +1,221 @@
+"""Parse the lines of CSV files, by the options of their source."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+
+from persistent_state.errors import InvalidInputError
+from persistent_state.sources.casts import Unfit
+
+Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, dict[int, str]]]
+"""Makes rows of lines, given with their starts and ends, and returns why lines are bad, by their number from 0 on."""
+
+HEADERS = ("name", "position", "none")
+
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")
+_NO_TEXT = "\uffff"
+"""The character that stands in for bytes that are no text of an encoding: no character, so that no text has it."""
+
+codecs.register_error("persistent-state.no-text", lambda error: (_NO_TEXT, error.end))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class CsvOptions:
+    """The way in which the CSV files of a `FileSource` are written.
+
+    Attributes:
+        delimiter: The character between two fields.
+        quote: The character around a field that may hold delimiters; it is doubled within. None: there is none.
+        escape: The character that takes its meaning from the one behind it; None: there is none.
+        encoding: The name by which Python knows the encoding, such as "cp1252" or "utf-16".
+        decimal: The decimal mark of numbers in columns of floats and decimals, "." or ",".
+        null: The texts that are null, unless they are quoted.
+        header: "name": the first line names the columns. "position": the first line is passed over, and the columns are those
+            of the schema in its order. "none": the same, and the first line is a record.
+
+    Raises:
+        InvalidInputError: An option is wrong.
+
+    Example:
+        >>> CsvOptions(delimiter=";", decimal=",", encoding="cp1252").null
+        ('',)
+    """
+
+    delimiter: str = ","
+    quote: str | None = '"'
+    escape: str | None = None
+    encoding: str = "utf-8"
+    decimal: str = "."
+    null: tuple[str, ...] = ("",)
+    header: str = "name"
+
+    def __post_init__(self) -> None:
+        marks = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
+        for name, mark in marks.items():
+            is_left_out = mark is None and name != "delimiter"
+            if not is_left_out and not (
+                isinstance(mark, str) and len(mark) == 1 and mark.isascii() and mark not in "\r\n\0"
+            ):
+                raise InvalidInputError(f"{name}={mark!r} of CsvOptions is not one ASCII character; give one.")
+        given = [mark for mark in marks.values() if mark is not None]
+        if len(set(given)) < len(given):
+            raise InvalidInputError(f"CsvOptions has one character for two of {marks}; give each its own.")
+        if self.decimal not in (".", ","):
+            raise InvalidInputError(f"decimal={self.decimal!r} of CsvOptions; say '.' or ','.")
+        if self.header not in HEADERS:
+            raise InvalidInputError(f"header={self.header!r} of CsvOptions; say 'name', 'position' or 'none'.")
+        null: Any = self.null
+        if isinstance(null, str) or not all(isinstance(text, str) for text in null):
+            raise InvalidInputError(
+                f"null={self.null!r} of CsvOptions is not a tuple of texts; give one, as ('', 'NA')."
+            )
+        object.__setattr__(self, "null", tuple(self.null))
+        try:
+            "".encode(self.encoding)
+            codecs.getincrementaldecoder(self.encoding)
+        except (LookupError, TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"encoding={self.encoding!r} of CsvOptions is not an encoding that Python knows; say one, as 'cp1252'."
+            ) from error
+
+
+def csv_texts(options: CsvOptions, parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the parts of a file as UTF-8 with a line feed at each line's end."""
+    is_utf8 = codecs.lookup(options.encoding).name == "utf-8"
+    return _line_feeds(parts if is_utf8 else _encoded(parts, options.encoding))
+
+
+def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[list[str], Parser]:
+    """Return the names of the columns, and a parser of the lines below this header."""
+    rules = {
+        "delimiter": options.delimiter,
+        "quote_char": options.quote or False,
+        "escape_char": options.escape or False,
+    }
+    names, why = schema.names, "not as many fields as columns in the schema"
+    if options.header == "name":
+        why = "not as many fields as in the header"
+        try:
+            first = pa_csv.ParseOptions(**rules)
+            names = pa_csv.read_csv(io.BytesIO(header + b"\n"), parse_options=first).column_names
+        except UnicodeDecodeError:
+            raise Unfit("its header is not UTF-8") from None
+    wanted = [name for name in names if name in schema.names]
+    names_read = wanted or names[:1]
+    check_once(wanted)
+    marked = [] if options.decimal == "." else [name for name in wanted if _has_mark(schema.field(name).type)]
+    # Read all columns as text. Parsing them later is as fast, and finds bad values instead of bad lines.
+    convert = pa_csv.ConvertOptions(
+        column_types={name: pa.string() for name in wanted},
+        include_columns=names_read,
+        null_values=list(options.null),
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    # A line with one field too many. The parser reports it, unless a quote before it is not closed.
+    sentinel = options.delimiter.encode() * len(names) + b"\n"
+
+    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, str]]:
+        # To the parser a carriage return within a line ends a line, so one line might make two rows.
+        if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
+            raise Unfit("a carriage return within a line")
+        odd: list[int] = []
+        shown = _utf8(text)
+        is_utf8 = shown is text
+
+        def skip(row: pa_csv.InvalidRow) -> Literal["skip"]:
+            odd.append((row.number or 0) - 1)
+            return "skip"
+
+        shown += sentinel
+        source: Any = pa.BufferReader(shown)
+        read = pa_csv.ReadOptions(column_names=names, block_size=len(shown), use_threads=False)
+        parse_options = pa_csv.ParseOptions(**rules, invalid_row_handler=skip)
+        try:
+            table = pa_csv.read_csv(source, read_options=read, parse_options=parse_options, convert_options=convert)
+        except pa.ArrowInvalid as error:
+            raise Unfit("not a CSV record") from error
+        if not odd:
+            raise Unfit("a quote is not closed")
+        bad = dict.fromkeys(odd[:-1], why)
+        if not is_utf8 and len(table) + len(bad) == len(starts):
+            lines = np.delete(np.arange(len(starts)), list(bad))
+            is_text = np.ones(len(table), np.bool_)
+            for name in wanted:
+                mask = pc.match_substring(table[name], _NO_TEXT).fill_null(False).to_numpy()
+                bad.update(dict.fromkeys(lines[mask & is_text].tolist(), f"column {name} is not UTF-8"))
+                is_text &= ~mask
+            table = table.filter(pa.array(is_text))
+        for name in marked:
+            # A number with a point is none then.
+            numbers = pc.replace_substring(pc.replace_substring(table[name], ".", "?"), ",", ".")
+            table = table.set_column(names_read.index(name), name, numbers)
+        return table, bad
+
+    return names, parse
+
+
+def check_once(names: list[str]) -> None:
+    """Refuse a file of which a column that is read stands twice."""
+    if len(set(names)) < len(names):
+        raise Unfit("a column stands twice in it")
+
+
+def _has_mark(type: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(type) or pa.types.is_decimal(type))
+
+
+def _utf8(text: bytes) -> bytes:
+    """Return a text in which something else stands in for bytes that are not UTF-8: it may lie in a column that is not read."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return text.decode(errors="persistent-state.no-text").encode()
+    return text
+
+
+def _encoded(parts: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+    """Yield a text of another encoding as UTF-8."""
+    decoder = codecs.getincrementaldecoder(encoding)("persistent-state.no-text")
+    for data in chain(parts, [b""]):
+        try:
+            text = decoder.decode(data, not data)
+        except UnicodeError as error:
+            raise Unfit(f"it is not {encoding}") from error
+        # Half a surrogate is not UTF-8, so that the rows of what is no text are bad.
+        yield text.replace(_NO_TEXT, "\udcff").encode(errors="surrogatepass")
+
+
+def _line_feeds(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a text as it came, or with a line feed for each carriage return if its first line ends with one, as on old Macs."""
+    parts, head, first = iter(parts), b"", b""
+    for data in parts:
+        head += data
+        if match := _LINE_END.search(head):
+            first = match[0]
+            break
+    if first != b"\r":
+        yield head
+        # A block is large: its memory is for the next one.
+        head, data, match = b"", b"", None
+        yield from parts
+        return
+    waits = b""
+    for data in chain([head], parts):
+        data = waits + data
+        # A line feed behind it is of the same line's end.
+        waits = b"\r" if data.endswith(b"\r") else b""
+        yield data.removesuffix(waits).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    yield waits.replace(b"\r", b"\n")

@@ -1,0 +1,258 @@
+"""Parse lines that hold one JSON object each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+from numpy.typing import NDArray
+
+from persistent_state.formatting import shortened
+from persistent_state.sources.casts import Unfit, is_known, leaves, most_digits
+from persistent_state.sources.csv_lines import Parser
+
+_SEVERAL = "several JSON objects in one line"
+_FEW = 32
+"""The most lines of which Python looks at each, where the parser refuses them together."""
+
+_WHITE = b" \t\r\n"
+_WHOLE = re.compile(r"-?[0-9]{1,20}")
+
+
+def json_parser(schema: pa.Schema) -> Parser:
+    """Return a parser of lines that hold one JSON object each."""
+    # The parser would take numbers for times. Times are text here, and parsed later, to find bad values instead of lines.
+    fields = [field.with_type(_read_as(field.type)) for field in schema]
+    odd = _odd_decimals(schema)
+    floats = [field.name for field in schema if any(map(pa.types.is_float32, leaves([field.type])))]
+
+    def read(text: bytes) -> pa.Table:
+        rules = pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+        options = pa_json.ReadOptions(block_size=len(text), use_threads=False)
+        source: Any = pa.BufferReader(text)
+        table = pa_json.read_json(source, read_options=options, parse_options=rules)
+        for name in floats:
+            # pyarrow takes a number that is too large for a float for an infinite one.
+            if any(map(_has_infinite, table[name].chunks)) and (b"Inf" not in text or text.count(b"\n") > 1):
+                raise Unfit(f"column {name} is not {schema.field(name).type}")
+        return table
+
+    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, str]]:
+        is_one = len(starts) == 1
+        codes = np.frombuffer(text, np.uint8)
+        last = codes[ends - 2]
+        last = np.where(last == ord("\r"), codes[np.maximum(ends - 3, 0)], last)
+        # pyarrow takes objects wherever their lines end, and crashes on a null. But a line end between "}" and "{" can
+        # only be one between two objects, so that no object lies in two lines and each line makes a row or more.
+        if (codes[starts] != ord("{")).any() or (last != ord("}")).any():
+            lines = [text[start:end].strip(_WHITE) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+            if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+                raise Unfit(_not_an_object(text) if is_one else "")
+            text = b"\n".join(lines) + b"\n"
+            ends = np.cumsum([len(line) + 1 for line in lines])
+            starts = np.concatenate([[0], ends])[:-1]
+        try:
+            if not _is_utf8(text):
+                raise Unfit("")
+            if odd:
+                check_odd(text, starts, ends)
+            table = read(text)
+        except pa.ArrowInvalid:
+            # The fault may lie in members that are not read.
+            if is_one:
+                table = read_alone(text)
+            elif len(starts) <= _FEW:
+                table = read(b"".join(_object(members(text[i:j])) for i, j in zip(starts, ends, strict=True)))
+            else:
+                raise
+        if is_one and len(table) != 1:
+            raise Unfit(_SEVERAL)
+        return table, {}
+
+    def check_odd(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        offsets = pa.py_buffer(np.append(starts, ends[-1]).astype(np.int64))
+        rows = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, pa.py_buffer(text)])
+        for line in rows.filter(pc.match_substring_regex(rows, odd)).to_pylist():
+            _check_decimals(line, schema)
+
+    def members(line: bytes) -> dict[str, str]:
+        """Return the members of a line that are read, as JSON, without those within them that are not."""
+        written = _members(line)
+        names = [name for name, _ in written]
+        kept: dict[str, str] = {}
+        for field in fields:
+            if names.count(field.name) > 1:
+                raise Unfit("a member stands twice")
+            value = next((value for name, value in written if name == field.name), None)
+            try:
+                kept[field.name] = _written(value, field.type)
+            except UnicodeEncodeError:
+                raise Unfit(f"column {field.name} is not UTF-8") from None
+            if not _is_kind(value, field.type):
+                raise misfit(field.name, kept)
+        if odd:
+            _check_decimals(_object(kept), schema)
+        return kept
+
+    def read_alone(line: bytes) -> pa.Table:
+        kept = members(line)
+        try:
+            return read(_object(kept))
+        except pa.ArrowInvalid:
+            for name in kept:
+                try:
+                    read(_object({name: kept[name]}))
+                except pa.ArrowInvalid:
+                    raise misfit(name, kept) from None
+        raise Unfit("not a record of the schema")
+
+    def misfit(name: str, written: Mapping[str, str]) -> Unfit:
+        return Unfit(f"column {name} is not {schema.field(name).type}", shortened(written[name]))
+
+    return parse
+
+
+def _object(members: Mapping[str, str]) -> bytes:
+    return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in members.items())}}}\n".encode()
+
+
+def _read_as(type: pa.DataType) -> pa.DataType:
+    """Return a type with text in the place of times, at all levels."""
+    if pa.types.is_date(type) or pa.types.is_timestamp(type) or pa.types.is_time(type):
+        return pa.string()
+    if pa.types.is_struct(type):
+        return pa.struct([field.with_type(_read_as(field.type)) for field in type])
+    if pa.types.is_list(type):
+        return pa.list_(type.value_field.with_type(_read_as(type.value_type)))
+    return type
+
+
+def _has_infinite(column: pa.Array[Any]) -> bool:
+    if pa.types.is_nested(column.type):
+        parts = column.flatten() if pa.types.is_struct(column.type) else [column.flatten()]
+        return any(map(_has_infinite, parts))
+    return bool(pa.types.is_float32(column.type) and pc.any(pc.is_inf(column)).as_py())
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Members(list[tuple[str, Any]]):
+    """The members of a JSON object, in their order."""
+
+
+class _Number(str):
+    """A number as it was written."""
+
+
+def _members(line: bytes) -> _Members:
+    """Return the members of a JSON object. A byte that is not UTF-8 is half a surrogate, as JSON may write one, too.
+
+    Raises:
+        Unfit: The line is not a JSON object.
+    """
+    try:
+        text = line.decode(errors="surrogateescape")
+        record = json.loads(text, object_pairs_hook=_Members, parse_float=_Number, parse_int=_Number, strict=False)
+    except (ValueError, RecursionError):
+        raise Unfit(_not_an_object(line)) from None
+    if not isinstance(record, _Members):
+        raise Unfit("not a JSON object")
+    return record
+
+
+def _not_an_object(line: bytes) -> str:
+    """Return why a line is not a JSON object, in words that do not depend on pyarrow's."""
+    if not _is_utf8(line):
+        return "not UTF-8"
+    try:
+        text = line.decode().strip()
+        end = json.JSONDecoder().raw_decode(text)[1]
+        if text.startswith("{") and text[end:].lstrip(" \t,").startswith("{"):
+            return _SEVERAL
+    except (ValueError, RecursionError):
+        pass
+    return "not a JSON object"
+
+
+def _is_kind(value: Any, type: pa.DataType) -> bool:
+    """Return whether a value may be one of a type. The parser, which judges in the end, is slow for one value."""
+    if value is None:
+        return True
+    if pa.types.is_struct(type) or pa.types.is_list(type):
+        return isinstance(value, _Members if pa.types.is_struct(type) else list)
+    if pa.types.is_string(type):
+        return isinstance(value, str) and not isinstance(value, _Number)
+    if pa.types.is_integer(type):
+        if not isinstance(value, _Number) or not _WHOLE.fullmatch(value):
+            return False
+        bits, least = (type.bit_width - 1, -1) if pa.types.is_signed_integer(type) else (type.bit_width, 0)
+        return bool(least << bits <= int(value) < 1 << bits)
+    return not isinstance(value, (_Members, list))
+
+
+def _written(value: Any, type: pa.DataType) -> str:
+    """Return a value as JSON, without the members that a type does not name.
+
+    Raises:
+        UnicodeEncodeError: A text is not one.
+    """
+    if isinstance(value, _Members):
+        fields = {field.name: field.type for field in type} if pa.types.is_struct(type) else {}
+        kept = (f"{json.dumps(name)}:{_written(each, fields[name])}" for name, each in value if name in fields)
+        return f"{{{','.join(kept)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(_written(each, type.value_type) for each in value)}]" if pa.types.is_list(type) else "[]"
+    if isinstance(value, _Number):
+        return value
+    written = json.dumps(value, ensure_ascii=False)
+    written.encode()
+    return written
+
+
+def _odd_decimals(schema: pa.Schema) -> str:
+    """Return a pattern of all lines of JSON with decimals that pyarrow might not know; "" if the schema has no decimals."""
+    most = [most_digits(type) for type in leaves(schema.types) if pa.types.is_decimal(type)]
+    # A number with an exponent, or with many digits. Any of that may be escaped.
+    return (
+        rf"[^0-9A-Za-z.][0-9.]+[eE][-+]?[0-9]|[0-9.]{{{min(most) + 1}}}|\\u00([46]5|2[bBdDeE]|3[0-9])" if most else ""
+    )
+
+
+def _check_decimals(line: bytes, schema: pa.Schema) -> None:
+    """Refuse a line of JSON with a decimal that pyarrow might not know: see `exact_decimal`.
+
+    Raises:
+        Unfit: The line has one, or is not JSON.
+    """
+    try:
+        # Members that stand twice are all looked at. Numbers are as they were written.
+        record = json.loads(line, object_pairs_hook=_Members, parse_float=str, parse_int=str, strict=False)
+    except (ValueError, RecursionError):
+        raise Unfit(_not_an_object(line)) from None
+    for field in schema:
+        for name, value in record:
+            if name == field.name and not _are_known(value, field.type):
+                raise Unfit(f"column {name} is not {field.type}", shortened(value) if isinstance(value, str) else None)
+
+
+def _are_known(value: Any, type: pa.DataType) -> bool:
+    """Return whether the decimals of a JSON value are decimals that pyarrow knows."""
+    if isinstance(value, _Members):
+        fields = {field.name: field.type for field in type} if pa.types.is_struct(type) else {}
+        return all(_are_known(each, fields[name]) for name, each in value if name in fields)
+    if isinstance(value, list):
+        return not isinstance(type, pa.ListType) or all(_are_known(each, type.value_type) for each in value)
+    # What is not a decimal is refused by pyarrow.
+    return not (isinstance(value, str) and pa.types.is_decimal(type)) or is_known(value, type)

@@ -1,0 +1,206 @@
+"""CSV as other programs write it is read, or one bad row says what is wrong."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import pickle
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persistent_state import CsvOptions, FileSource, InvalidInputError
+from persistent_state.sources import formats
+
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+
+
+def read(
+    content: bytes, schema: pa.Schema = SCHEMA, **options: Any
+) -> tuple[list[tuple[Any, ...]], list[tuple[int, str]]]:
+    """The rows, and the line and reason of each bad row."""
+    rows: list[tuple[Any, ...]] = []
+    bad: list[tuple[int, str]] = []
+    for piece in formats.read_pieces(io.BytesIO(content), formats.CSV, None, schema, CsvOptions(**options)):  # type: ignore[arg-type]
+        assert piece.rows.num_rows + len(piece.bad) == piece.count
+        rows += [tuple(row.values()) for row in piece.rows.to_pylist()]
+        bad += [(piece.original(record.position).line or 0, record.reason) for record in piece.bad]
+    return rows, bad
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "rows", "bad"),
+    [
+        (b"k,v\ra,1\rb,x\r\rc,3\r", [("a", 1), ("c", 3)], [(3, "column v is not int64")]),
+        (b"k,v\ra,1\r", [("a", 1)], []),
+        (b"k,v\ra,1", [("a", 1)], []),
+        (b"\xef\xbb\xbfk,v\ra,1\r\nb,x\nc,3\r", [("a", 1), ("c", 3)], [(3, "column v is not int64")]),
+        (b"k,v\r", [], []),
+        (b"k,v\r\na,1\r\nb,x\r\n", [("a", 1)], [(3, "column v is not int64")]),
+        (b"k,v\na\rb,1\nc,2\n", [("c", 2)], [(2, "a carriage return within a line")]),
+    ],
+)
+def test_lines_may_end_by_carriage_returns_if_the_first_does(
+    monkeypatch: pytest.MonkeyPatch, size: int, content: bytes, rows: Any, bad: Any
+) -> None:
+    if content.startswith(b"\xef\xbb\xbf") and size < 3:
+        pytest.skip("no block is that small")
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    assert read(content) == (rows, bad)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "k,v,höhe\na,1,2\n".encode("latin-1"),
+        "k,v\na,1\n".encode("utf-16"),
+        gzip.compress(b"k,v\na,1\n"),
+        b"\xff\xfe\x00",
+        bytes(range(128, 256)) * 10 + b"\n1,2\n",
+    ],
+)
+def test_a_header_that_is_not_utf_8_is_one_bad_row(content: bytes) -> None:
+    assert read(content) == ([], [(0, "unreadable file: its header is not UTF-8")])
+
+
+def test_bytes_that_are_not_utf_8_matter_only_in_columns_that_are_read() -> None:
+    # Of the four bytes of a character, three take as much room as what stands in for them.
+    assert read(b"k,v\n\xf0\x9f\x98,1\n") == ([], [(2, "column k is not UTF-8")])
+    content = b'k,v,note\na,1,\xff\xfe\n\xffb,2,\nc,3,"\xe4,\xf6"\nd,\xff,x\ne,5,\xff,6\nf,6,\xe4\n'
+    assert read(content) == (
+        [("a", 1), ("c", 3), ("f", 6)],
+        [
+            (3, "column k is not UTF-8"),
+            (5, "column v is not UTF-8"),
+            (6, "not as many fields as in the header"),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"), [("0x10", False), ("0X1f", False), ("-0x1", False), (" 7 ", True), ("+5", False)]
+)
+def test_numbers_are_written_in_decimals(text: str, is_read: bool) -> None:
+    expected = ([("a", 7), ("b", 1)], []) if is_read else ([("b", 1)], [(2, "column v is not int64")])
+    assert read(f"k,v\na,{text}\nb,1\n".encode()) == expected
+
+
+@pytest.mark.parametrize(
+    "encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-32", "utf-8-sig", "UTF8", "cp037"]
+)
+@pytest.mark.parametrize("size", [3, 1 << 20])
+def test_an_encoding_is_read_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch, encoding: str, size: int) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    content = "größe,v\nü,1\nñ,2\n".encode(encoding)
+    schema = pa.schema([("größe", pa.string()), ("v", pa.int64())])
+    assert read(content, schema, encoding=encoding) == ([("ü", 1), ("ñ", 2)], [])
+
+
+@pytest.mark.parametrize(("encoding", "broken"), [("cp1252", b"\x81"), ("utf-16-le", b"\x00\xd8"), ("ascii", b"\xe4")])
+def test_what_is_no_text_of_the_encoding_is_a_bad_row_and_no_other_text(encoding: str, broken: bytes) -> None:
+    mark = "#".encode(encoding)
+    content = "k,v\na#,1\nb,2\n".encode(encoding).replace(mark, broken)
+    assert read(content, encoding=encoding) == ([("b", 2)], [(2, "column k is not UTF-8")])
+    unread = "k,v,n\na,1,#\n".encode(encoding).replace(mark, broken)
+    assert read(unread, encoding=encoding) == ([("a", 1)], [])
+
+
+def test_a_file_of_another_encoding_altogether_is_one_bad_row() -> None:
+    assert read(b"k,v\na,1\n", encoding="utf-16") == ([], [(0, "unreadable file: it is not utf-16")])
+
+
+def test_numbers_may_have_a_decimal_comma() -> None:
+    schema = pa.schema([("k", pa.string()), ("f", pa.float64()), ("d", pa.decimal128(10, 2)), ("n", pa.int64())])
+    content = b"k;f;d;n\na.b,c;1,5;-2,25;3\nb;1.5;1;1\nc;1e3;1.250,00;1\nd;;;\ne;1;1;1,0\n"
+    rows, bad = read(content, schema, delimiter=";", decimal=",")
+    assert rows == [("a.b,c", 1.5, Decimal("-2.25"), 3), ("d", None, None, None)]
+    assert bad == [
+        (3, "column f is not double"),
+        (4, "column d is not decimal128(10, 2)"),
+        (6, "column n is not int64"),
+    ]
+
+
+def test_quotes_escapes_and_nulls_are_those_of_the_options() -> None:
+    assert read(b"k|v\n'a|b'|1\n\"c\"|NA\nNA|\n'NA'|4\n", delimiter="|", quote="'", null=("", "NA")) == (
+        [("a|b", 1), ('"c"', None), (None, None), ("NA", 4)],
+        [],
+    )
+    assert read(b'k,v\n"a,1\n""b"",2\n', quote=None) == ([('"a', 1), ('""b""', 2)], [])
+    assert read(b"k,v\na\\,b,1\n\"c\\\"d\",2\nx\\\ny,3\nz,4\\\n", escape="\\") == (
+        [("a,b", 1), ('c"d', 2), ("y", 3)],
+        [(4, "not one record in one line"), (6, "not one record in one line")],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("header", "skipped"), [("position", "v,what\n"), ("position", "\xff\n"), ("none", "")])
+def test_columns_may_go_by_position(header: str, skipped: str) -> None:
+    content = skipped.encode("latin-1") + b"a,1\nb,2,3\n,4\n"
+    line = 1 + bool(skipped)
+    assert read(content, header=header) == (
+        [("a", 1), (None, 4)],
+        [(line + 1, "not as many fields as columns in the schema")],
+    )
+    assert read(b"", header=header) == ([], [])
+
+
+ROWS = st.lists(st.tuples(st.text("ab,;|'\"\\ é.", max_size=5), st.integers(-9, 9)), max_size=6)
+
+
+@given(
+    ROWS,
+    st.sampled_from(",;|\t"),
+    st.sampled_from("\"'"),
+    st.sampled_from(["utf-8", "utf-16", "cp1252"]),
+    st.integers(1, 50),
+)
+def test_what_python_writes_is_read_the_same_with_the_same_options(
+    rows: list[tuple[str, int]], delimiter: str, quote: str, encoding: str, size: int
+) -> None:
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, quotechar=quote, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
+    writer.writerows([["k", "v"], *rows])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "_BLOCK_BYTES", size)
+        assert read(out.getvalue().encode(encoding), delimiter=delimiter, quote=quote, encoding=encoding) == (rows, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"delimiter": ";;"}, "delimiter=';;' of CsvOptions is not one ASCII character"),
+        ({"delimiter": None}, "delimiter=None of CsvOptions is not one ASCII character"),
+        ({"quote": "\n"}, "quote='\\n' of CsvOptions is not one ASCII character"),
+        ({"escape": "é"}, "escape='é' of CsvOptions is not one ASCII character"),
+        ({"escape": '"'}, "CsvOptions has one character for two of"),
+        ({"encoding": "excel"}, "encoding='excel' of CsvOptions is not an encoding that Python knows"),
+        ({"encoding": "hex"}, "encoding='hex' of CsvOptions is not an encoding that Python knows"),
+        ({"encoding": None}, "encoding=None of CsvOptions is not an encoding that Python knows"),
+        ({"decimal": ";"}, "decimal=';' of CsvOptions; say"),
+        ({"null": "NA"}, "null='NA' of CsvOptions is not a tuple of texts"),
+        ({"header": False}, "header=False of CsvOptions; say"),
+    ],
+)
+def test_a_wrong_option_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        CsvOptions(**options)
+    assert str(error.value).startswith(words)
+
+
+def test_options_are_those_of_a_copy_for_a_worker(tmp_path: Any) -> None:
+    (tmp_path / "a.csv.bz2").write_bytes(bz2.compress("k;v\nä;1\n".encode("cp1252")))
+    options = CsvOptions(delimiter=";", encoding="cp1252")
+    schema = SCHEMA.append(pa.field("ts", pa.timestamp("us", "UTC")))
+    source = pickle.loads(pickle.dumps(FileSource(tmp_path, timestamp="ts", schema=schema, csv=options)))
+    source.open([], {})
+    (split,) = source.splits({}, source.reach({}, True).ends, 1)
+    assert [chunk.rows.to_pylist() for chunk in source.read(split)] == [[{"k": "ä", "v": 1, "ts": None}]]
+    with pytest.raises(InvalidInputError, match="is not a CsvOptions"):
+        FileSource(tmp_path, timestamp="ts", csv={"delimiter": ";"})  # type: ignore[arg-type]

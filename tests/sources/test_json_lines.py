@@ -1,0 +1,149 @@
+"""JSON lines as other programs write them are read, or each bad line says what is wrong. Kafka's decoder reads the same way."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persistent_state.kafka.decoders import Json
+from persistent_state.sources import formats
+
+UTC = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+
+
+def read(lines: list[bytes], schema: pa.Schema = SCHEMA) -> list[Any]:
+    """The row of each line, or the reason why there is none; from a file and from Kafka."""
+    content = b"\n".join(lines) + b"\n"
+    (piece,) = formats.read_pieces(io.BytesIO(content), formats.JSON, None, schema)  # type: ignore[arg-type]
+    assert piece.count == len(lines)
+    found = [come(piece.rows, piece.bad), come((decoded := Json(schema).decode(lines)).rows, decoded.bad)]
+    assert found[0] == found[1]
+    return found[0]
+
+
+def come(rows: pa.RecordBatch, bad: Any) -> list[Any]:
+    reasons, good = {record.position: record.reason for record in bad}, iter(rows.to_pylist())
+    return [reasons[i] if i in reasons else next(good) for i in range(rows.num_rows + len(reasons))]
+
+
+@pytest.mark.parametrize("before", [b"", b" ", b"\t  "])
+@pytest.mark.parametrize("behind", [b"", b" ", b"\t", b" \r", b"\r"])
+def test_white_space_around_an_object_on_its_line_is_none_of_it(before: bytes, behind: bytes) -> None:
+    lines = [before + b'{"k": "a", "v": 1}' + behind, b'{"v": 2}', b' {"v": "x"}\t', b" [1] ", b'  {"v": 3} {"v": 4} ']
+    assert read(lines) == [
+        {"k": "a", "v": 1}, {"k": None, "v": 2}, "column v is not int64", "not a JSON object",
+        "several JSON objects in one line",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [b"1e999", b'"\\ud83d"', b'"\xff\xfe"', b'{"y": [1e999, "\xe4"]}', b"-1e-999999999", b'"\\udc00\\ud800"',
+     b"[" * 50 + b"1e999" + b"]" * 50],
+)  # fmt: skip
+def test_a_member_that_is_not_read_makes_no_line_bad(unread: bytes) -> None:
+    lines = [b'{"k": "\xc3\xa9\\n\\"", "x": %b, "v": 1}' % unread, b'{"v": 2}', b'{"x": %b, "v": "3"}' % unread]
+    assert read(lines) == [{"k": 'é\n"', "v": 1}, {"k": None, "v": 2}, "column v is not int64"]
+    inner = pa.schema([("s", pa.struct({"a": pa.list_(pa.struct({"b": pa.int64()}))})), ("d", pa.decimal128(9, 2))])
+    line = b'{"s": {"x": %b, "a": [{"b": 1, "x": %b}, null, {}]}, "d": 1.50}' % (unread, unread)
+    assert read([line], inner) == [{"s": {"a": [{"b": 1}, None, {"b": None}]}, "d": Decimal("1.50")}]
+
+
+@pytest.mark.parametrize("unread", [b'"\xff"', b'"\\ud83d"', b"1e999"])
+@pytest.mark.parametrize("number", [b"1e-999999999", b'"1e-999999999"', b"1\\u0065-99999999", b'"1\\u0065-99999999"'])
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_a_decimal_beside_a_member_that_is_not_read_is_looked_at_too(unread: bytes, number: bytes, count: int) -> None:
+    schema = pa.schema([("d", pa.decimal128(38, 2))])
+    lines = [b'{"x": %b, "d": 1}' % unread] * (count - 1) + [b'{"d": %b, "x": %b}' % (number, unread)]
+    *good, last = read(lines, schema)
+    assert good == [{"d": 1}] * (count - 1)
+    assert last in ("column d is not decimal128(38, 2)", "not a JSON object", "not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"v": 5.0}', "column v is not int64"),
+        (b'{"v": 1e3}', "column v is not int64"),
+        (b'{"v": 9223372036854775808}', "column v is not int64"),
+        (b'{"k": 1e999}', "column k is not string"),
+        (b'{"k": "\\ud83d"}', "column k is not UTF-8"),
+        (b'{"k": "\xff"}', "column k is not UTF-8"),
+        (b'{"d": 100000000}', "column d is not decimal128(10, 2)"),
+        (b'{"d": "100000000"}', "column d is not decimal128(10, 2)"),
+        (b'{"f": 1e300}', "column f is not float"),
+        (b'{"g": [{"x": -1e39}]}', "column g is not list<item: struct<x: float>>"),
+        (b'{"w": 1e999}', "column w is not double"),
+        (b'{"day": 20454}', "column day is not date32[day]"),
+        (b'{"at": 5}', "column at is not time64[us]"),
+        (b'{"s": {"day": 20454}}', "column s is not struct<day: date32[day], at: timestamp[us, tz=UTC]>"),
+        (b'{"s": {"day": "soon"}}', "column s is not struct<day: date32[day], at: timestamp[us, tz=UTC]>"),
+        (b'{"ts": 1767225600000}', "column ts is not timestamp[us, tz=UTC]"),
+        (b'{"v": 1, "v": 2}', "a member stands twice"),
+        (b'{"v": 1', "not a JSON object"),
+        (b'{"v": 1}{"v": 2}', "several JSON objects in one line"),
+        (b'{"v": 1},{"v": 2}', "several JSON objects in one line"),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8"),
+        (b"{" + b"[" * 100_000, "not a JSON object"),
+    ],
+)
+def test_a_reason_names_the_column(line: bytes, reason: str) -> None:
+    schema = pa.schema(
+        [("k", pa.string()), ("v", pa.int64()), ("d", pa.decimal128(10, 2)), ("f", pa.float32()), ("w", pa.float64()),
+         ("g", pa.list_(pa.struct({"x": pa.float32()}))), ("day", pa.date32()), ("ts", UTC), ("at", pa.time64("us")),
+         ("s", pa.struct({"day": pa.date32(), "at": UTC}))]
+    )  # fmt: skip
+    good = b'{"v": 1}'
+    nothing = dict.fromkeys(schema.names)
+    assert read([good, line, good], schema) == [{**nothing, "v": 1}, reason, {**nothing, "v": 1}]
+
+
+def test_times_within_structs_and_lists_are_texts_as_those_of_columns_are() -> None:
+    schema = pa.schema([("s", pa.struct({"day": pa.date32(), "at": pa.list_(UTC)})), ("ts", pa.timestamp("ms", "UTC"))])
+    line = b'{"s": {"day": "2026-01-01", "at": ["2026-01-01T00:00:00.1234567z", null]}, "ts": "2026-01-01 00:00:00,1239 UTC"}'
+    moment = datetime(2026, 1, 1, 0, 0, 0, 123456, timezone.utc)
+    assert read([line, b"{}"], schema) == [
+        {"s": {"day": date(2026, 1, 1), "at": [moment, None]}, "ts": moment.replace(microsecond=123_000)},
+        {"s": None, "ts": None},
+    ]
+
+
+def test_an_infinite_number_is_one_where_it_is_written() -> None:
+    schema = pa.schema([("f", pa.float32()), ("n", pa.int64())])
+    assert read([b'{"f": Infinity}', b'{"f": -1e39}', b'{"f": 1.5}'], schema) == [
+        {"f": float("inf"), "n": None}, "column f is not float", {"f": 1.5, "n": None},
+    ]  # fmt: skip
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("ab\ud83dé\"\\", max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["k", "v", "s", "x"]), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["k", "v", "s", "x"]), VALUES, max_size=4), min_size=1, max_size=5))
+def test_members_that_are_read_decide_alone(records: list[dict[str, Any]]) -> None:
+    schema = pa.schema([*SCHEMA, ("s", pa.struct({"k": pa.string(), "v": pa.int64()}))])
+    found = read([json.dumps(record).encode() for record in records], schema)
+
+    def kept(value: Any, type: pa.DataType) -> Any:
+        if isinstance(value, dict) and pa.types.is_struct(type):
+            return {field.name: kept(value.get(field.name), field.type) for field in type}
+        return value
+
+    for record, got in zip(records, found, strict=True):
+        whole = kept(record, pa.struct(list(schema)))
+        assert isinstance(got, str) or got == whole
+        alone = read([json.dumps(whole).encode()], schema)[0]
+        assert got == alone
