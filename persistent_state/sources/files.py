@@ -356,7 +356,7 @@ class FileSource(TimeReplayableSource):
                     position += piece.count
 
     def _note(self, path: str, column: str, instead: str) -> str:
-        """Return what people are told of a column that a file does not have, but what stands in `instead`."""
+        """Return the sentence on a column that a file lacks, with the words `instead` on what the file has."""
         alike = other_name(column, folder_columns(path), self._record_schema().names)
         folder = f", and its folder has {alike}" if alike else ""
         return f"file={path!r} of {self!r} has no column {column!r}{instead}{folder}: it is null there."

@@ -75,7 +75,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name without its case, its composition, white space around it and characters that nobody sees."""
+    """Return a name without its case, its composition, white space around it and characters that have no shape."""
     seen = "".join(character for character in name if unicodedata.category(character) != "Cf")
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", seen).casefold()).strip()
 
