@@ -37,6 +37,7 @@ from persistent_state.show import definition, html
 from persistent_state.show.tables import Table
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
+from persistent_state.sources.files import FileSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import check_name
@@ -237,6 +238,7 @@ class Application:
                     f"task={task.task_name} and task={taken[name]} need the name {name} in the store; give one another name."
                 )
         check_places({each.task.task_name: each.outputs for each in (*self._added, *added)})
+        _check_apart([*self._added, *added], self.store)
         self._added += added
         return self
 
@@ -738,6 +740,28 @@ def _in_parts(
         _Added(in_order.States(task), fed, states, on_bad_row, delivery, ()),
         _Added(in_order.EmittedRows(task), fed, rows, on_bad_row, delivery, ()),
     ]
+
+
+def _check_apart(tasks: Sequence[_Added], store: str) -> None:
+    """Refuse a store, or the folder of a sink, in a folder whose files are read.
+
+    Raises:
+        InvalidInputError: One is.
+    """
+    places = [(f"the store {shown(store)!r}", store)]
+    for each in tasks:
+        for output in each.outputs.at_clock:
+            records = (record for record in output.place.records(each.task.task_name) if isinstance(record, tuple))
+            found = [str(record[1]) for record in records if record[:1] in (("folder",), ("sqlite",))]
+            places += [(f"the sink {output.place.name} of task={each.named}", place) for place in found]
+    for each in tasks:
+        for source in (of.source for of in each.inputs.values()):
+            for what, place in places:
+                if isinstance(source, FileSource) and source.reads(place):
+                    raise InvalidInputError(
+                        f"task={each.named} reads all files below {source!r}, and {what} writes there; give one of the two "
+                        "another folder."
+                    )
 
 
 def _inputs(task: str, source: AnySource | Mapping[str, AnySource | Input]) -> dict[str, Input]:

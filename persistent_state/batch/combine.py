@@ -90,6 +90,7 @@ def combine_in_pieces(
         low=min((low for of_task in sums for low in of_task.lows), default=None),
         coarse=_coarsest([coarse for of_task in sums for coarse in of_task.coarse]),
         counts=dict(read.counts),
+        notes=dict(read.notes),
         silent_for=basis.silent_for,
         visited=basis.visited,
         reach=basis.reach,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -81,7 +81,8 @@ class Read:
     """The result of a part of a micro-batch for all tasks of its flow, which grows chunk by chunk.
 
     `late` holds rows that are late or bad for every task, `late_bytes` of them. `spans` are (partition, first position, newest
-    timestamp), and `ends` tell how far the rows of a partition go whose end nobody planned.
+    timestamp), and `ends` tell how far the rows of a partition go whose end nobody planned. `notes` are the first of the
+    chunks, by input and column.
     """
 
     late: list[pa.Table] = field(default_factory=list)
@@ -90,6 +91,7 @@ class Read:
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    notes: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def put_aside(self, flow: FlowPlan, table: pa.Table) -> None:
         """Keep and count rows that are late or bad for every task.
@@ -111,15 +113,19 @@ class Read:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The accepted rows of a chunk, with all columns that were read, their place, and the times at which they count."""
+    """The accepted rows of a chunk, with all columns that were read, their place, and the times at which they count.
+
+    What they were read from does not have the columns of `lacks`.
+    """
 
     rows: pa.RecordBatch
     place: Place
     times: Times
+    lacks: tuple[str, ...] = ()
 
     def take(self, where: Mask) -> Accepted:
         """Return the rows that a mask picks."""
-        return Accepted(self.rows.filter(pa.array(where)), self.place.take(where), self.times[where])
+        return Accepted(self.rows.filter(pa.array(where)), self.place.take(where), self.times[where], self.lacks)
 
 
 def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: Sequence[Lifted]) -> None:
@@ -133,6 +139,7 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if isinstance(chunk, StepChunk) and chunk.aside is not None:
         # The step has asked whether they are to fail: their inputs say that.
         lifted[0].sides.append(chunk.aside)
+    read.notes = {(chunk.input, column): note for column, note in chunk.notes.items()} | read.notes
     place = place_of(flow.first, chunk)
     before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]
     if not flow.first.is_fed_by_task:
@@ -147,7 +154,7 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if not is_accepted.any():
         return
     times = np.maximum(place.timestamps, basis.clock) if flow.first.takes_late else place.timestamps
-    accepted = Accepted(chunk.rows, place, times)
+    accepted = Accepted(chunk.rows, place, times, chunk.lacks)
     if not is_accepted.all():
         accepted = accepted.take(is_accepted)
     if not flow.first.is_fed_by_task:
@@ -169,9 +176,10 @@ def _take_back(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> 
 
 def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
     """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
-    if (unfit := unfit_rows(plan, accepted.rows)).any():
+    if (unfit := unfit_rows(plan, accepted.rows, accepted.lacks)).any():
         rows = accepted.rows.select(plan.schema.names)
-        lifted.put_aside(plan, side_table(plan, rows, unfit, late_rows.UNFIT_KEY, accepted.place))
+        lacking = next((late_rows.NO_COLUMN + repr(name) for name in _needed(plan) if name in accepted.lacks), None)
+        lifted.put_aside(plan, side_table(plan, rows, unfit, lacking or late_rows.UNFIT_KEY, accepted.place))
         accepted = accepted.take(~unfit)
     if accepted.rows.num_rows == 0:
         return
@@ -207,11 +215,19 @@ def _fold_few(
     return folded
 
 
-def unfit_rows(plan: Plan, rows: pa.RecordBatch) -> Mask:
+def _needed(plan: Plan) -> list[str]:
+    """Return the columns without which no row of a task can count."""
+    return [name for name in (*plan.task.key_columns, plan.task.value, plan.task.message_id) if name is not None]
+
+
+def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacks: Collection[str] = ()) -> Mask:
     """Return which rows have a key or an id that can't be stored for a task, such as a time finer than microseconds.
 
-    Where user code is handed the key, a time that Python does not have is none either.
+    Where user code is handed the key, a time that Python does not have is none either. Rows that were read from something
+    without a column that the task needs do not fit at all.
     """
+    if lacks and not {*lacks}.isdisjoint(_needed(plan)):
+        return np.ones(rows.num_rows, dtype=np.bool_)
     unfit = np.zeros(rows.num_rows, dtype=np.bool_)
     for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):
         column = rows.column(name)

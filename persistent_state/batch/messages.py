@@ -190,7 +190,8 @@ class Report:
     `ends` (partition, position after the last row), `replaying` the channels of which rows came that are none of this
     micro-batch. `low` is the lowest start of an interval of any task, `coarse` how coarse their intervals are. `counts` has
     "messages" and "replayed", the late and bad rows of the flow by reason, and as "outside" how many new rows outside their
-    bounds are not kept. The part was told `now`, `silent_for`, `visited`, `reach` and `step`.
+    bounds are not kept. `notes` are what a source wants people to read, by input and column. The part was told `now`,
+    `silent_for`, `visited`, `reach` and `step`.
     """
 
     sender: Sender
@@ -202,6 +203,7 @@ class Report:
     low: int | None = None
     coarse: Coarse | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
     silent_for: Mapping[str, int] = field(default_factory=dict)
     visited: int = clocks.BEGINNING
     reach: Reach | None = None
@@ -214,6 +216,13 @@ class Report:
     def from_bytes(cls, data: bytes) -> Report:
         report: Report = pickle.loads(data)
         return report
+
+
+def new_notes(reports: Iterable[Report], noted: set[tuple[str, str]]) -> list[str]:
+    """Return what sources want people to read and that was not noted before, and note it."""
+    notes = {about: note for report in reports for about, note in report.notes.items() if about not in noted}
+    noted.update(notes)
+    return [notes[about] for about in sorted(notes)]
 
 
 @dataclass(frozen=True)

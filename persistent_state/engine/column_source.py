@@ -50,7 +50,8 @@ _BESIDE = pa.schema(
 )
 """The columns beside the rows of a source: what the part starts from, and the place of each row.
 
-A row before the rows of a chunk holds the original records of those rows that are set aside whatever their updates are.
+A row before the rows of a chunk holds the original records of those rows that are set aside whatever their updates are, and
+another one the notes of the chunk, as a header.
 """
 
 DAY = 86_400_000_000
@@ -96,8 +97,9 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
     originals: dict[str, Originals] = {}
     for batch in batches:
         for header in batch.column(_HEADER).drop_null().to_pylist():
-            raise failures.error_of(header) or AssertionError("a part has one header")
-        kind = np.stack([_is_valid(batch, _REASON), _is_valid(batch, _ORIGINALS)])
+            if error := failures.error_of(header):
+                raise error
+        kind = np.stack([_is_valid(batch, name) for name in (_REASON, _ORIGINALS, _HEADER)])
         partitions = pc.dictionary_encode(batch.column(_PARTITION))
         replays = batch.column(_REPLAY).fill_null(_NONE).to_numpy()
         place = np.stack([*kind, partitions.indices.to_numpy(), replays])
@@ -105,10 +107,13 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
         rows, positions = source_rows(batch, flow), batch.column(_POSITION).fill_null(0).to_numpy()
         for begin, end in pairwise([0, *begins.tolist(), batch.num_rows] if batch.num_rows else []):
             partition, at = batch.column(_PARTITION)[begin].as_py(), positions[begin:end]
-            is_bad, are_originals = kind[:, begin]
+            is_bad, are_originals, are_notes = kind[:, begin]
             if are_originals:
                 records = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
                 originals = {partition: partial(_looked_up, records)}
+            elif are_notes:
+                notes = pickle.loads(batch.column(_HEADER)[begin].as_py())
+                yield Chunk(partition, 0, rows.slice(0, 0), at=positions[:0], notes=notes)
             elif is_bad:
                 reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
                 bad = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))
@@ -151,10 +156,13 @@ class RowReader(ArrowReader):
     def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         count, bad = chunk.rows.num_rows, chunk.bad
         # Spark changes the values, so find the unfit keys before.
-        unfit = {plan.unfit_column: unfit_rows(plan, chunk.rows) for plan in self.flow.tasks}
+        unfit = {plan.unfit_column: unfit_rows(plan, chunk.rows, chunk.lacks) for plan in self.flow.tasks}
         if (originals := self._originals(chunk, basis, np.any([*unfit.values()], axis=0))) is not None:
             partition = pa.array([chunk.partition], pa.string())
             yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})
+        if chunk.notes:
+            notes = pa.array([pickle.dumps(dict(chunk.notes))], pa.binary())
+            yield _record_batch(schema, 1, {_PARTITION: pa.array([chunk.partition]), _HEADER: notes})
         yield _record_batch(
             schema,
             count,

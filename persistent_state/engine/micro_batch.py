@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from persistent_state.batch.in_place import take_step
-from persistent_state.batch.messages import DRIVER, Advance, Answers, Basis, Blob, Descriptor, Report
+from persistent_state.batch.messages import DRIVER, Advance, Answers, Basis, Blob, Descriptor, Report, new_notes
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
 from persistent_state.engine import failures
@@ -297,6 +297,7 @@ class Commit:
         self._log = log or Log(flow.first.files, flow.first.application)
         self._turn = turn or nullcontext()
         self._on_work = on_work
+        self._noted: set[tuple[str, str]] = set()
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's plan must not leave this method: if it ran twice, or in part, the state would fork.
@@ -332,6 +333,8 @@ class Commit:
                 new_id=new_id,
                 keeping=self._keeping,
             )
+        for note in new_notes(answers.reports, self._noted):
+            _logger.warning("%s", note)
         if self._on_work is not None:
             self._on_work(_work(self._flow, answers, after, now_us(), time.monotonic() - began))
         by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self._flow.tasks}

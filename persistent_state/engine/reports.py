@@ -22,7 +22,17 @@ from persistent_state.metrics.of_run import Work
 from persistent_state.protocol import holding
 from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
-from persistent_state.store.late_rows import AHEAD, FOREIGN, JUMP, LATE, NO_TIMESTAMP, OUTSIDE, UNFIT, UNFIT_KEY
+from persistent_state.store.late_rows import (
+    AHEAD,
+    FOREIGN,
+    JUMP,
+    LATE,
+    NO_COLUMN,
+    NO_TIMESTAMP,
+    OUTSIDE,
+    UNFIT,
+    UNFIT_KEY,
+)
 
 _logger = logging.getLogger("persistent_state")
 _runs: dict[str, Reports] = {}
@@ -219,7 +229,7 @@ class TaskReport:
         """Return how many rows did not count, why, and where they are."""
         self._reported = self._aside.total()
         bad = self._reported - self._aside[LATE]
-        rows = self._messages + sum(n for reason, n in self._aside.items() if reason not in _OF_ROWS)
+        rows = self._messages + sum(n for reason, n in self._aside.items() if not _is_of_rows(reason))
         reasons = [f"{n:,} {reason!r}{self._hint(reason)}" for reason, n in self._aside.most_common(MOST_REASONS)]
         if more := len(self._aside) - len(reasons):
             reasons.append(f"and {_count(more, 'more reason')}")
@@ -268,6 +278,10 @@ def _of_pending(progress: Progress) -> str:
         f"task={progress.task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that "
         "ends: let its producer commit it, or abort it."
     )
+
+
+def _is_of_rows(reason: str) -> bool:
+    return reason in _OF_ROWS or reason.startswith(NO_COLUMN)
 
 
 def _has_no_unit(plan: Plan) -> bool:

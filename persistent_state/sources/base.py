@@ -58,6 +58,9 @@ class Chunk:
         at: The position of each row (int64); by default the positions from `first` on that no record of `bad` has.
         originals: Returns the records at given positions as they came, of rows and of bad ones; None if the source has none.
         input: The name of the task's input that the rows are of. A source leaves it out.
+        lacks: The columns that are null because what the source reads does not have them at all. The rows are bad for a task
+            whose key, value or message id is one of them.
+        notes: By column: a sentence that people are to read in the log, once for each start.
 
     Example:
         >>> rows = pa.RecordBatch.from_pylist([{"word": "to"}, {"word": "be"}])
@@ -74,6 +77,8 @@ class Chunk:
     at: NDArray[np.int64] | None = None
     originals: Originals | None = field(default=None, compare=False)
     input: str = ""
+    lacks: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def positions(self) -> NDArray[np.int64]:

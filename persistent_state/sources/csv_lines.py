@@ -97,8 +97,8 @@ def csv_texts(options: CsvOptions, parts: Iterable[bytes]) -> Iterator[bytes]:
     return _line_feeds(parts if is_utf8 else _encoded(parts, options.encoding))
 
 
-def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> Parser:
-    """Return a parser of the lines below this header."""
+def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[list[str], Parser]:
+    """Return the names of the columns, and a parser of the lines below this header."""
     rules = {
         "delimiter": options.delimiter,
         "quote_char": options.quote or False,
@@ -164,7 +164,7 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> Parser:
             table = table.set_column(names_read.index(name), name, numbers)
         return table, bad
 
-    return parse
+    return names, parse
 
 
 def check_once(names: list[str]) -> None:

@@ -35,8 +35,19 @@ from persistent_state.formatting import iso_time
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
-from persistent_state.sources.casts import plain_schema
+from persistent_state.sources.casts import Unfit, plain_schema
 from persistent_state.sources.csv_lines import CsvOptions
+from persistent_state.sources.listing import (
+    UNREADABLE,
+    File,
+    Listing,
+    is_ignored,
+    local_file,
+    local_listing,
+    microseconds,
+    table_mark,
+)
+from persistent_state.sources.names import folder_columns, other_name
 from persistent_state.sources.schemas import AnySchema, arrow_schema
 
 Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
@@ -55,6 +66,21 @@ _WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
 _OPENING_BYTES = 1 << 16
 _NAMED = 3
 """The number of files that a message names."""
+_WATCHED = 100
+"""The number of the newest known files of a folder of this machine that a listing looks at: whether they have changed."""
+_MOVED = (
+    "not read, as a file of that size and time was read and is gone, so that its rows would count twice. Move it back, or out "
+    "of the folder; if it is another file, write it again"
+)
+_OTHER_SIZE = (
+    "the size has changed since it was listed. What was written since is not read, and a start that has to read the file again "
+    "is refused. Write new rows to a new file"
+)
+_WRITTEN_AGAIN = (
+    "written again since it was listed. What it holds now counts only for a start that reads it again. Write new rows to a new "
+    "file"
+)
+"""Warnings of files."""
 _WHOLE = '{"finite": true}'
 """The line of the journal behind the last file of a finite source."""
 
@@ -67,9 +93,12 @@ class FileSource(TimeReplayableSource):
     and move it in. Names that begin with "." or "_", the name "tmp" and names that end in ".tmp" are ignored. A restart replays
     files that must still be there. In a bucket a prefix without files is an empty folder; elsewhere the folder must be there.
 
+    Columns that a folder's name says, as `region=Oslo/` does, are read from there. Without `schema` they are text.
+
     In CSV and JSON a line is a record, so that quoted fields hold no line ends. An empty field of CSV is null, a quoted empty
     field is "". Timestamps are ISO 8601, in UTC if they have no zone. Times that are finer than the schema are cut; no other
-    value changes without a word. A column that a file lacks is null. A record that can't
+    value changes without a word. A column that a file lacks is null, with a warning; where it is a task's key or value, the
+    rows are bad ones. A record that can't
     be decoded or does not fit the schema is a bad record by itself; the unreadable rest of a damaged file is one bad record.
 
     A `finite` source has the files that its first start finds, and ends when they are read: then the clock waits for it no
@@ -184,7 +213,7 @@ class FileSource(TimeReplayableSource):
 
         Raises:
             InvalidInputError: There is no such folder or bucket, the journal is another source's, or a format can't hold the
-                schema; or the source is finite, and the folder has no file.
+                schema; or the source is finite, and the folder has no file; or nothing was read yet, and it is a table's.
         """
         files = _files_in(journal)
         if known.get(PARTITION, 0) > len(files) << ROW_BITS:
@@ -195,6 +224,7 @@ class FileSource(TimeReplayableSource):
         is_whole = self.finite and len(files) < len(journal)
         self._opened = _Opened(files, len(files), {file.path for file in files}, is_whole=is_whole)
         self._take()
+        self._opened.is_opening = False
         if self.finite and not files:
             raise InvalidInputError(
                 f"{self!r} is finite and has no file, so that it would end before it begins; put its files there first, "
@@ -203,6 +233,15 @@ class FileSource(TimeReplayableSource):
         self._warn_if_without_files()
         for format in {self._kind(file.path)[0] for file in files} & {formats.CSV, formats.JSON}:
             formats.check_text(str(format), self._record_schema())
+
+    def reads(self, place: str) -> bool:
+        """Return whether files that are written to a place would be read.
+
+        Args:
+            place: A path or a URL.
+        """
+        root, place = _same_for_all(self.path), _same_for_all(place)
+        return place == root or (place.startswith(f"{root}/") and not is_ignored(place[len(root) + 1 :]))
 
     def stay_within(self, ends: Mapping[str, int]) -> None:
         self._state.most = ends.get(PARTITION, 0) >> ROW_BITS
@@ -260,7 +299,7 @@ class FileSource(TimeReplayableSource):
             again += [file for file in read if file.path not in taken]
         if not again:
             return
-        there = {file.path: file.size for file in self._listed()}
+        there = {file.path: file.size for file in self._listed().files}
         system, root = self._system()
         with self._asking(""):
             # Some listings leave out files that they could not look at.
@@ -304,18 +343,55 @@ class FileSource(TimeReplayableSource):
                     bad = tuple(replace(record, position=position + record.position) for record in piece.bad)
                     if piece.count:
                         originals = partial(_originals, path, position, piece.original)
-                        yield Chunk(PARTITION, position, piece.rows, bad, start, originals=originals)
+                        yield Chunk(
+                            PARTITION,
+                            position,
+                            piece.rows,
+                            bad,
+                            start,
+                            originals=originals,
+                            lacks=piece.lacks,
+                            notes={name: self._note(path, name, instead) for name, instead in piece.absent},
+                        )
                     position += piece.count
+
+    def _note(self, path: str, column: str, instead: str) -> str:
+        """Return the sentence on a column that a file lacks, with the words `instead` on what the file has."""
+        alike = other_name(column, folder_columns(path), self._record_schema().names)
+        folder = f", and its folder has {alike}" if alike else ""
+        return f"file={path!r} of {self!r} has no column {column!r}{instead}{folder}: it is null there."
 
     def _pieces(self, file: _StoredFile, path: str) -> Iterator[formats.Piece]:
         try:
-            yield from formats.read_pieces(file, *self._kind(path), self._record_schema(), self._csv)
+            yield from self._with_folder_columns(file, path)
         except (StateError, MemoryError):
             raise
         except Exception as error:
             raise TaskFailedError(
                 f"file={path!r} of {self!r} can't be read: {raised(error)}. Move it away, or give it another format."
             ) from error
+
+    def _with_folder_columns(self, file: _StoredFile, path: str) -> Iterator[formats.Piece]:
+        """Yield the records of a file, with the columns that its folders say."""
+        schema, fault = self._record_schema(), ""
+        values: dict[str, pa.Scalar] = {}
+        for name, text in folder_columns(path).items():
+            if name in schema.names:
+                try:
+                    values[name] = formats.of_text(text, schema.field(name))
+                except Unfit as error:
+                    values[name], fault = pa.scalar(None, schema.field(name).type), f"{error}, in its folder's name"
+        # A batch without columns has no rows.
+        rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.null())])
+        for piece in formats.read_pieces(file, *self._kind(path), rest if values else schema, self._csv, fault):
+            if values:
+                count = piece.rows.num_rows
+                columns = [
+                    pa.repeat(values[name], count) if name in values else piece.rows.column(name)
+                    for name in schema.names
+                ]
+                piece = replace(piece, rows=pa.RecordBatch.from_arrays(columns, schema=schema))
+            yield piece
 
     @property
     def _state(self) -> _Opened:
@@ -340,26 +416,96 @@ class FileSource(TimeReplayableSource):
     def _take(self) -> None:
         """List the folder, and number the files that are new. A finite source that has its files takes no new one."""
         state = self._state
-        new = self._in_order(self._listed(state.paths, state.present))
+        listing = self._listed(state.paths)
+        self._check_tables(listing)
+        if state.present is not None:
+            state.present = listing.there or {}
+        self._warn_of_changes(listing)
+        state.moved = self._moved(listing)
+        self._warn(_MOVED, {path: f"{path!r} (read as {then!r})" for path, then in state.moved.items()})
         if state.is_whole:
             return
+        unreadable = [path for path, why in listing.left_out.items() if why == UNREADABLE]
+        if self.finite and unreadable:
+            raise StoreUnavailableError(
+                f"file={unreadable[0]!r} of {self!r} may not be read. Permit that, then try again."
+            )
+        for why in dict.fromkeys(listing.left_out.values()):
+            self._warn(f"left out: {why}", [path for path, other in listing.left_out.items() if other == why])
+        new = self._in_order([file for file in listing.files if file.path not in state.moved])
         state.files += new
         state.paths.update(file.path for file in new)
+
+    def _warn(self, why: str, paths: Collection[str]) -> None:
+        """Warn of files once for each start. A mapping has the words for each path.
+
+        Spark's planner, which opens a copy in a process of its own, warns only of what comes later.
+        """
+        state = self._state
+        new = [path for path in sorted(paths) if (path, why) not in state.warned]
+        state.warned.update((path, why) for path in new)
+        if new and (self._maker == os.getpid() or not state.is_opening):
+            names = ", ".join(paths[path] if isinstance(paths, Mapping) else repr(path) for path in new[:_NAMED])
+            more = f" and {len(new) - _NAMED:,} more" if new[_NAMED:] else ""
+            _logger.warning("%s%s of %r: %s.", names, more, self, why)
+
+    def _check_tables(self, listing: Listing) -> None:
+        """Refuse to begin with a folder that is a table. A source that has begun goes on, with a warning."""
+        for path, what in listing.tables.items():
+            if self._state.is_opening and not self._state.files:
+                raise InvalidInputError(f"{self!r} has {path!r}, so its files are {what}.")
+            self._warn(f"its files are {what}", [path])
+
+    def _warn_of_changes(self, listing: Listing) -> None:
+        """Warn of known files that were written again, where the listing looks at known files; else of the newest ones."""
+        files, there = self._state.files, listing.there
+        if there is None:
+            files = files[-_WATCHED:]
+            there = {file.path: now for file in files if (now := self._on_this_machine(file.path)) is not None}
+        present = [(file, there[file.path]) for file in files if file.path in there]
+        self._warn(_OTHER_SIZE, [file.path for file, now in present if file.size != now.size])
+        self._warn(_WRITTEN_AGAIN, [file.path for file, now in present if _is_written_again(file, now)])
+
+    def _on_this_machine(self, path: str) -> File | None:
+        with suppress(OSError):
+            return local_file(path, os.path.join(self._system()[1], path))
+        return None
+
+    def _moved(self, listing: Listing) -> dict[str, str]:
+        """Return the new files that are known ones under another path, with the path that each had."""
+        stamps: dict[tuple[int, int | None], list[File]] = {}
+        for file in listing.files:
+            if file.size and file.modified is not None:
+                stamps.setdefault((file.size, file.modified), []).append(file)
+        found: dict[str, str] = {}
+        for known in self._state.files if stamps else ():
+            alike = [new for new in stamps.get((known.size, known.modified), ()) if _may_be_moved(known, new)]
+            if alike and self._is_gone(known.path, listing):
+                found.update((new.path, known.path) for new in alike if new.path not in found)
+        return found
+
+    def _is_gone(self, path: str, listing: Listing) -> bool:
+        if listing.there is not None:
+            return path not in listing.there
+        return not os.path.lexists(os.path.join(self._system()[1], path))
 
     def _end_of_batch(self, first: int) -> int:
         files = self._state.files[first : first + self._files_per_batch]
         sizes = accumulate(file.size for file in files)
         return first + max(sum(size <= self._bytes_per_batch for size in sizes), min(1, len(files)))
 
-    def _check_replayed(self, file: _File) -> None:
-        size = (self._state.present or {}).get(file.path)
-        if size is None:
+    def _check_replayed(self, file: File) -> None:
+        now = (self._state.present or {}).get(file.path)
+        if now is None:
             # No listing told it: some leave out files that they could not look at.
             system, root = self._system()
             with self._asking(file.path):
-                size = int(system.info(f"{root}/{file.path}")["size"])
-        if size != file.size:
-            raise self._changed(file.path, file.size, size)
+                info = system.info(f"{root}/{file.path}")
+            now = File(file.path, _size(info), _modified(info))
+        if now.size != file.size:
+            raise self._changed(file.path, file.size, now.size)
+        if _is_written_again(file, now):
+            self._warn(_WRITTEN_AGAIN, [file.path])
 
     def _changed(self, path: str, then: int, now: int) -> InvalidInputError:
         return InvalidInputError(
@@ -369,13 +515,19 @@ class FileSource(TimeReplayableSource):
 
     def _record_schema(self) -> pa.Schema:
         if self._stored is None:
-            files = [file for file in self._in_order(self._listed()) if self._kind(file.path)[0] == formats.PARQUET]
+            files = [
+                file for file in self._in_order(self._listed().files) if self._kind(file.path)[0] == formats.PARQUET
+            ]
             if not files:
                 raise InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
             try:
                 with self._open(files[0].path, files[0].size) as file:
                     parquet = formats.open_parquet(pa.PythonFile(file, mode="r"))
-                    self._stored = plain_schema(parquet.schema_arrow).remove_metadata()
+                    stored = plain_schema(parquet.schema_arrow).remove_metadata()
+                    of_folders = [pa.field(name, pa.string()) for name in folder_columns(files[0].path)]
+                    self._stored = pa.schema(
+                        [*stored, *(field for field in of_folders if field.name not in stored.names)]
+                    )
             except formats.UNDECODABLE as error:
                 raise InvalidInputError(
                     f"file={files[0].path!r} of {self!r} has no schema: {error}; give schema=."
@@ -400,7 +552,7 @@ class FileSource(TimeReplayableSource):
                 return formats.Original()
             return piece.original(piece.bad[place - rows.num_rows].position)
 
-        return formats.Piece(rows, rows.num_rows + len(bad), bad, original)
+        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent)
 
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
         """Return the format and the compression of a file. A format that is not read is named, too."""
@@ -410,16 +562,8 @@ class FileSource(TimeReplayableSource):
             return endings[-1], None
         return self._format or _FORMATS.get(endings[-2 if codec and len(endings) > 1 else -1]), codec
 
-    def _listed(self, known: Collection[str] = (), sizes: dict[str, int] | None = None) -> list[_File]:
-        """List the folder.
-
-        Args:
-            known: The paths of files that are known.
-            sizes: Takes the size of each file, also of those that are known, where the listing tells them all the same.
-
-        Returns:
-            The files that are read and are not known.
-        """
+    def _listed(self, known: Collection[str] = ()) -> Listing:
+        """List the folder. `known` are the paths of files that are known."""
         system, root = self._system()
         with self._asking(""):
             system.invalidate_cache()
@@ -438,14 +582,15 @@ class FileSource(TimeReplayableSource):
             elif kind != "directory":
                 raise InvalidInputError(f"{self!r} is not a folder; create it, or correct the path.")
             if type(system) is LocalFileSystem:
-                return list(_local_files(root, known))
+                return local_listing(root, known)
             infos = system.find(root, detail=True)
-        found = {name[len(root) + 1 :]: info for name, info in infos.items()}
-        if sizes is not None:
-            sizes.clear()
-            sizes.update((path, _size(info)) for path, info in found.items())
-        new = ((path, info) for path, info in found.items() if path not in known)
-        return [_File(path, _size(info), _modified(info)) for path, info in new if not _is_ignored(path)]
+        names = ((name[len(root) + 1 :], info) for name, info in infos.items())
+        there = {path: File(path, _size(info), _modified(info)) for path, info in names}
+        new = [file for path, file in there.items() if path not in known]
+        marks = {file.path: mark for file in new if (mark := table_mark(file.path))}
+        tables = {path: what for mark in marks.values() for path, what in mark.items()}
+        files = [file for file in new if not is_ignored(file.path) and file.path not in marks]
+        return Listing(files, {}, tables, there)
 
     def _warn_if_without_files(self) -> None:
         # Once for a start: Spark's planner opens a copy in a process of its own.
@@ -457,7 +602,7 @@ class FileSource(TimeReplayableSource):
                 "any more" if self._state.files else "yet",
             )
 
-    def _in_order(self, files: list[_File]) -> list[_File]:
+    def _in_order(self, files: list[File]) -> list[File]:
         if self._order_by == "name":
             return sorted(files, key=lambda file: file.path)
         if any(file.modified is None for file in files):
@@ -465,8 +610,11 @@ class FileSource(TimeReplayableSource):
         return sorted(files, key=lambda file: (file.modified or 0, file.path))
 
     def _system(self) -> tuple[Any, str]:
-        # Looked up each time, since an fsspec instance must not be carried over a fork.
-        system, root = fsspec.core.url_to_fs(self.path, **self._options)
+        # Looked up each time, since an fsspec instance must not be carried over a fork. To fsspec "::" would join two URLs.
+        if os.path.isabs(self.path):
+            system, root = fsspec.filesystem("file", **self._options), self.path
+        else:
+            system, root = fsspec.core.url_to_fs(self.path, **self._options)
         return system, root.rstrip("/")
 
     def _asking(self, path: str) -> AbstractContextManager[None]:
@@ -474,9 +622,15 @@ class FileSource(TimeReplayableSource):
 
     def _as_ours(self, path: str, error: OSError) -> StateError:
         if isinstance(error, FileNotFoundError):
+            moved = {} if self._opened is None else self._opened.moved
+            if new := next((new for new, then in moved.items() if then == path), None):
+                return InvalidInputError(
+                    f"file={path!r} of {self!r} is gone, and file={new!r} looks like it; move that back, or reset the task."
+                )
             return InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, or reset the task.")
         why = without_secrets(error, self._options)
-        return StoreUnavailableError(f"{path!r} of {self!r}: {why}. Put it right, then try again.")
+        what = f"{path!r} of {self!r}" if path else repr(self)
+        return StoreUnavailableError(f"{what}: {why}. Put it right, then try again.")
 
     def _open(self, path: str, size: int) -> _StoredFile:
         system, root = self._system()
@@ -489,24 +643,17 @@ class FileSource(TimeReplayableSource):
         return file
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    path: str
-    size: int
-    modified: int | None  # microseconds UTC
-
-
 @dataclass
 class _Opened:
-    """The driver's view of the folder: files by ordinal, the number of them in the journal, and the sizes that were listed.
+    """The driver's view of the folder: files by ordinal, the number of them in the journal, and the files that were listed.
 
-    Sizes are kept while files of the journal are replayed.
+    These are kept while files of the journal are replayed. `moved` has files that are not read, each with the path that it had.
     """
 
-    files: list[_File]
+    files: list[File]
     journalled: int
     paths: set[str]
-    present: dict[str, int] | None = field(default_factory=dict)
+    present: dict[str, File] | None = field(default_factory=dict)
     is_frozen: bool = False
     most: int | None = None
     """The number of files to stay within."""
@@ -514,6 +661,10 @@ class _Opened:
     """True if the journal has all files of a finite source."""
     last_reach: dict[str, int] | None = None
     """The ends of the newest reach of a finite source, if that had anything to read."""
+    is_opening: bool = True
+    moved: dict[str, str] = field(default_factory=dict)
+    warned: set[tuple[str, str]] = field(default_factory=set)
+    """The paths of which people were warned since the source was opened, each with why."""
 
 
 def _originals(
@@ -557,21 +708,21 @@ class _StoredFile(io.RawIOBase):
         super().close()
 
 
-def _line_of_file(file: _File, ordinal: int) -> str:
+def _line_of_file(file: File, ordinal: int) -> str:
     return json.dumps({"file": ordinal, "path": file.path, "size": file.size, "modified": file.modified})
 
 
-def _files_in(journal: Sequence[str]) -> list[_File]:
+def _files_in(journal: Sequence[str]) -> list[File]:
     """Return the files of a journal, by ordinal."""
     lines = (line for line in journal if line != _WHOLE)
     return [_file_of_line(line, ordinal) for ordinal, line in enumerate(lines)]
 
 
-def _file_of_line(line: str, ordinal: int) -> _File:
+def _file_of_line(line: str, ordinal: int) -> File:
     try:
         record = json.loads(line)
         if record["file"] == ordinal:
-            return _File(record["path"], record["size"], record["modified"])
+            return File(record["path"], record["size"], record["modified"])
     except (ValueError, TypeError, KeyError):
         pass
     raise InvalidInputError(
@@ -580,37 +731,10 @@ def _file_of_line(line: str, ordinal: int) -> _File:
     )
 
 
-def _local_files(root: str, known: Collection[str]) -> Iterator[_File]:
-    """Yield the files that are read in a folder of this machine and below it, but those whose paths in it are known.
-
-    fsspec asks for size and time of every file, and makes a dict of them: 8 µs for each that is known. This takes 1 µs.
-    """
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        # A folder that can't be read, or that goes while it is listed, holds nothing, as in a listing of fsspec.
-        with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
-            for entry in entries:
-                path = folder + entry.name
-                if _is_left_out(entry.name):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(path + "/")
-                elif path not in known:
-                    with suppress(FileNotFoundError):
-                        yield _local_file(path, entry)
-
-
-def _local_file(path: str, entry: os.DirEntry[str]) -> _File:
-    own = entry.stat(follow_symlinks=False)
-    size = own.st_size
-    if entry.is_symlink():
-        try:
-            size = entry.stat().st_size
-        except OSError:
-            # It links to nothing.
-            size = 0
-    return _File(path, size, _microseconds(own.st_mtime))
+def _same_for_all(place: str) -> str:
+    """Return a path or a URL as one text, however it is written."""
+    place = place.removeprefix("file://").removeprefix("file:")
+    return re.sub("^s3a:", "s3:", place).rstrip("/") if "://" in place else os.path.realpath(os.path.expanduser(place))
 
 
 def _has_folders(system: Any) -> bool:
@@ -632,17 +756,26 @@ def _is_bucket_there(system: Any, root: str) -> bool:
     return True
 
 
+def _is_written_again(file: File, now: File) -> bool:
+    return (
+        file.size == now.size
+        and file.modified is not None
+        and now.modified is not None
+        and file.modified != now.modified
+    )
+
+
+def _may_be_moved(known: File, new: File) -> bool:
+    """Return whether a file that has the size and the time of a known one may be that file under another path.
+
+    Many files may be of one second, such as those of an archive that was unpacked.
+    """
+    has_name = known.path.rpartition("/")[2] == new.path.rpartition("/")[2]
+    return has_name or (known.modified or 0) % 1_000_000 != 0
+
+
 def _size(info: Mapping[str, Any]) -> int:
     return int(info.get("size") or 0)
-
-
-def _is_ignored(path: str) -> bool:
-    return any(map(_is_left_out, path.split("/")))
-
-
-def _is_left_out(name: str) -> bool:
-    # An object store marks a folder by a file with an empty name.
-    return name[:1] in ("", ".", "_") or name == "tmp" or name.endswith(".tmp")
 
 
 def _modified(info: Mapping[str, Any]) -> int | None:
@@ -652,11 +785,7 @@ def _modified(info: Mapping[str, Any]) -> int | None:
         time = iso_time(time)
     if isinstance(time, datetime):
         time = time.timestamp()
-    return None if time is None else _microseconds(time)
-
-
-def _microseconds(seconds: float) -> int:
-    return int(seconds * 1_000_000)
+    return None if time is None else microseconds(time)
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -21,6 +23,7 @@ from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
 from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts
 from persistent_state.sources.json_lines import json_parser
+from persistent_state.sources.names import absent_columns, names_alike, other_name, struct_paths
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
@@ -69,36 +72,43 @@ class Original:
 class Piece:
     """`count` records that follow each other: the good ones as rows, the bad ones with their places among all.
 
-    `original` gives the record at a place.
+    `original` gives the record at a place. `absent` has the columns that the records lack, each with what their file has
+    instead. Those of `lacks` no record of the file can have.
     """
 
     rows: pa.RecordBatch
     count: int
     bad: tuple[BadRecord, ...] = ()
     original: Callable[[int], Original] = lambda place: Original()
+    absent: tuple[tuple[str, str], ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 def read_pieces(
-    file: io.RawIOBase, format: str | None, codec: Codec | None, schema: pa.Schema, csv: CsvOptions = PLAIN_CSV
+    file: io.RawIOBase,
+    format: str | None,
+    codec: Codec | None,
+    schema: pa.Schema,
+    csv: CsvOptions = PLAIN_CSV,
+    fault: str = "",
 ) -> Iterator[Piece]:
     """Yield the records of a file in pieces of bounded size, always the same pieces.
 
     If the rest of a file can't be read, the rest is one bad record. Errors that `file` itself raises go to the caller, but for
-    those of UNDECODABLE.
+    those of UNDECODABLE. A `fault` makes each record a bad one.
     """
     stored = pa.PythonFile(file, mode="r")
     try:
         if format == PARQUET:
-            yield from _parquet_pieces(stored, schema)
+            yield from _parquet_pieces(stored, schema, fault)
         elif format is None:
             raise Unfit(NO_FORMAT)
         elif format in NOT_READ:
             raise Unfit(NOT_READ[format].format(format))
         else:
             parts = _decompressed(stored, codec) if codec else _parts(stored)
-            yield from _text_pieces(
-                _line_blocks(csv_texts(csv, parts) if format == CSV else parts), format, schema, csv
-            )
+            blocks = _line_blocks(csv_texts(csv, parts) if format == CSV else parts)
+            yield from (_refused(piece, fault) for piece in _text_pieces(blocks, format, schema, csv))
     except UNDECODABLE as error:
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
         if format == PARQUET and "crypt" in str(error):
@@ -267,12 +277,35 @@ def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
     return tuple(BadRecord(i, bad[i]) for i in sorted(bad))
 
 
+def _refused(piece: Piece, fault: str) -> Piece:
+    """Return a piece without good records if there is a fault."""
+    if not fault:
+        return piece
+    bad = {**dict.fromkeys(range(piece.count), fault), **{record.position: record.reason for record in piece.bad}}
+    return replace(piece, rows=piece.rows.slice(0, 0), bad=bad_records(bad))
+
+
+def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
+    """Return a text as a value of a column.
+
+    Raises:
+        Unfit: It is none.
+    """
+    try:
+        rows = pa.record_batch({field.name: pa.array([text], pa.string())})
+        return _fit(rows, pa.schema([field])).column(0)[0]
+    except UnicodeEncodeError:
+        raise Unfit(f"column {field.name} is not UTF-8") from None
+    except pa.ArrowNotImplementedError as error:
+        raise Unfit(f"column {field.name} is not {field.type}") from error
+
+
 def open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
     """Open a Parquet file. In nanoseconds, INT96 would wrap around outside of the years 1677 to 2262."""
     return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
 
 
-def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
+def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Iterator[Piece]:
     parquet = open_parquet(file)
     fields = [field for field in parquet.schema_arrow if field.name in schema.names]
     names = [field.name for field in fields]
@@ -283,12 +316,14 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             # The file is at fault, not each of its rows.
             raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
+    absent = absent_columns({field.name: field.type for field in parquet.schema_arrow}, schema)
     first = 1
     for groups, rows in _row_groups(parquet.metadata):
         for batch in parquet.iter_batches(rows, groups, names):
-            piece = _piece(batch, schema, {}, {}, batch.num_rows, lambda place: Original())
+            piece = _refused(_piece(batch, schema, {}, {}, batch.num_rows, lambda place: Original()), fault)
             bad = {record.position for record in piece.bad}
-            yield replace(piece, original=partial(_parquet_original, batch, bad, first, piece.original))
+            original = partial(_parquet_original, batch, bad, first, piece.original)
+            yield replace(piece, original=original, absent=(*absent.items(),), lacks=(*absent,))
             first += batch.num_rows
 
 
@@ -385,20 +420,37 @@ def _line_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions) -> Iterator[Piece]:
-    parse = json_parser(schema) if format == JSON else csv_parser(csv, b"", schema) if csv.header == "none" else None
+    parse = json_parser(schema) if format == JSON else csv_parser(csv, b"", schema)[1] if csv.header == "none" else None
+    absent: dict[str, str] = {}
     line = 1
     for block in blocks:
         end = line + block.count(b"\n")
         if parse is None:
             header, _, block = block.lstrip(b"\r\n").partition(b"\n")
             if header:
-                parse = csv_parser(csv, header, schema)
+                names, parse = csv_parser(csv, header, schema)
+                absent = absent_columns({name: pa.string() for name in names}, schema)
         if parse is not None:
-            yield _text_piece(block, end - block.count(b"\n"), schema, parse)
+            piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse)
+            if format == JSON:
+                yield replace(piece, absent=_unseen(block, piece.rows))
+            else:
+                yield replace(piece, absent=(*absent.items(),), lacks=(*absent,))
         line = end
 
 
-def _text_piece(block: bytes, line: int, schema: pa.Schema, parse: Parser) -> Piece:
+def _unseen(block: bytes, rows: pa.RecordBatch) -> tuple[tuple[str, str], ...]:
+    """Return the columns that no record of a block of JSON has. Each record has members of its own, so a later one may."""
+    nulls = [name for name in rows.schema.names if rows.num_rows == rows.column(name).null_count > 0]
+    written = {name: [json.dumps(name, ensure_ascii=is_ascii).encode() for is_ascii in (True, False)] for name in nulls}
+    return tuple(
+        (name, f" in any of {rows.num_rows:,} records")
+        for name in nulls
+        if not any(map(block.__contains__, written[name]))
+    )
+
+
+def _text_piece(block: bytes, line: int, format: str, schema: pa.Schema, parse: Parser) -> Piece:
     """Return the records of whole lines; the first is the line `line` of its file."""
     codes = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(codes == ord("\n")) + 1
@@ -406,7 +458,8 @@ def _text_piece(block: bytes, line: int, schema: pa.Schema, parse: Parser) -> Pi
     # Empty lines are no records.
     lengths = ends - starts - (codes[np.maximum(ends - 2, starts)] == ord("\r"))
     records = np.flatnonzero(lengths > 1)
-    return _parsed_piece(block, starts[records], ends[records], line + records, schema, parse)
+    places = starts[records], ends[records], line + records
+    return _parsed_piece(block, *places, schema, parse, format == JSON)
 
 
 def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
@@ -421,7 +474,7 @@ def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
         lines = b"\n".join(values) + b"\n"
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
     starts = np.concatenate([[0], ends])[:-1]
-    return _parsed_piece(lines, starts, ends, np.arange(len(values)), schema, json_parser(schema))
+    return _parsed_piece(lines, starts, ends, np.arange(len(values)), schema, json_parser(schema), True)
 
 
 def _parsed_piece(
@@ -431,6 +484,7 @@ def _parsed_piece(
     lines: NDArray[np.int64],
     schema: pa.Schema,
     parse: Parser,
+    is_json: bool,
 ) -> Piece:
     """Return the records of lines that begin and end at these places and have these numbers."""
     bad: dict[int, str] = {}
@@ -444,6 +498,9 @@ def _parsed_piece(
         if len(table) + len(odd) != end - first:
             raise Unfit("not one record in one line")
         bad.update({first + i: why for i, why in odd.items()})
+        if is_json and (misnamed := _misnamed(table, text, starts[first:end] - offset, schema)):
+            bad.update({first + i: reason for i, reason in misnamed.items()})
+            table = table.take(np.delete(np.arange(len(table)), [*misnamed]))
         return one_batch(table.to_batches(), table.schema)
 
     def original(i: int) -> Original:
@@ -452,3 +509,25 @@ def _parsed_piece(
     good = sift(len(starts), decode, bad, values)
     raw = one_batch(good, good[0].schema if good else schema)
     return _piece(raw, schema, bad, values, len(starts), original)
+
+
+def _misnamed(table: pa.Table, text: bytes, starts: NDArray[np.int64], schema: pa.Schema) -> dict[int, str]:
+    """Return the lines of JSON that have a column, or a field of a struct, under another name only, with the reason."""
+    found: dict[int, str] = {}
+    offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
+    # As text, since the pattern knows letters beyond ASCII.
+    lines = pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
+    for path, names in struct_paths(schema):
+        column = table[path[0]] if len(path) == 1 else pc.struct_field(table[path[0]], path[1:])
+        if not column.null_count:
+            continue
+        rows = pc.indices_nonzero(column.is_null())
+        alike, own = (pc.count_substring_regex(lines.take(rows), each) for each in names_alike(path[-1]))
+        for row in rows.filter(pc.greater(alike, own)).to_pylist():
+            with suppress(ValueError, RecursionError):
+                members = json.loads(lines[row].as_py())
+                for name in path[:-1]:
+                    members = members.get(name) or {}
+                if path[-1] not in members and (other := other_name(path[-1], members, names)):
+                    found[row] = f"column {'.'.join(path)} is not in it, but {other}"
+    return found

@@ -112,6 +112,19 @@ def test_a_row_whose_channel_is_named_as_one_of_another_input_steps_aside() -> N
         lifted(replace(plan, on_bad_row=FAIL), basis, chunk_of([(120, "history:x", 2)]))
 
 
+@pytest.mark.parametrize(("lacks", "reasons"), [("n", [110, 120]), ("key", [110, 120]), ("other", [])])
+def test_rows_that_lack_a_column_which_the_task_needs_step_aside_and_move_the_clock(
+    lacks: str, reasons: list[int]
+) -> None:
+    plan, basis = planned(Sums())
+    chunk = chunk_of([(110, None, 1), (90, "a", 2), (120, "a", None)], lacks=(lacks,), notes={lacks: "No."})
+    read, found = lifted(plan, basis, chunk, replace(chunk, notes={lacks: "Again."}))
+    assert [row["timestamp"] for table in found.sides for row in table.to_pylist()] == reasons * 2
+    assert {reason for reason, _ in aside(found.sides)} <= {f"its file has no column {lacks!r}"}
+    assert read.sightings.newest == {"p": 120}
+    assert read.notes == {("", lacks): "No."}
+
+
 class ByTime(Sums):
     """Sums by a time, of which one of nanoseconds can't be stored."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch.messages import Answers, Basis, Sender, digest_of_parts
+from persistent_state.batch.messages import Answers, Basis, Report, Sender, digest_of_parts, new_notes
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time.positions import Position
 from persistent_state.store.log import Log
@@ -47,6 +47,14 @@ def test_a_part_is_told_how_far_its_own_partitions_were_read() -> None:
     told = basis.of_part(1, ["q", "r", "new"])
     assert (told.positions, told.ends) == ({"q": Position(1), "r": Position(2)}, {"q": 8})
     assert basis.of_part(1, None).positions == positions
+
+
+def test_a_note_of_a_source_is_new_once() -> None:
+    sender = Sender("flow", 1, 0, "plan", 0, 1)
+    reports = [Report(sender, notes={("", "k"): "one"}), Report(sender, notes={("", "k"): "two", ("in", "k"): "three"})]
+    noted: set[tuple[str, str]] = set()
+    assert len(new_notes(reports, noted)) == 2
+    assert new_notes([*reports, Report(sender, notes={("", "a"): "four"})], noted) == ["four"]
 
 
 def test_a_commit_needs_the_report_of_each_part_and_shards_that_heard_from_the_same() -> None:

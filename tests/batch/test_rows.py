@@ -114,6 +114,25 @@ def test_a_line_that_is_put_aside_is_kept_as_it_came_with_its_number(
 
 
 @pytest.mark.parametrize("task", [Total(), Said()])
+def test_what_a_file_lacks_is_noted_however_its_rows_come(tmp_path: Path, task: PersistentTask) -> None:
+    (tmp_path / "a.csv").write_text(f"ts,N\n{ON_TIME},1\nsoon,2\n")
+    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA)
+    plan = plan_of(task, SCHEMA)
+    entry = start(Log(plan.files, plan.application), [plan])
+    source.open([], {})
+    reach = source.reach({}, everything=True)
+    basis = replace(commits.plan_batch(entry, alone(plan), reach, 0), now=2 * CLOCK)
+    (split,) = source.splits({}, reach.ends, 1)
+    chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
+    (blob,), report = combine(alone(plan), basis, 0, 1, chunks)
+    assert [(about, "has no column 'n', but 'N'" in note) for about, note in report.notes.items()] == [
+        (("", "n"), True)
+    ]
+    assert [table["reason"].to_pylist() for table in blob.late] == [["column ts is not timestamp[us, tz=UTC]"]]
+    assert report.counts["messages"] == 1
+
+
+@pytest.mark.parametrize("task", [Total(), Said()])
 def test_a_row_of_parquet_keeps_its_columns_and_a_damaged_file_its_name(tmp_path: Path, task: PersistentTask) -> None:
     rows = pa.table({"ts": [EARLY, ON_TIME, "soon", None], "n": [1, 2, 3, 4]})
     pq.write_table(rows, tmp_path / "a.parquet")

@@ -335,3 +335,11 @@ def test_only_the_reasons_of_most_rows_are_named(tmp_path: Path) -> None:
     assert "4 'd', 3 'c', 2 'b', and 1 more reason." in (
         run.report.note("Words", 0, {"a": 1, "b": 2, "c": 3, "d": 4}, 0) or ""
     )
+
+
+def test_rows_of_a_file_without_the_key_are_messages_that_do_not_count(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", 1, 2), Words())
+    pq.write_table(pa.table({"ts": [3], "Word": ["a"]}), tmp_path / "1.parquet")
+    said = run.read()
+    assert said is not None
+    assert "task=Words: 1 of 3 rows did not count: 1 \"its file has no column 'word'\". See" in said

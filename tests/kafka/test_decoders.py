@@ -117,6 +117,7 @@ def test_json_may_have_a_mark_before_it_as_a_file_may_and_the_number_of_a_schema
         (b'{"n": 1', "not a JSON object"),
         (b'{"n": 01}', "not a JSON object"),
         (b"[1]", "not a JSON object"),
+        (b'{"N": 1, "s": "a"}', "column n is not in it, but 'N'"),
         (b'{"s": "\xff"}', "column s is not UTF-8"),
         (b'{"s": "\\ud83d"}', "column s is not UTF-8"),
         (b"\xff", "not UTF-8"),

@@ -1,0 +1,303 @@
+"""What lies in a folder is read, refused, or left out with a warning; nothing is missed or counts twice in silence."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from monoids import Sum
+from persistent_state import Application, NonWindowState, ParquetSink, PersistentTask, SqlSink, ValuesAtClock
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
+from persistent_state.sources import files, listing
+from tests.sources.test_files import FILE, Driver, source, table, values, write
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+Warnings = Callable[[], list[str]]
+
+
+def driver(folder: Path | str, before: Driver | None = None, start: int = 0, **options: Any) -> Driver:
+    journal = before.journal if before else ()
+    return Driver(lambda: source(folder, **options), journal, start, len(journal) * FILE)
+
+
+def test_a_pipe_a_socket_and_links_are_left_out_with_one_warning_each(tmp_path: Path, warnings: Warnings) -> None:
+    folder = tmp_path / "in"
+    write(folder, "day/a.csv", table(0, 1))
+    write(folder, ".data/b.csv", table(1, 1))
+    write(tmp_path, "outside/c.csv", table(2, 1))
+    os.mkfifo(folder / "pipe.csv")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(folder / "socket"))
+    for name, target in [
+        ("latest", "day"), ("out", "../outside"), ("up", ".."), ("loop", "loop"), ("nothing.csv", "gone"),
+        ("again.csv", "day/a.csv"), ("b.csv", ".data/b.csv"), ("c.csv", "../outside/c.csv"),
+    ]:  # fmt: skip
+        (folder / name).symlink_to(target)
+    read = driver(folder)
+    assert sorted(values(read.rest())) == [0, 1, 2]
+    assert sorted(text.replace(f" of FileSource({str(folder)!r}): left out:", "") for text in warnings()) == [
+        "'again.csv' a link to 'day/a.csv', which is read itself.",
+        "'latest', 'out', 'up' a link to a folder; give the source that folder itself.",
+        "'loop' a link in a circle.",
+        "'nothing.csv' a link to nothing.",
+        "'pipe.csv', 'socket' a pipe, a socket or a device.",
+    ]
+    count = len(warnings())
+    read.source.reach(read.position, False)
+    assert len(warnings()) == count
+
+
+def in_another_user(work: Callable[[], Any]) -> Any:
+    """What a function returns or raises in a process that may not read all."""
+    receive, send = multiprocessing.Pipe(duplex=False)
+    if (child := os.fork()) == 0:
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            send.send(work())
+        except BaseException as error:
+            send.send(error if isinstance(error, StateError) else RuntimeError(repr(error)))
+        finally:
+            os._exit(0)
+    assert receive.poll(60)
+    found = receive.recv()
+    os.waitpid(child, 0)
+    return found
+
+
+@pytest.fixture
+def shut() -> Iterator[Path]:
+    """A folder that others may come to, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        write(Path(made), "in/a.csv", table(0, 1))
+        write(Path(made), "in/day/b.csv", table(1, 1))
+        yield Path(made) / "in"
+
+
+@needs_root
+def test_a_file_that_may_not_be_read_waits_until_it_may_and_others_go_on(shut: Path, warnings: Warnings) -> None:
+    (shut / "day/b.csv").chmod(0)
+    asked = in_another_user(lambda: [json.loads(line)["path"] for line in driver(shut).source.reach({}, True).journal])
+    assert asked == ["a.csv"]
+    left = in_another_user(lambda: listing.local_listing(str(shut), ()).left_out)
+    assert left == {"day/b.csv": "reading is not permitted; permit it, and it is read"}
+    refused = in_another_user(lambda: driver(shut, finite=True))
+    assert isinstance(refused, StoreUnavailableError)
+    assert "file='day/b.csv' of FileSource" in str(refused)
+    (shut / "day/b.csv").chmod(0o644)
+    assert in_another_user(lambda: len(driver(shut).source.reach({}, True).journal)) == 2
+
+
+@needs_root
+@pytest.mark.parametrize(("folder", "mode"), [("day", 0), ("day", 0o311), (".", 0), (".", 0o311)])
+def test_a_folder_that_can_not_be_listed_is_never_empty(shut: Path, folder: str, mode: int) -> None:
+    (shut / folder).chmod(mode)
+    refused = in_another_user(lambda: driver(shut))
+    assert isinstance(refused, StoreUnavailableError)
+    assert f"Permission denied: '{shut / folder}/'. Put it right, then try again" in str(refused)
+
+
+@pytest.mark.parametrize("name", ["r::1", "#", "%41", "?", "[1]", ":", "new\nline", "~x", "memory::x"])
+def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    write(tmp_path, f"{name}/a.csv", table(0, 1))
+    assert values(driver(tmp_path / name).rest()) == [0]
+
+
+@pytest.mark.parametrize(
+    ("mark", "what"),
+    [
+        ("_delta_log/x", "Delta table"),
+        ("sub/.hoodie/x", "Hudi table"),
+        ("metadata/v1.metadata.json", "Iceberg table"),
+        ("_spark_metadata/x", "Spark's file sink"),
+        ("sub/_table.json", "ParquetSink"),
+    ],
+)
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_table_is_refused_at_first_and_a_source_that_has_begun_warns(
+    tmp_path: Path, warnings: Warnings, mark: str, what: str, is_local: bool
+) -> None:
+    folder = tmp_path if is_local else f"memory://tables/{tmp_path.name}"
+    place = mark.removesuffix("/x").removesuffix("/v1.metadata.json")
+
+    def put(name: str) -> None:
+        fsspec.filesystem("file" if is_local else "memory").pipe_file(f"{folder}/{name}", b"value\n1\n")
+
+    put("a.csv")
+    before = driver(folder)
+    assert values(before.next()) == [1]
+    (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
+    put(mark)
+    put(f"{mark.rpartition('/')[0]}/more.metadata.json")
+    with pytest.raises(InvalidInputError, match=rf"has '{place}'.*{what}.*(Use|Feed)"):
+        driver(folder)
+    assert warnings() == []
+    before.next()
+    driver(folder, before, FILE)
+    assert len(warnings()) == 2
+    assert all(what in text for text in warnings())
+
+
+def test_a_file_that_is_moved_below_the_folder_does_not_count_twice(tmp_path: Path, warnings: Warnings) -> None:
+    write(tmp_path, "0.csv", table(0, 2))
+    write(tmp_path, "1.csv", table(2, 1))
+    before = driver(tmp_path)
+    assert values(before.next()) == [0, 1, 2]
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "0.csv").rename(tmp_path / "archive/0.csv")
+    write(tmp_path, "2.csv", table(3, 1))
+    assert values(before.next()) == [3]
+    assert len(before.journal) == 3
+    assert warnings() == [
+        f"'archive/0.csv' (read as '0.csv') of FileSource({str(tmp_path)!r}): not read, as a file of that size and time was "
+        "read and is gone, so that its rows would count twice. Move it back, or out of the folder; if it is another file, "
+        "write it again."
+    ]
+    with pytest.raises(
+        InvalidInputError, match=r"'0.csv' .* is gone, and file='archive/0.csv' looks like it; move that back"
+    ):
+        driver(tmp_path, before).next()
+    (tmp_path / "archive/0.csv").rename(tmp_path / "0.csv")
+    again = driver(tmp_path, before)
+    assert (values(again.rest()), len(again.journal)) == ([0, 1, 2, 3], 3)
+
+
+def test_only_a_file_that_looks_like_one_that_is_gone_was_moved(tmp_path: Path, warnings: Warnings) -> None:
+    write(tmp_path, "a/0.csv", table(0, 1), 1e9 + 0.5)
+    write(tmp_path, "a/1.csv", table(1, 1), 1e9)
+    write(tmp_path, "a/2.csv", "")
+    before = driver(tmp_path)
+    before.next()
+    # A copy, beside what was read.
+    write(tmp_path, "b/0.csv", table(0, 1), 1e9 + 0.5)
+    assert values(before.next()) == [0]
+    shutil.rmtree(tmp_path / "a")
+    # Of one whole second, with another name; without rows; of another time; of another size.
+    write(tmp_path, "c/3.csv", table(1, 1), 1e9)
+    write(tmp_path, "c/2.csv", "")
+    write(tmp_path, "c/4.csv", table(4, 1), 1e9 + 0.75)
+    write(tmp_path, "c/0.csv", table(0, 2), 1e9 + 0.5)
+    assert sorted(values(before.next())) == [0, 1, 1, 4]
+    assert warnings() == []
+    write(tmp_path, "d/1.csv", table(1, 1), 1e9)
+    assert before.next() == []
+    assert len(warnings()) == 1
+    # It is said to be another file.
+    os.utime(tmp_path / "d/1.csv")
+    assert values(before.next()) == [1]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_known_file_that_is_written_again_or_appended_to_is_named_once(
+    tmp_path: Path, warnings: Warnings, is_local: bool
+) -> None:
+    folder = tmp_path if is_local else f"memory://changed/{tmp_path.name}"
+
+    def put(name: str, content: bytes) -> None:
+        fsspec.filesystem("file" if is_local else "memory").pipe_file(f"{folder}/{name}", content)
+
+    for name in ("a.csv", "b.csv", "c.csv"):
+        put(name, b"value\n1\n")
+    before = driver(folder)
+    before.next()
+    time.sleep(0.01)
+    put("a.csv", b"value\n1\n2\n")
+    put("b.csv", b"value\n2\n")
+    assert before.next() == before.next() == []
+    appended, again = warnings()
+    assert appended.startswith("'a.csv' of FileSource")
+    assert ": the size has changed since it was listed. What was written since is not read, and" in appended
+    assert again.startswith("'b.csv' of FileSource")
+    assert ": written again since it was listed." in again
+
+
+def test_many_files_are_named_in_one_warning(tmp_path: Path, warnings: Warnings) -> None:
+    for i in range(7):
+        (tmp_path / f"{i}.csv").symlink_to("gone")
+    driver(tmp_path)
+    assert [text.partition(" of FileSource")[0] for text in warnings()] == ["'0.csv', '1.csv', '2.csv' and 4 more"]
+
+
+def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
+    tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_WATCHED", 1)
+    for name in ("a.csv", "b.csv"):
+        write(tmp_path, name, "value\n1\n", 1e9)
+    before = driver(tmp_path)
+    before.next()
+    write(tmp_path, "a.csv", "value\n2\n", 2e9)
+    assert before.next() == []
+    assert warnings() == []
+    assert values(driver(tmp_path, before).next()) == [2, 1]
+    assert ["'a.csv'" in text and "written again" in text for text in warnings()] == [True]
+
+
+def test_a_process_of_spark_does_not_repeat_what_a_start_has_warned_of(tmp_path: Path, warnings: Warnings) -> None:
+    os.mkfifo(tmp_path / "a.csv")
+    opened = pickle.loads(pickle.dumps(source(tmp_path)))
+    opened._maker = 0
+    opened.open([], {})
+    assert warnings() == []
+    os.mkfifo(tmp_path / "b.csv")
+    opened.reach({}, False)
+    assert ["'b.csv'" in text for text in warnings()] == [True]
+
+
+class Total(PersistentTask):
+    value = "value"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+class Other(Total):
+    pass
+
+
+@pytest.mark.parametrize("name", ["in", "in/out", "file://in/out", "link/out"])
+def test_a_sink_or_a_store_within_the_folder_of_a_source_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to("in")
+    place = name.replace("file://", f"file://{tmp_path}/") if "://" in name else str(tmp_path / name)
+    read = source(tmp_path / "in")
+    sentence = (
+        r"task={} reads all files below FileSource\(.*\), and the {} .*writes there; give one of the two another folder"
+    )
+    with pytest.raises(InvalidInputError, match=sentence.format("Total", "sink")):
+        Application("a", store=str(tmp_path / "store")).add(Total(), read, ParquetSink(place))
+    with pytest.raises(InvalidInputError, match=sentence.format("Total", "store")):
+        Application("a", store=place).add(Total(), read)
+    app = Application("a", store=str(tmp_path / "store"))
+    app.add(Total(), source(tmp_path / "other"), ParquetSink(place))
+    with pytest.raises(InvalidInputError, match=sentence.format("Other", "sink")):
+        app.add(Other(), read)
+
+
+def test_a_sink_beside_the_folder_or_under_an_ignored_name_is_taken(tmp_path: Path) -> None:
+    read = source(tmp_path / "in")
+    beside = [ParquetSink(str(tmp_path / name)) for name in ("in/_out", "in-out", "in/tmp/x")]
+    sinks = [*(ValuesAtClock(sink, name=sink.place.url) for sink in beside), SqlSink(f"sqlite:///{tmp_path}/db", "t")]
+    Application("a", store=str(tmp_path / "in/_apps")).add(Total(), read, sinks)
+    with pytest.raises(InvalidInputError, match="writes there"):
+        Application("a", store="s").add(Total(), read, SqlSink(f"sqlite:///{tmp_path}/in/db", "t"))

@@ -1,0 +1,190 @@
+"""A column that files do not hold under its name comes from the names of folders, or is missed aloud."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from persistent_state.sources.base import Chunk
+from persistent_state.sources.names import absent_columns
+from tests.sources.test_files import FILE, SCHEMA, at, bad, read_all, table, values, write
+
+
+def notes(chunks: list[Chunk]) -> dict[str, str]:
+    return {column: note for chunk in chunks for column, note in chunk.notes.items()}
+
+
+def as_it_is(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows
+
+
+class TestFolders:
+    @pytest.mark.parametrize("name", ["a.csv", "a.json", "a.parquet"])
+    def test_columns_are_read_from_the_names_of_folders_and_typed_by_the_schema(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        for folder in ("key=Oslo/day=2026-01-02", "key=Troms%C3%B8 %3D/day=__HIVE_DEFAULT_PARTITION__"):
+            write(tmp_path, f"{folder}/{name}", table(0, 2).drop(["key"]))
+        chunks = read_all(tmp_path, schema=SCHEMA.append(pa.field("day", pa.date32())))
+        rows = [row for chunk in chunks for row in chunk.rows.to_pylist()]
+        assert [(row["key"], row["day"] and str(row["day"]), row["value"]) for row in rows] == [
+            ("Oslo", "2026-01-02", 0), ("Oslo", "2026-01-02", 1), ("Tromsø =", None, 0), ("Tromsø =", None, 1),
+        ]  # fmt: skip
+        assert not bad(chunks)
+        assert not notes(chunks)
+
+    def test_a_folder_with_another_name_of_a_column_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path, "Key=Oslo/a.csv", table(0, 1).drop(["key"]))
+        (note,) = notes(read_all(tmp_path)).values()
+        assert "has no column 'key', only 'ts', 'value', and its folder has 'Key': it is null there." in note
+
+    def test_a_folder_wins_over_a_column_of_its_files_as_on_spark(self, tmp_path: Path) -> None:
+        for name in ("a.csv", "b.json", "c.parquet"):
+            write(tmp_path, f"key=Oslo/other=1/{name}", table(0, 1))
+        assert values(read_all(tmp_path), "key") == ["Oslo"] * 3
+
+    def test_without_a_schema_they_are_text_beside_the_columns_of_the_first_parquet_file(self, tmp_path: Path) -> None:
+        write(tmp_path, "value=7/n=1/a.parquet", table(0, 2))
+        chunks = read_all(tmp_path, schema=None)
+        assert chunks[0].rows.schema == SCHEMA.append(pa.field("n", pa.string()))
+        assert (values(chunks), values(chunks, "n")) == ([7, 7], ["1", "1"])
+
+    @pytest.mark.parametrize("name", ["a.csv", "a.json", "a.parquet"])
+    def test_a_folder_that_does_not_fit_makes_each_row_bad_in_its_place(self, tmp_path: Path, name: str) -> None:
+        write(tmp_path, f"value=some/{name}", table(0, 3))
+        write(tmp_path, f"value=some%FF/{name}", table(0, 1))
+        chunks = read_all(tmp_path)
+        assert values(chunks) == []
+        assert [(place, reason) for place, reason, _ in bad(chunks)] == [
+            (0, "column value is not UTF-8, in its folder's name"),
+            *((FILE + i, "column value is not int64, in its folder's name") for i in range(3)),
+        ]
+        assert ["k0" in (text or "") for _, _, text in bad(chunks)] == [True, True, False, False]
+
+    @pytest.mark.parametrize("name", ["a.csv", "a.json", "a.parquet"])
+    def test_all_columns_may_be_of_folders(self, tmp_path: Path, name: str) -> None:
+        write(tmp_path, f"ts=2026-01-01/key=a/{name}", table(0, 3))
+        chunks = read_all(tmp_path, schema=SCHEMA.remove(2))
+        assert values(chunks, "key") == ["a"] * 3
+
+
+class TestAbsent:
+    @pytest.mark.parametrize(
+        ("header", "instead"),
+        [
+            ("K", ", but 'K'"),
+            (" k ", ", but ' k '"),
+            ("k\u00a0", r", but 'k\xa0'"),
+            ("k\u200b", r", but 'k\u200b'"),
+            ("key", ", only 'ts', 'key', 'v'"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+    def test_a_column_under_another_name_is_missed_and_the_note_says_what_is_there(
+        self, tmp_path: Path, header: str, instead: str, name: str
+    ) -> None:
+        rows = table(0, 2).rename_columns(["ts", header, "v"])
+        write(tmp_path, name, rows)
+        chunks = read_all(tmp_path, schema="ts timestamp, k string, v long")
+        assert values(chunks, "k") == [None, None]
+        assert [chunk.lacks for chunk in chunks] == [("k",)]
+        assert notes(chunks) == {
+            "k": f"file={name!r} of FileSource({str(tmp_path)!r}) has no column 'k'{instead}: it is null there."
+        }
+
+    def test_a_composed_name_is_not_the_decomposed_one(self) -> None:
+        composed, decomposed = (unicodedata.normalize(form, "größe") for form in ("NFC", "NFD"))
+        field = pa.field(composed, pa.string())
+        assert absent_columns({decomposed: pa.string()}, [field]) == {composed: r", but 'gro\u0308\xdfe'"}
+        assert absent_columns({composed: pa.string()}, [field]) == {}
+
+    def test_a_struct_without_its_fields_is_absent_and_one_that_lacks_some_says_which(self) -> None:
+        wanted = pa.schema(
+            {"s": pa.struct({"a": pa.int8(), "b": pa.int8()}), "l": pa.list_(pa.struct({"x": pa.int8()}))}
+        )
+        both = {"s": pa.struct({"x": pa.int8(), "y": pa.int8()}), "l": pa.list_(pa.struct({"x": pa.int8()}))}
+        assert absent_columns(both, wanted) == {"s": ", but one with the fields 'x', 'y'"}
+        some = {"s": pa.struct({"A": pa.int8(), "b": pa.int8()}), "l": pa.list_(pa.struct({"y": pa.int8()}))}
+        assert absent_columns(some, wanted) == {"s.a": ", but 'A'", "l": ", but one with the fields 'y'"}
+
+    def test_a_header_of_many_names_is_cut_in_the_note(self) -> None:
+        many = {f"c{i}": pa.string() for i in range(1000)}
+        assert absent_columns(many, [pa.field("k", pa.string())])["k"].endswith("'c7' and 992 more")
+
+    def test_a_json_record_with_another_name_of_a_column_is_bad_by_itself(self, tmp_path: Path) -> None:
+        lines = [
+            '{"key": "a", "value": 1}',
+            '{"Key": "b", "value": 2}',
+            '{"value": 3}',
+            '{" key\\u200b": "c", "value": 4}',
+            '{"key\u200b": "c", "value": 5}',
+            '{"value": 6, "more": {"KEY": 1}}',
+            '{"key": null, "KEY": "d", "value": 7}',
+            '{"value": 8, "text": "\\"KEY\\": 1"}',
+        ]
+        write(tmp_path, "a.json", "\n".join(lines))
+        chunks = read_all(tmp_path)
+        assert [(place, reason) for place, reason, _ in bad(chunks)] == [
+            (1, "column key is not in it, but 'Key'"),
+            (4, r"column key is not in it, but 'key\u200b'"),
+        ]
+        assert values(chunks) == [1, 3, 4, 6, 7, 8]
+        assert at(chunks) == [0, 2, 3, 5, 6, 7]
+
+    @pytest.mark.parametrize(
+        ("line", "reason"),
+        [
+            ('{"Key": "b", "value": 1, "x": "key", "more": {"key": 2}}', "column key is not in it, but 'Key'"),
+            ('{"s": {"A": 1}, "a": 2, "key": "b"}', "column s.a is not in it, but 'A'"),
+            ('{"s": {"a": null, "A": 1}, "key": "b"}', None),
+            ('{"s": {"b": {"C": 1}, "C": 1}, "key": "b"}', "column s.b.c is not in it, but 'C'"),
+            ('{"s": {"b": null}, "key": "b", "C": 1}', None),
+            ('{"s": null, "key": "b", "A": 1}', None),
+            ('{"KEY": 1e999, "a": [[', "not a JSON object"),
+        ],
+    )
+    def test_another_name_is_found_beside_the_same_one_at_another_level(
+        self, tmp_path: Path, line: str, reason: str | None
+    ) -> None:
+        inner = pa.struct({"a": pa.int64(), "b": pa.struct({"c": pa.int64()})})
+        write(tmp_path, "a.json", f'{{"key": "a"}}\n{line}\n{{"key": "c"}}\n')
+        chunks = read_all(tmp_path, schema=SCHEMA.append(pa.field("s", inner)))
+        assert [(place, why) for place, why, _ in bad(chunks)] == ([] if reason is None else [(1, reason)])
+
+    @pytest.mark.parametrize(
+        ("name", "other"),
+        [
+            ("größe", "GRÖSSE"),
+            ("größe", "gro\u0308ße"),
+            ("a b", "A b "),
+            ("a.b", "A.B"),
+            ("İx", "İX"),
+            ("(?i)x", "(?I)x"),
+        ],
+    )
+    def test_a_column_of_any_letters_is_found_under_another_name(self, tmp_path: Path, name: str, other: str) -> None:
+        records = [json.dumps({each: 1}, ensure_ascii=False) for each in (name, other, other.replace("x", "y"))]
+        write(tmp_path, "a.json", "\n".join(records))
+        chunks = read_all(tmp_path, schema=pa.schema({"ts": SCHEMA.field("ts").type, name: pa.int64()}))
+        assert values(chunks, name) == ([1, None] if "x" in other else [1])
+
+    def test_a_name_that_is_a_column_itself_stands_for_no_other(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.json", '{"Key": "b"}\n{"key": "a"}\n')
+        chunks = read_all(tmp_path, schema=SCHEMA.append(pa.field("Key", pa.string())))
+        assert (values(chunks, "key"), bad(chunks)) == ([None, "a"], [])
+
+    def test_a_member_that_no_json_record_has_is_null_with_a_note(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.json", '{"key": null}\n{"key": null, "values": 1}\n')
+        (chunk,) = read_all(tmp_path)
+        assert chunk.lacks == ()
+        assert [*chunk.notes] == ["ts", "value"]
+        assert "has no column 'value' in any of 2 records: it is null there" in chunk.notes["value"]
+
+    def test_a_transform_may_fill_what_is_absent(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", "ts,value\n,1\n")
+        (chunk,) = read_all(tmp_path, transform=as_it_is)
+        assert (chunk.lacks, [*chunk.notes]) == ((), ["key"])
