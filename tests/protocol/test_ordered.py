@@ -50,6 +50,7 @@ from persistent_state.store.verify import verify
 from persistent_state.task import Message, messages_of, rows_of
 from tests import core
 from tests.batch.test_process import Told, oracle, streams
+from tests.soak import soak_or
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("acts", pa.string())])
 KEEPING = Keeping(3, 0)
@@ -182,7 +183,8 @@ def test_state_and_rows_are_those_of_a_fold_in_order(
         play(history, ttl)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=15, soak=200), deadline=None)
 @given(
     st.lists(st.tuples(acts, st.booleans()), max_size=12),
     st.none() | st.integers(1, 25),

@@ -30,6 +30,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, cache, open_files
 from persistent_state.store.named_files import Run
 from tests import core
+from tests.soak import soak_or
 
 KEY_TYPES = (
     pa.int64(),
@@ -228,12 +229,13 @@ def test_an_older_version_passes_over_the_timers(block: int) -> None:
     assert pa.ipc.open_stream(data[8:]).read_all().equals(table)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("far", [False, True])
 def test_one_byte_anywhere_of_the_timers_is_found(copies: Path, far: bool) -> None:
     table = timed(range(12), [5 * i % 12 for i in range(12)])
     hashes = table["hash"].to_pylist()
     run = with_timers(core.memory(), table, 64)
-    for at in range(0, run.file.length, 3):
+    for at in range(0, run.file.length, soak_or(ci=13, soak=1)):
         files = FarFiles("memory://" + core.new_id()) if far else core.memory()
         run = with_timers(files, table, 64)
         index = blocks._parsed(files.read(run.file.path)[-run.file.index :])
