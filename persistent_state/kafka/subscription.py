@@ -502,7 +502,8 @@ def merge_journals(one: Sequence[str], other: Sequence[str], replay: Mapping[str
 
 
 def _millis(time: datetime) -> int:
-    return round(time.timestamp() * 1000)
+    # Numbers below 0 mean other places to Kafka, such as -1 the end. A record before 1970 has no time.
+    return max(0, round(time.timestamp() * 1000))
 
 
 def _line(record: TopicRecord) -> str:

@@ -640,6 +640,7 @@ class Held:
         self._value = value
         self.topic, self.error, self.value = lambda: topic, lambda: error, lambda: value
         self.offset, self.partition, self.timestamp = lambda: offset, lambda: partition, lambda: (0, 0)
+        self.key = self.headers = lambda: None
 
     def __len__(self) -> int:
         return len(self._value)
