@@ -17,7 +17,8 @@ import pytest
 
 from persistent_state.kafka import consumer
 from persistent_state.kafka.client import headers_of
-from tests.hostile.records import Record
+from persistent_state.kafka.topics import time_at
+from tests.hostile.records import Log, Record
 from tests.waiting import PATIENCE
 
 WRITTEN = [
@@ -110,6 +111,14 @@ def test_headers_that_are_not_text_and_times_that_are_none_are_null(came: list[A
             [],
             [],
         ]
+
+
+@pytest.mark.parametrize(
+    ("millis", "text"), [(-1, "none"), (1_700_000_000_000, "2023-11-14T22:13:20Z"), (2**62, f"{2**62 * 1000}")]
+)
+def test_the_oldest_record_is_named_with_any_time(millis: int, text: str) -> None:
+    assert time_at(Log([Record(None, b"v", [], millis)]), "t", 0, 0) == text
+    assert time_at(Log([]), "t", 0, 0) is None
 
 
 def test_the_size_of_records_has_keys_headers_and_tombstones() -> None:
