@@ -18,9 +18,8 @@ from persistent_state.batch.changes import check as check_fed
 from persistent_state.batch.changes import schema_of
 from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
-from persistent_state.batch.rows import MOST
 from persistent_state.errors import InvalidInputError, check_whole
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.formatting import Clock
@@ -852,7 +851,7 @@ def _of_input(
         task = OfInput(task, input)
     if name in plan.upstream:
         # The moments of changes are clocks, and no clock is broken.
-        settings = replace(settings, ahead=MOST, delay=0, jump=None)
+        settings = replace(settings, ahead=FURTHEST, delay=0, jump=None)
         schema, update = schema_of(plan.feeders[name], plan.upstream[name], plan.task), None
         timestamp, unit, channel = TIMESTAMP, None, None
     else:

@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.errors import TaskFailedError
+from persistent_state.event_time.clocks import FURTHEST
 from persistent_state.event_time.inputs import UNNAMED, named
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.store.late_rows import LATE, OUTSIDE, PARTITION, SIDE_COLUMNS
-
-MOST = 2**62
-"""The furthest a timestamp may be from the epoch, in microseconds: 146,000 years."""
 
 Mask = NDArray[np.bool_]
 
@@ -89,7 +87,7 @@ def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64],
     """Return a timestamp column as microseconds UTC, and which rows have one.
 
     Finer units are cut off, and naive times are UTC. Integers count in `unit` (None: microseconds). A timestamp further than
-    `MOST` from the epoch counts as missing: clocks are computed from timestamps within 64 bits.
+    `FURTHEST` from the epoch counts as missing: clocks are computed from timestamps within 64 bits.
     """
     type = column.type
     per_unit = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
@@ -102,7 +100,7 @@ def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64],
     values = (ticks.fill_null(0) if column.null_count else ticks).to_numpy().astype(np.int64, copy=False)
     if unit == "ns":
         return values // 1_000, valid
-    most = MOST // scale
+    most = FURTHEST // scale
     if len(values) and (values.min() < -most or values.max() > most):
         valid = valid & (values <= most) & (values >= -most)
         values = np.where(valid, values, 0)

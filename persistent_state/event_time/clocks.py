@@ -18,6 +18,9 @@ BEGINNING = -(2**63)
 END = 2**63 - 1
 """The clock above every message."""
 
+FURTHEST = 2**62
+"""The furthest a timestamp may be from the epoch, in microseconds: 146,000 years."""
+
 MOST_CUTS = 8
 """The most clocks that a task ahead of the global clock keeps apart."""
 

@@ -29,6 +29,9 @@ TOKEN = "oauth_cb"
 _NO_TOKEN = ("OAuth token not set", "Failed to acquire SASL OAUTHBEARER token")
 """The beginnings of the client's errors if it has no token. The first is confluent_kafka's, which waits ten seconds for one."""
 
+_UNREADABLE: Any = ["not UTF-8"]
+"""Stands for headers that the client can't return."""
+
 _STATISTICS_MILLIS = 500
 
 
@@ -170,6 +173,17 @@ def needing(what: str, operation: str, resource: str) -> Iterator[None]:
         raise InvalidInputError(
             f"{what}: the user lacks {operation} on {resource}. Allow that; docs/kafka.md lists all that is needed."
         ) from None
+
+
+def headers_of(message: Any) -> list[tuple[str, bytes | None]] | None:
+    """Return the headers of a record; None if the name of one is not UTF-8, which clients of other languages write."""
+    try:
+        headers: list[tuple[str, bytes | None]] | None = message.headers()
+    except (SystemError, UnicodeDecodeError):
+        # Asked again, the client would return such a name as a null pointer, and a look at that ends the process.
+        message.set_headers(_UNREADABLE)
+        return None
+    return None if headers is _UNREADABLE else headers or []
 
 
 def answer(future: Future[Any], seconds: float) -> Any:

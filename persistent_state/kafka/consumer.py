@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
-from persistent_state.kafka.client import Moves, is_refusal, library, reason_of
+from persistent_state.event_time.clocks import FURTHEST
+from persistent_state.kafka.client import Moves, headers_of, is_refusal, library, reason_of
 from persistent_state.redact import text_without_secrets
 
 ORIGIN = pa.struct(
@@ -28,10 +29,16 @@ ORIGIN = pa.struct(
         ("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
     ]
 )
-"""The `origin` of a record: where it stood, and all that it holds beside its value."""
+"""The `origin` of a record: where it stood, and all that it holds beside its value.
+
+`headers` is null if the name of one is not UTF-8, and `time` if the record has none that can be.
+"""
 
 PATIENCE = 60.0
 """Seconds after which the reader gives up if it comes no further."""
+
+_BYTES_BESIDE = 64
+"""Bytes that a record takes at least, as a tombstone without a key does: its offset, its time and the client's object."""
 
 _ROWS_PER_CALL = 10_000
 _WAIT = 0.01
@@ -104,7 +111,9 @@ def records(
                     f"{what} sent nothing of {sorted(left)} for {PATIENCE:g} s{complaint}; check the brokers, then try again."
                 )
             last_message = time.monotonic() if messages else last_message
-            for place, some in _runs([message for message in messages if message.error() is None], only):
+            failed = [message for message in messages if message.error() is not None]
+            came = [message for message in messages if message.error() is None] if failed else messages
+            for place, some in _runs(came, only):
                 if (offsets := left.get(place)) is None:
                     continue
                 if some[-1].offset() >= offsets.end - 1:
@@ -114,9 +123,8 @@ def records(
                         consumer.pause([kafka.TopicPartition(*place)])
                 if some:
                     yield offsets, some
-            for message in messages:
-                if (error := message.error()) is None:
-                    continue
+            for message in failed:
+                error = message.error()
                 topic: str | None = message.topic()
                 if error.code() == kafka.KafkaError._PARTITION_EOF:
                     # Offsets before the end that never came are marks of transactions, or were compacted away.
@@ -172,11 +180,29 @@ def record_sizes(
                 messages = consumer.consume(_SAMPLE_ROWS, timeout=_SAMPLE_WAIT)
                 for place, sample in _runs([message for message in messages if message.error() is None], None):
                     if place not in sizes:
-                        sizes[place] = sum(map(len, sample)) / (sample[-1].offset() + 1 - sample[0].offset())
+                        sizes[place] = size_of(sample) / (sample[-1].offset() + 1 - sample[0].offset())
                         consumer.pause([kafka.TopicPartition(*place)])
     finally:
         consumer.close()
     return sizes
+
+
+def size_of(messages: Sequence[Any]) -> int:
+    """Return about how many bytes these records of a partition take: keys, values, headers, and what stands beside these.
+
+    The headers of the first stand for those of all, since the client needs long to return them.
+    """
+    keys = sum([len(key) for message in messages if (key := message.key())])
+    headers = sum(len(name) + len(value or b"") for name, value in headers_of(messages[0]) or ())
+    return sum(map(len, messages)) + keys + (headers + _BYTES_BESIDE) * len(messages)
+
+
+def times_of(messages: Sequence[Any]) -> pa.Array:
+    """Return the time of each record; null if it has none, or one that no clock can be computed from."""
+    millis = np.array([message.timestamp()[1] for message in messages], np.int64)
+    # A record without a time has -1. Producers may write any number.
+    is_time = (millis >= 0) & (millis <= FURTHEST // 1000)
+    return pa.array(np.where(is_time, millis, 0) * 1000, mask=~is_time).cast(ORIGIN["time"].type)
 
 
 def originals(at: NDArray[np.int64], messages: Sequence[Any], positions: NDArray[np.int64]) -> pa.RecordBatch:
@@ -187,12 +213,11 @@ def originals(at: NDArray[np.int64], messages: Sequence[Any], positions: NDArray
             "topic": message.topic(),
             "partition": message.partition(),
             "offset": message.offset(),
-            # A record without a time has -1.
-            "time": None if message.timestamp()[1] < 0 else message.timestamp()[1] * 1000,
+            "time": time.value,
             "key": message.key(),
-            "headers": [{"name": name, "value": value} for name, value in message.headers() or ()],
+            "headers": None if headers is None else [{"name": name, "value": value} for name, value in headers],
         }
-        for message in some
+        for message, time, headers in zip(some, times_of(some), map(headers_of, some), strict=True)
     ]
     record = pa.array([message.value() for message in some], pa.large_binary())
     return pa.record_batch({"record": record, "origin": pa.array(origins, ORIGIN)})

@@ -25,7 +25,7 @@ from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias
 
 from persistent_state.errors import StoreUnavailableError
-from persistent_state.kafka.client import Moves, is_refusal, library
+from persistent_state.kafka.client import Moves, headers_of, is_refusal, library
 
 TASK, TIMELINE, CLOCK, HIGHEST = "task", "timeline", "clock", "highest"
 
@@ -117,16 +117,28 @@ def _in_range(
             for after, message in read_range(consumer, place.topic, place.partition, offset, end, WAIT, moves):
                 offset = after
                 # A message without a value, or with an empty one, is false.
-                headers = dict(message.headers() or ()) if message is not None else {}
-                if headers.get(TASK) != mark:
+                clocks = None if message is None else _clocks(message, mark)
+                if clocks is None:
                     continue
-                at = int(headers[CLOCK])
-                if max(at, int(headers.get(HIGHEST, at))) <= clock:
+                at, highest = clocks
+                if max(at, highest) <= clock:
                     keys.clear()
                     is_enough = True
                 elif at > clock:
                     keys.add(message.key())
     return keys, is_enough
+
+
+def _clocks(message: Any, mark: bytes) -> tuple[int, int] | None:
+    """Return the clock of a row of the task, and the highest clock before it; None if others wrote the record."""
+    headers: dict[str, Any] = dict(headers_of(message) or ())
+    if headers.get(TASK) != mark:
+        return None
+    try:
+        at = int(headers[CLOCK])
+        return at, int(headers.get(HIGHEST, at))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def read_range(

@@ -70,7 +70,8 @@ class KafkaSource(Subscription, TimeReplayableSource):
         starting_offsets: Where the first start begins: "earliest", "latest", or a time with a zone, by the records' times.
         max_offsets_per_batch: How many offsets a micro-batch reads at most. A partition's share grows with its lag.
         max_bytes_per_batch: About how many bytes of records a micro-batch reads at most, by the sizes of the next records of
-            each partition. They are looked up once a minute, where so many records of a mebibyte would be too much.
+            each partition, with keys and headers. They are looked up once a minute, where so many records of a mebibyte would
+            be too much.
         fail_on_data_loss: Whether offsets that were deleted before they were read stop the application.
         transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It keeps
             the column `kafka_offset`, which tells which record a row was made of.
@@ -263,17 +264,17 @@ class KafkaSource(Subscription, TimeReplayableSource):
                     originals=offsets.gap_record,
                 )
         waiting: dict[str, list[Any]] = defaultdict(list)
-        size = 0
+        sizes: dict[str, int] = defaultdict(int)
         left = {(offsets.topic, offsets.partition): offsets for offsets in split}
         for offsets, messages in consumer.records(repr(self), self._asking, self._consumer_options(), left):
             queue = waiting[offsets.partition_name]
             queue += messages
-            size += sum(map(len, messages))
-            if size >= _BYTES_PER_CHUNK:
+            sizes[offsets.partition_name] += consumer.size_of(messages)
+            if sum(sizes.values()) >= _BYTES_PER_CHUNK:
                 yield from self._chunks(split, waiting)
-                size = 0
+                sizes.clear()
             elif len(queue) >= _ROWS_PER_CHUNK:
-                size -= sum(map(len, queue))
+                del sizes[offsets.partition_name]
                 yield self._chunk(offsets, waiting.pop(offsets.partition_name))
         yield from self._chunks(split, waiting)
 
@@ -311,9 +312,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
             pa.array(at),
         ]
         if self.timestamp == TIME:
-            millis = np.array([message.timestamp()[1] for message in messages], np.int64)[good]
-            # A record without a time has -1.
-            record.append(pa.array(millis * 1000, mask=millis < 0).cast(self._record.field(TIME).type))
+            record.append(consumer.times_of(messages).filter(pa.array(good)))
         rows = pa.RecordBatch.from_arrays(
             [*joined.rows.columns, *record], schema=pa.schema([*joined.rows.schema, *self._record])
         )

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
-from persistent_state.formatting import show_clock
 from persistent_state.kafka.client import asking, checked_options, client_options, library
 from persistent_state.kafka.topics import (
     DoubtfulError,
@@ -437,7 +436,7 @@ class Subscription:
             try:
                 for number, first in begins.items():
                     if (time := time_at(consumer, topic, number, first)) is not None:
-                        return f"offset {first} of partition {number}, time={show_clock(time)}"
+                        return f"offset {first} of partition {number}, time={time}"
             finally:
                 consumer.close()
         return "none, it is empty"
@@ -502,7 +501,8 @@ def merge_journals(one: Sequence[str], other: Sequence[str], replay: Mapping[str
 
 
 def _millis(time: datetime) -> int:
-    return round(time.timestamp() * 1000)
+    # Numbers below 0 mean other places to Kafka, such as -1 the end. A record before 1970 has no time.
+    return max(0, round(time.timestamp() * 1000))
 
 
 def _line(record: TopicRecord) -> str:

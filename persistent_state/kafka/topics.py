@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from persistent_state.errors import InvalidInputError, StoreUnavailableError
+from persistent_state.formatting import show_clock
 from persistent_state.kafka.client import answer, library
 
 TIMEOUT = 20.0
@@ -222,15 +223,15 @@ def commit_offsets(admin: Any, group: str, places: Mapping[tuple[str, int], int]
             raise kafka.KafkaException(one.error)
 
 
-def time_at(consumer: Any, topic: str, partition: int, offset: int) -> int | None:
-    """Return the time (microseconds UTC) of the first record at or after an offset; None if there is no such record."""
+def time_at(consumer: Any, topic: str, partition: int, offset: int) -> str | None:
+    """Return the time of the first record at or after an offset as text; None if there is no such record."""
     kafka = library()
     consumer.assign([kafka.TopicPartition(topic, partition, offset)])
     message = consumer.poll(TIMEOUT)
     if message is None or message.error() is not None:
         return None
     millis: int = message.timestamp()[1]
-    return None if millis < 0 else millis * 1000
+    return "none" if millis < 0 else show_clock(millis * 1000)
 
 
 def _result(future: Future[Any], topic: str) -> Any:

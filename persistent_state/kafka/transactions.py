@@ -544,7 +544,9 @@ class ClockWriter:
         with self._needing("READ", self.bookkeeping):
             records_below = read_range(consumer, self.bookkeeping, 0, known.offset, end, seconds, moves)
             for offset, message in records_below:  # noqa: B007
-                if message and f"{(key := message.key().decode())}/".startswith(f"{self.owner}/"):
+                # Whoever may write to the topic may write any key.
+                key = (message.key() or b"").decode(errors="replace") if message else ""
+                if message and f"{key}/".startswith(f"{self.owner}/"):
                     records[key] = self._parse(key, message.value())
         return Bookkeeping(offset, records)
 

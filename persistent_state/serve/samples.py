@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.formatting import cell, printable, show_clock
+from persistent_state.formatting import cell, plain, printable, show_clock
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
@@ -85,9 +85,9 @@ def _text(row: Mapping[str, pa.Scalar]) -> str:
         value: Any = row.get(name)
         if value is None or not value.is_valid:
             continue
-        content = value.as_py()
-        text = content.decode(errors="replace") if isinstance(content, bytes) else cell(value)
-        origin: Any = row["origin"].as_py() if "origin" in row else None
+        text = value.as_py().decode(errors="replace") if name == "record" else cell(value)
+        # Python has no times beyond the year 9999, and others may write them.
+        origin: Any = plain(row["origin"]) if "origin" in row else None
         if origin and origin.get("value") is not None:
             text = f"{origin['value']} in {text}"
         return printable(text[:WIDEST] + ("…" if len(text) > WIDEST else ""))

@@ -31,9 +31,9 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.batch.combine import combine
-from persistent_state.batch.rows import MOST, microseconds
+from persistent_state.batch.rows import microseconds
 from persistent_state.engine import kafka_connector
-from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.clocks import BEGINNING, FURTHEST, Settings
 from persistent_state.protocol import commits
 from persistent_state.store.log import Log
 from tests import core
@@ -234,6 +234,6 @@ def test_a_unit_that_is_none_and_one_of_a_column_that_has_its_own_are_refused() 
 def test_integers_of_a_unit_become_microseconds_or_no_timestamp(values: list[int | None], unit: str | None) -> None:
     found, valid = microseconds(pa.array(values, pa.int64()), unit)
     exact = [None if value is None else value * 1_000_000 // PER_SECOND[unit or "us"] for value in values]
-    known = [us if us is not None and abs(us) <= MOST else None for us in exact]
+    known = [us if us is not None and abs(us) <= FURTHEST else None for us in exact]
     assert [us if ok else None for us, ok in zip(found.tolist(), valid.tolist(), strict=True)] == known
     assert found.dtype == np.int64

@@ -18,6 +18,7 @@ from decimal import Decimal
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.parse import quote_from_bytes
 
 import numpy as np
@@ -34,6 +35,7 @@ from persistent_state import (
     CsvOptions,
     FileSource,
     InvalidInputError,
+    KafkaSource,
     Message,
     PersistentTask,
     SqlSink,
@@ -44,19 +46,24 @@ from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import microseconds
 from persistent_state.engine.source_options import read_options
-from persistent_state.errors import TaskFailedError
+from persistent_state.errors import DamagedError, TaskFailedError
 from persistent_state.event_time import durations
 from persistent_state.formatting import full_clock, plain, read_clock, show_clock, to_json
+from persistent_state.kafka import consumer, read_back
+from persistent_state.kafka.client import Moves
+from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.decoders import Avro, Json, Raw
+from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter
 from persistent_state.metrics import server as metrics_server
 from persistent_state.partials import keys, type_names
 from persistent_state.redact import shown, text_without_secrets
-from persistent_state.serve import app
+from persistent_state.serve import app, samples
 from persistent_state.sources import formats
 from persistent_state.sources.schemas import arrow_schema
 from persistent_state.state import NonWindowState
 from persistent_state.store.asked import key_column, key_value
 from persistent_state.store.files import open_files
+from tests.hostile.records import CLOCK, MARK, RECORDS, Log, Record
 from tests.hostile.texts import BYTES, DECIMALS, JSON_TEXTS, NUMBERS, NUMBERS_OF_JSON, TEXTS, VALUES
 from tests.serve.worlds import STORE
 from tests.waiting import PATIENCE
@@ -218,6 +225,45 @@ def avro(values: Sequence[Sequence[tuple[int, bytes]] | bytes]) -> None:
 def raw(values: Sequence[bytes]) -> None:
     for decoder in (Raw("v", pa.string()), Raw("v")):
         check(decoder.decode(values), len(values))
+
+
+def kafka_records(given: Sequence[Record]) -> None:
+    """Read records as a source does, as a rewind of a sink does, and as the bookkeeping of a sink."""
+    for offset, record in enumerate(given):
+        record.at = offset
+    part = OffsetRange("t-0", "t", 0, 0, len(given), 0, None)
+    source = KafkaSource("t", "nowhere:9", value=Json(COLUMNS), key=Raw("k", pa.string()))
+    with mock.patch.object(consumer, "records", return_value=iter([(part, list(given))])):
+        (chunk,) = source.read([part])
+    check(SimpleNamespace(rows=chunk.rows, bad=chunk.bad), len(given))
+    times = [record.millis * 1000 if 0 <= record.millis <= 2**62 // 1000 else None for record in given]
+    counted = dict(
+        zip(chunk.positions.tolist(), chunk.rows["kafka_timestamp"].cast(pa.int64()).to_pylist(), strict=True)
+    )
+    assert counted == {offset: times[offset] for offset in counted}
+    assert chunk.originals is not None
+    # A record of which several rows are late or bad is looked at more than once.
+    for _ in range(2):
+        kept = chunk.originals(np.array([0, *range(len(given))], np.int64))
+        for record, value, origin in zip([given[0], *given], kept["record"], kept["origin"], strict=True):
+            to_json(plain(origin))
+            samples._text({"record": value, "origin": origin, "row": origin})
+            headers = record.readable_headers
+            assert value.as_py() == record.written_value
+            assert origin["key"].as_py() == record.written_key
+            assert origin["time"].value == times[record.at]
+            assert origin["headers"].as_py() == (headers and [{"name": name, "value": held} for name, held in headers])
+    _go_back(given)
+
+
+def _go_back(given: Sequence[Record]) -> None:
+    own = Record(b"own", b"1", [(b"task", MARK.encode()), (b"clock", str(CLOCK + 1).encode())], 0, len(given))
+    log, moves = Log([*given, own]), Moves()
+    above = read_back.keys_above(lambda _: log, "sink", "t", {0: len(log.records)}, MARK, CLOCK, 1.0)
+    assert b"own" in above.keys
+    writer = ClockWriter("app", "Totals", "t", "t.clocks", "nowhere:9", {}, 1)
+    known = refused(writer._read_below, log, NOTHING_READ, len(log.records), 1.0, moves, by=DamagedError)
+    assert known is None or known.offset == len(log.records)
 
 
 def files(contents: Sequence[tuple[bytes, str, str]]) -> None:
@@ -466,6 +512,7 @@ DOORS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
         avro,
     ),
     "raw bytes": (st.lists(BYTES, max_size=4), raw),
+    "kafka records": (RECORDS, kafka_records),
     "files": (
         st.lists(st.tuples(BYTES, st.sampled_from([".csv", ".json", ".csv.gz", ".parquet", ""]), CONTENTS), max_size=3),
         files,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,6 +194,15 @@ def test_what_is_said_for_a_moment_is_asked_again_and_never_an_offset(faults: li
         again.open([line], known)
         assert ends(again, known) == reach.ends
         assert world.clients > 4, "each time by another client"
+
+
+def test_a_start_at_a_time_before_1970_is_one_at_1970() -> None:
+    # Kafka takes -1 for the end, and -2 for the beginning.
+    asked = []
+    for millis in (-1, -2, -(10**12), 0, 1):
+        when = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=millis)
+        asked.append(KafkaSource("t", "nowhere:9", starting_offsets=when)._starts)
+    assert asked == [0, 0, 0, 0, 1]
 
 
 def test_brokers_that_never_answer_are_unavailable(world: World) -> None:
@@ -640,6 +650,7 @@ class Held:
         self._value = value
         self.topic, self.error, self.value = lambda: topic, lambda: error, lambda: value
         self.offset, self.partition, self.timestamp = lambda: offset, lambda: partition, lambda: (0, 0)
+        self.key = self.headers = lambda: None
 
     def __len__(self) -> int:
         return len(self._value)
