@@ -52,9 +52,8 @@ from persistent_state.batch import changes
 from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.rows import MOST
 from persistent_state.batch.shard import merge_shard
-from persistent_state.event_time.clocks import Settings
+from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.commits import Keeping
@@ -105,7 +104,7 @@ class Stage:
         self._ids, self._chance = count(), np.random.default_rng(keys)
         files, settings = LocalFiles(str(folder)), Settings(SECOND)
         self._plan = Plan("graph", files, PerKey(), SCHEMA, "ts", None, settings, SHARDS)
-        source, fed = Changes("PerKey"), Settings(SECOND, ahead=MOST)
+        source, fed = Changes("PerKey"), Settings(SECOND, ahead=FURTHEST)
         schema = changes.schema_of(self._plan, source, PerGroup())
         derived = replace(
             Plan("graph", files, PerGroup(), schema, TIMESTAMP, None, fed, SHARDS),
