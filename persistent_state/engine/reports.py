@@ -80,6 +80,7 @@ class Reports:
         self.newest[progress.task] = progress
         report, messages = self._by_part[progress.task], progress.messages - progress.replayed
         report.note_updates(progress.task, messages - progress.copies, progress.made_updates)
+        report.note_dropped(progress.task, progress.replayed_or_late)
         if warning := report.note(progress.task, messages, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
         if progress.pending is not None:
@@ -166,6 +167,7 @@ class TaskReport:
         self._messages = 0
         self._without_copies = 0
         self._made_updates = False
+        self._dropped = 0
         self._reported = 0
         self._due = first
         self._born = task.born if task.born != BEGINNING and not source.positions else None
@@ -193,10 +195,15 @@ class TaskReport:
             self._without_copies += messages
             self._made_updates |= made_updates
 
+    def note_dropped(self, part: str, rows: int) -> None:
+        """Take in how many rows of a micro-batch were dropped, as a source without positions can't tell replayed from late."""
+        if part == self._plan.name:
+            self._dropped += rows
+
     @property
     def _lacks_updates(self) -> bool:
         """Return whether messages counted, and none of them made an update."""
-        aside = sum(n for reason, n in self._aside.items() if reason in _OF_ROWS) + self._outside
+        aside = sum(n for reason, n in self._aside.items() if _is_of_rows(reason)) + self._outside
         return not self._made_updates and self._without_copies > aside
 
     def end(self, entry: Entry, is_whole: bool, is_pending: bool = False) -> tuple[int, str]:
@@ -220,6 +227,11 @@ class TaskReport:
         sentences = [f"task={self._plan.named}: {read}.", f"{at}."]
         if self._outside:
             sentences.append(f"{_count(self._outside, 'row')} of it {OUTSIDE}.")
+        if self._dropped:
+            sentences.append(
+                f"{_count(self._dropped, 'row')} below the clock of the start were dropped: its source names no position, so "
+                "that rows that come again, late ones and those of an update look the same."
+            )
         if self._aside:
             sentences.append(self._of_aside())
         is_warning = is_above or is_news or is_empty or self._lacks_updates
@@ -257,7 +269,7 @@ class TaskReport:
         elif reason == UNFIT:
             hint = plan.fitting
         elif reason == AHEAD:
-            hint = "max_ahead says how far is right"
+            hint = f"max_ahead says how far is right; after a wrong clock rebuild=[{plan.named!r}] of a start reads them again"
         elif reason == FOREIGN:
             hint = "an input that has a name calls its channels so; give the other input a name, too"
         elif reason.endswith(NO_FORMAT):
