@@ -115,9 +115,34 @@ def first_entry(log: Log, planned: RewindPlan) -> Entry:
 
     Raises:
         InvalidInputError: The clock is kept no more, or an output has values above it by now.
-        DamagedError: The entry of the clock is not what was written.
+        DamagedError: The entry of the clock is not what was written, or a file that the clock needs is missing.
     """
-    return _first_entry(log, _newest(log), planned, "", 0)
+    entry = _first_entry(log, _newest(log), planned, "", 0)
+    _check_files(log, entry)
+    return entry
+
+
+def _check_files(log: Log, entry: Entry) -> None:
+    """Refuse a clock that needs a missing file: from there no start could go on, and sound clocks above it would be void.
+
+    Raises:
+        InvalidInputError: The clock is kept no more.
+        DamagedError: A file is missing.
+    """
+    named = {file.path for holder in (*entry.tasks.values(), *entry.flows.values()) for file in holder.files()}
+    folders = {path.rpartition("/")[0] for path in named}
+    there = {f"{folder}/{name}" for folder in folders for name in log.files.list(folder)}
+    for path in sorted(named - there):
+        try:
+            # A listing may be late.
+            log.files.read_ranges(path, [(0, 1)])
+        except FileNotFoundError:
+            if entry.clock not in _newest(log).kept:
+                raise _gone(entry.clock) from None
+            raise DamagedError(
+                f"{path} is missing, and clock={full_clock(entry.clock)} needs it; bring it back from a copy of the store, or "
+                "go back to another kept clock. Nothing changed."
+            ) from None
 
 
 def _as_planned(planned: RewindPlan) -> Choose:

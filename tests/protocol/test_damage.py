@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from persistent_state import DamagedError, InvalidInputError, branch_application, read_state, verify
 from persistent_state.batch.plan import AT_LEAST_ONCE
-from persistent_state.protocol import branch, naming
+from persistent_state.protocol import branch, naming, rewind
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store import codec, kept_entries
 from persistent_state.store.files import Files
@@ -140,6 +141,23 @@ def test_each_way_out_of_a_damaged_run_works(damage: Callable[[Files, str], byte
         rows = [row for row in world.rows(4 * MESSAGES) if 0 < row["ts"] < world.newest.clock]
         begun = world.newest.tasks["total"].born if way == "reset" else 0
         assert world.state() == sum(1 for row in rows if row["ts"] >= begun)
+
+
+def test_no_rewind_goes_to_a_clock_that_needs_a_missing_file() -> None:
+    world, met = played(), Counter[bool]()
+    paths = {run.file.path for run in world.newest.tasks["total"].stored.runs}
+    for clock in world.newest.kept:
+        planned = core.plan_rewind(world.log, clock)
+        for path in paths | needed_at(world, clock):
+            data = remove(world.files, path)
+            met[path in needed_at(world, clock)] += 1
+            if path in needed_at(world, clock):
+                with pytest.raises(DamagedError, match=f"{path} is missing, and clock=.* needs it; .* Nothing changed"):
+                    rewind.first_entry(world.log, planned)
+            else:
+                assert rewind.first_entry(world.log, planned).clock == clock
+            put(world.files, path, data)
+    assert min(met[True], met[False]) > 0
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
