@@ -63,6 +63,9 @@ _CODECS: dict[str, formats.Codec] = {"gz": "gzip", "gzip": "gzip", "bz2": "bz2",
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
 """The protocols of stores that have no folders: one that has no file can't be told from one that nobody ever thought of."""
+_OR = "or name the task in rebuild, which reads all files as they are now (reset begins at zero)"
+"""The way out where a file can't be brought back."""
+
 _OPENING_BYTES = 1 << 16
 _NAMED = 3
 """The number of files that a message names."""
@@ -509,8 +512,8 @@ class FileSource(TimeReplayableSource):
 
     def _changed(self, path: str, then: int, now: int) -> InvalidInputError:
         return InvalidInputError(
-            f"file={path!r} of {self!r} had {then} bytes and has {now}; bring back what it held, or reset the "
-            "task. A file must be whole when it appears, and never change."
+            f"file={path!r} of {self!r} had {then} bytes and has {now}; bring back what it held, {_OR}. A file must "
+            "be whole when it appears, and never change."
         )
 
     def _record_schema(self) -> pa.Schema:
@@ -625,9 +628,9 @@ class FileSource(TimeReplayableSource):
             moved = {} if self._opened is None else self._opened.moved
             if new := next((new for new, then in moved.items() if then == path), None):
                 return InvalidInputError(
-                    f"file={path!r} of {self!r} is gone, and file={new!r} looks like it; move that back, or reset the task."
+                    f"file={path!r} of {self!r} is gone, and file={new!r} looks like it; move that back, {_OR}."
                 )
-            return InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, or reset the task.")
+            return InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, {_OR}.")
         why = without_secrets(error, self._options)
         what = f"{path!r} of {self!r}" if path else repr(self)
         return StoreUnavailableError(f"{what}: {why}. Put it right, then try again.")

@@ -113,7 +113,9 @@ def test_files_that_are_gone_are_named_where_they_are_to_be_read_again(bucket: B
         bucket.source().check_again({}, driver.journal, driver.journal)
     bucket.source().check_again({"": FILE}, driver.journal, driver.journal)
     again = Driver(bucket.source, driver.journal, known=FILE)
-    with pytest.raises(InvalidInputError, match=r"^file='a.csv' of .* is gone; bring it back, or reset the task"):
+    with pytest.raises(
+        InvalidInputError, match=r"^file='a.csv' of .* is gone; bring it back, or name the task in rebuild"
+    ):
         again.next()
 
 
