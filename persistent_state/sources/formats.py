@@ -27,8 +27,8 @@ Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
 
 PARQUET, CSV, JSON = "parquet", "csv", "json"
 FORMATS = (PARQUET, CSV, JSON)
-UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
-"""The errors that pyarrow raises for damaged content."""
+UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, UnicodeDecodeError)
+"""The errors that pyarrow raises for damaged content, and for names of columns that are not UTF-8."""
 
 PLAIN_CSV = CsvOptions()
 NO_FORMAT = "its ending tells no format"
@@ -49,6 +49,7 @@ _SOMETHING_BEHIND = (
     "unknown compression method",
     "no magic header",
     "Unknown frame descriptor",
+    "wrong sequence of calls",
 )
 """Words of pyarrow, zlib, bzip2 and zstd: a file ends too early, or what stands behind a whole text is not compressed."""
 
@@ -347,7 +348,7 @@ def _decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
         for data in _parts(streams[0]):
             yield data
             passed += len(data)
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         why = str(error)
         if not any(words in why for words in (_CUT_OFF, *_SOMETHING_BEHIND)):
             raise
@@ -356,12 +357,13 @@ def _decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
             file.seek(0)
             streams.append(pa.CompressedInputStream(file, codec))
             _skip(streams[-1], passed + len(found))
-            with suppress(OSError):
+            with suppress(OSError, pa.ArrowException):
                 for data in _parts(streams[-1], step):
                     found += data
         # A line that is cut off belongs to the rest, which can't be read.
         yield found if _CUT_OFF in why else found + b"\n"
-        raise
+        # To pyarrow it is no OSError behind an empty stream of bzip2.
+        raise OSError(why) from error
 
 
 def _skip(stream: pa.NativeFile, count: int) -> None:

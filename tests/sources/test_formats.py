@@ -291,6 +291,20 @@ def test_what_stands_behind_a_compressed_text_is_one_bad_record(codec: Any, behi
     )
 
 
+@pytest.mark.parametrize("behind", [bytes(20), b"garbage"])
+def test_what_stands_behind_an_empty_text_of_bzip2_is_one_bad_record(behind: bytes) -> None:
+    # To pyarrow that is an unknown error.
+    content = bz2.compress(b"a\n1\n") + bz2.compress(b"") + behind
+    assert pieces(content, CSV, "bz2", a=pa.int64()) == ([1], [(1, "unreadable file: damaged, or not csv")])
+
+
+def test_a_parquet_file_with_a_name_that_is_not_utf_8_is_one_bad_record() -> None:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"a": [1], "unused": [2]}), buffer, store_schema=False)
+    content = buffer.getvalue().replace(b"unused", b"un\xf5sed")
+    assert pieces(content, PARQUET, a=pa.int64()) == ([], [(0, "unreadable file: damaged, or not parquet")])
+
+
 def test_what_a_checksum_refuses_is_not_read() -> None:
     # The damage may be anywhere before the checksum, so that a number may be another one.
     content = bytearray(gzip.compress(b"a\n1\n2\n"))
