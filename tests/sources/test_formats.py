@@ -305,6 +305,14 @@ def test_a_parquet_file_with_a_name_that_is_not_utf_8_is_one_bad_record() -> Non
     assert pieces(content, PARQUET, a=pa.int64()) == ([], [(0, "unreadable file: damaged, or not parquet")])
 
 
+@pytest.mark.parametrize("lines", [["\ufeff", "\ufeffx", "y"], ["y", '"', "\ufeff", "\ufeff\ufeff"]])
+def test_a_byte_order_mark_within_a_csv_file_is_of_its_value(lines: list[str]) -> None:
+    content = "\n".join(["\ufeffa", *lines]).encode()
+    values, bad = pieces(content, CSV, a=pa.string())
+    assert values == [line for line in lines if line != '"']
+    assert [place for place, _ in bad] == [place for place, line in enumerate(lines) if line == '"']
+
+
 def test_what_a_checksum_refuses_is_not_read() -> None:
     # The damage may be anywhere before the checksum, so that a number may be another one.
     content = bytearray(gzip.compress(b"a\n1\n2\n"))
