@@ -27,8 +27,8 @@ Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
 
 PARQUET, CSV, JSON = "parquet", "csv", "json"
 FORMATS = (PARQUET, CSV, JSON)
-UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, UnicodeDecodeError)
-"""The errors that pyarrow raises for damaged content, and for names of columns that are not UTF-8."""
+UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
+"""The errors that pyarrow raises for damaged content."""
 
 PLAIN_CSV = CsvOptions()
 NO_FORMAT = "its ending tells no format"
@@ -269,8 +269,15 @@ def bad_records(bad: Mapping[int, str]) -> tuple[BadRecord, ...]:
 
 
 def open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
-    """Open a Parquet file. In nanoseconds, INT96 would wrap around outside of the years 1677 to 2262."""
-    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+    """Open a Parquet file. In nanoseconds, INT96 would wrap around outside of the years 1677 to 2262.
+
+    Raises:
+        Unfit: The name of a column is not UTF-8, so that pyarrow can choose no columns.
+    """
+    try:
+        return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+    except UnicodeDecodeError:
+        raise Unfit("the name of a column in it is not UTF-8") from None
 
 
 def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
@@ -291,6 +298,9 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema) -> Iterator[Piece]:
             bad = {record.position for record in piece.bad}
             yield replace(piece, original=partial(_parquet_original, batch, bad, first, piece.original))
             first += batch.num_rows
+    if first - 1 != parquet.metadata.num_rows:
+        # pyarrow passes over rows of lists on some pages, and raises nothing.
+        raise Unfit("not as many rows are in it as it says")
 
 
 def _row_groups(file: pq.FileMetaData) -> Iterator[tuple[list[int], int]]:

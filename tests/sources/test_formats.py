@@ -302,7 +302,17 @@ def test_a_parquet_file_with_a_name_that_is_not_utf_8_is_one_bad_record() -> Non
     buffer = io.BytesIO()
     pq.write_table(pa.table({"a": [1], "unused": [2]}), buffer, store_schema=False)
     content = buffer.getvalue().replace(b"unused", b"un\xf5sed")
-    assert pieces(content, PARQUET, a=pa.int64()) == ([], [(0, "unreadable file: damaged, or not parquet")])
+    reason = "unreadable file: the name of a column in it is not UTF-8"
+    assert pieces(content, PARQUET, a=pa.int64()) == ([], [(0, reason)])
+
+
+def test_rows_that_pyarrow_passes_over_are_a_bad_record() -> None:
+    # pyarrow 26 passes over the only list of booleans of a page V2, and raises nothing.
+    values, bad = pieces(
+        parquet(pa.array([[True]]), data_page_version="2.0", data_page_size=64), PARQUET, a=pa.list_(pa.bool_())
+    )
+    reason = "unreadable file: not as many rows are in it as it says"
+    assert (values, bad) in (([], [(0, reason)]), ([[True]], []))
 
 
 @pytest.mark.parametrize("lines", [["\ufeff", "\ufeffx", "y"], ["y", '"', "\ufeff", "\ufeff\ufeff"]])

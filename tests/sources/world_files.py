@@ -17,6 +17,7 @@ import random
 import re
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -311,9 +312,12 @@ def parquet_file(rng: random.Random, name: str, schema: pa.Schema, is_mild: bool
     else:
         rows = [row_of({key: values[i] for key, values in columns.items()}, schema) for i in range(count)]
     try:
-        pq.ParquetFile(io.BytesIO(content)).read([name for name in columns if name in schema.names])
+        came = pq.ParquetFile(io.BytesIO(content)).read([name for name in columns if name in schema.names])
+        is_read = came.num_rows == count
     except (OSError, pa.ArrowInvalid):
-        # pyarrow can't read DELTA_BINARY_PACKED of DuckDB, nor its fixed lists under a null, nor maps on several pages V2.
+        is_read = False
+    if not is_read:
+        # Not for pyarrow are DELTA_BINARY_PACKED of DuckDB, its fixed lists under a null, and lists on several pages V2.
         return WorldFile(name, content, rows, "not for pyarrow", is_noticed=True)
     return WorldFile(name, content, rows, "", len(rows), stored=stored)
 
@@ -602,7 +606,8 @@ def damaged(rng: random.Random, file: WorldFile, ending: str) -> WorldFile:
     if file.stored is not None:
         return replace(made, is_noticed=kind in ("cut", "behind"))
     if ending:
-        return replace(made, is_noticed=kind in ("cut", "behind") or ending in WITH_CHECKSUM)
+        is_checked = ending in WITH_CHECKSUM and not (ending == ".gz" and looks_cut(broken))
+        return replace(made, is_noticed=kind in ("cut", "behind") or is_checked)
     # One line is one record behind the header. The line that is hit, and the next one, may be anything.
     headers = content.count(b"\n") + (not content.endswith(b"\n")) - count
     before = content[: len(content) if kind == "behind" else at].count(b"\n") - headers
@@ -610,6 +615,16 @@ def damaged(rng: random.Random, file: WorldFile, ending: str) -> WorldFile:
     if before < 0:
         return made
     return replace(made, first=min(before, count), last=max(0, min(after, count - before)))
+
+
+def looks_cut(content: bytes) -> bool:
+    """Return whether a damaged gzip file looks as if it ended too early. Its checksum, which would be wrong, is not reached."""
+    stream = zlib.decompressobj(31)
+    try:
+        stream.decompress(content)
+    except zlib.error:
+        return False
+    return not stream.eof
 
 
 def with_flipped_page(rng: random.Random, file: WorldFile) -> WorldFile:

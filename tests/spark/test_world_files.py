@@ -15,22 +15,8 @@ import pyarrow as pa
 import pytest
 
 from tests.soak import IS_SOAK, soak_or
-from tests.sources.world_files import (
-    DAY,
-    Bad,
-    Misfit,
-    Number,
-    Time,
-    World,
-    WorldFile,
-    differences,
-    is_list,
-    of_arrow,
-    of_json,
-    read,
-    same,
-    spark_world,
-)
+from tests.sources.truth import DAY, Bad, Misfit, Number, Time, is_list, of_arrow, of_json, same
+from tests.sources.world_files import World, WorldFile, differences, read, spark_world
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
