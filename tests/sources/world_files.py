@@ -416,6 +416,9 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
         rng.shuffle(names)
     types = {each: schema.field(each).type if each in schema.names else pa.string() for each in names}
     texts = {each: [csv_text(rng, type, options) for _ in range(count)] for each, type in types.items()}
+    if options.header == "none" and count:
+        # At the start of a file it is no text.
+        texts[names[0]][0] = (texts[names[0]][0] or "").lstrip("\ufeff") or None
     cut = None
     if count > 1 and rng.random() < 0.05:
         # Each line of such a record is a record by itself, whatever that makes of it. The first line end is that of the file.

@@ -97,26 +97,19 @@ def disagreements(type: pa.DataType, raw: Any, there: Any) -> Iterator[str]:
     elif isinstance(there, list) and isinstance(raw, list) and len(raw) == len(there):
         for one, other in zip(raw, there, strict=True):
             yield from disagreements(type.value_type, one, other)
-    elif (
-        there is None
-        and is_list(type)
-        and any([*disagreements_of_null(type.value_type, each)] for each in raw or [] if each is not None)
-    ):
+    elif there is None and is_list(type) and has_listed_null(type, raw):
         return
     elif not is_listed(type, raw, here, there):
         yield f"{raw!r} for {type} is {there!r} to Spark, and here {'bad' if here is BAD else repr(here)}"
 
 
-def disagreements_of_null(type: pa.DataType, raw: Any) -> Iterator[bool]:
-    """Yield once if Spark may take a value, which is read here, for one that does not fit."""
+def has_listed_null(type: pa.DataType, raw: Any) -> bool:
+    """Return whether Spark takes a part of a value, which is read here, for one that does not fit."""
     if isinstance(raw, dict):
-        for each in type:
-            yield from disagreements_of_null(each.type, raw.get(each.name))
-    elif isinstance(raw, list):
-        for one in raw:
-            yield from disagreements_of_null(type.value_type, one)
-    elif raw is not None and is_listed(type, raw, of_json(raw, type), None):
-        yield True
+        return any(has_listed_null(each.type, raw.get(each.name)) for each in type)
+    if isinstance(raw, list):
+        return any(has_listed_null(type.value_type, each) for each in raw)
+    return raw is not None and is_listed(type, raw, of_json(raw, type), None)
 
 
 def by_spark(spark: SparkSession, world: World, folder: Path, format: str) -> dict[str, list[dict[str, Any]]]:
