@@ -748,11 +748,13 @@ def spark_world(rng: random.Random, format: str) -> World:
     csv = replace(
         csv_options(rng), header="position", escape=None, quote='"', decimal=".", encoding="utf-8", null=("",)
     )
+    if csv.delimiter == "\t":
+        csv = replace(csv, delimiter=";")  # Spark leaves lines of nothing but white space out.
     endings = [rng.choice([*CODECS][:3]) for _ in range(6)]
     names = [f"{i}.{format}{ending}" for i, ending in enumerate(endings)]
     files = [csv_file(rng, name, schema, csv) if format == "csv" else json_file(rng, name, schema) for name in names]
     files = [replace(file, content=CODECS[ending](file.content)) for file, ending in zip(files, endings, strict=True)]
-    return World(schema, files, {"csv": csv} if format == "csv" else {})
+    return World(schema, [file for file in files if not file.damage], {"csv": csv} if format == "csv" else {})
 
 
 def drawn_world(rng: random.Random) -> World:

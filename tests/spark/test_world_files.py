@@ -155,7 +155,7 @@ def compared(schema: pa.Schema, file: WorldFile, rows: list[dict[str, Any]], for
 @pytest.mark.soak
 def test_spark_reads_the_same_values(spark: SparkSession, tmp_path: Path) -> None:
     found = []
-    for seed in range(soak_or(ci=4, soak=300)):
+    for seed in range(soak_or(ci=4, soak=150)):
         for format in ("parquet", "csv", "json"):
             world = spark_world(random.Random(seed), format)
             (folder := tmp_path / f"{format}-{seed}").mkdir()
