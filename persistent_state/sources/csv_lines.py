@@ -139,7 +139,8 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
             odd.append((row.number or 0) - 1)
             return "skip"
 
-        shown += sentinel
+        # The parser takes a byte order mark at the start away, which is of the first value here.
+        shown = codecs.BOM_UTF8 * shown.startswith(codecs.BOM_UTF8) + shown + sentinel
         source: Any = pa.BufferReader(shown)
         read = pa_csv.ReadOptions(column_names=names, block_size=len(shown), use_threads=False)
         parse_options = pa_csv.ParseOptions(**rules, invalid_row_handler=skip)

@@ -52,6 +52,7 @@ _SOMETHING_BEHIND = (
     "unknown compression method",
     "no magic header",
     "Unknown frame descriptor",
+    "wrong sequence of calls",
 )
 """Words of pyarrow, zlib, bzip2 and zstd: a file ends too early, or what stands behind a whole text is not compressed."""
 
@@ -301,8 +302,15 @@ def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
 
 
 def open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
-    """Open a Parquet file. In nanoseconds, INT96 would wrap around outside of the years 1677 to 2262."""
-    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+    """Open a Parquet file. In nanoseconds, INT96 would wrap around outside of the years 1677 to 2262.
+
+    Raises:
+        Unfit: The name of a column is not UTF-8, so that pyarrow can choose no columns.
+    """
+    try:
+        return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+    except UnicodeDecodeError:
+        raise Unfit("the name of a column in it is not UTF-8") from None
 
 
 def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Iterator[Piece]:
@@ -325,6 +333,9 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
             original = partial(_parquet_original, batch, bad, first, piece.original)
             yield replace(piece, original=original, absent=(*absent.items(),), lacks=(*absent,))
             first += batch.num_rows
+    if first - 1 != parquet.metadata.num_rows:
+        # pyarrow passes over rows of lists on some pages, and raises nothing.
+        raise Unfit("not as many rows are in it as it says")
 
 
 def _row_groups(file: pq.FileMetaData) -> Iterator[tuple[list[int], int]]:
@@ -382,7 +393,7 @@ def _decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
         for data in _parts(streams[0]):
             yield data
             passed += len(data)
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         why = str(error)
         if not any(words in why for words in (_CUT_OFF, *_SOMETHING_BEHIND)):
             raise
@@ -391,12 +402,13 @@ def _decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
             file.seek(0)
             streams.append(pa.CompressedInputStream(file, codec))
             _skip(streams[-1], passed + len(found))
-            with suppress(OSError):
+            with suppress(OSError, pa.ArrowException):
                 for data in _parts(streams[-1], step):
                     found += data
         # A line that is cut off belongs to the rest, which can't be read.
         yield found if _CUT_OFF in why else found + b"\n"
-        raise
+        # To pyarrow it is no OSError behind an empty stream of bzip2.
+        raise OSError(why) from error
 
 
 def _skip(stream: pa.NativeFile, count: int) -> None:

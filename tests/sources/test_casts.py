@@ -283,3 +283,21 @@ def test_a_dictionary_of_views_becomes_plain() -> None:
 def test_a_type_without_views_stays_what_it_is(type: pa.DataType) -> None:
     schema = pa.schema([pa.field("k", type, metadata={"a": "b"})], {"c": "d"})
     assert plain_schema(schema).equals(schema, check_metadata=True)
+
+
+def test_a_whole_number_is_a_decimal_of_as_few_digits_as_it_has() -> None:
+    # pyarrow asks for ten digits for each int32.
+    for type in (pa.int8(), pa.int32(), pa.int64(), pa.uint64()):
+        made = cast(pa.array([99, None], type), pa.decimal128(5, 2))
+        assert made.to_pylist() == [Decimal(99), None]
+    with pytest.raises(pa.ArrowInvalid):
+        cast(pa.array([1_000], pa.int32()), pa.decimal128(5, 2))
+    assert cast(pa.array([2**64 - 1], pa.uint64()), pa.decimal128(20, 0)).to_pylist() == [2**64 - 1]
+
+
+def test_a_decimal_is_the_nearest_float() -> None:
+    texts = ["-17634992.49", "14216808.20", "0.01", "99999999.99"]
+    column = pa.array([Decimal(text) for text in texts], pa.decimal128(10, 2))
+    assert cast(column, pa.float64()).to_pylist() == [float(text) for text in texts]
+    # Rounding to a double first, and then to a float, would give the next float.
+    assert cast(pa.array([Decimal("16777217.0000000001")]), pa.float32()).to_pylist() == [16777218.0]

@@ -291,6 +291,38 @@ def test_what_stands_behind_a_compressed_text_is_one_bad_record(codec: Any, behi
     )
 
 
+@pytest.mark.parametrize("behind", [bytes(20), b"garbage"])
+def test_what_stands_behind_an_empty_text_of_bzip2_is_one_bad_record(behind: bytes) -> None:
+    # To pyarrow that is an unknown error.
+    content = bz2.compress(b"a\n1\n") + bz2.compress(b"") + behind
+    assert pieces(content, CSV, "bz2", a=pa.int64()) == ([1], [(1, "unreadable file: damaged, or not csv")])
+
+
+def test_a_parquet_file_with_a_name_that_is_not_utf_8_is_one_bad_record() -> None:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"a": [1], "unused": [2]}), buffer, store_schema=False)
+    content = buffer.getvalue().replace(b"unused", b"un\xf5sed")
+    reason = "unreadable file: the name of a column in it is not UTF-8"
+    assert pieces(content, PARQUET, a=pa.int64()) == ([], [(0, reason)])
+
+
+def test_rows_that_pyarrow_passes_over_are_a_bad_record() -> None:
+    # pyarrow 26 passes over the only list of booleans of a page V2, and raises nothing.
+    values, bad = pieces(
+        parquet(pa.array([[True]]), data_page_version="2.0", data_page_size=64), PARQUET, a=pa.list_(pa.bool_())
+    )
+    reason = "unreadable file: not as many rows are in it as it says"
+    assert (values, bad) in (([], [(0, reason)]), ([[True]], []))
+
+
+@pytest.mark.parametrize("lines", [["\ufeff", "\ufeffx", "y"], ["y", '"', "\ufeff", "\ufeff\ufeff"]])
+def test_a_byte_order_mark_within_a_csv_file_is_of_its_value(lines: list[str]) -> None:
+    content = "\n".join(["\ufeffa", *lines]).encode()
+    values, bad = pieces(content, CSV, a=pa.string())
+    assert values == [line for line in lines if line != '"']
+    assert [place for place, _ in bad] == [place for place, line in enumerate(lines) if line == '"']
+
+
 def test_what_a_checksum_refuses_is_not_read() -> None:
     # The damage may be anywhere before the checksum, so that a number may be another one.
     content = bytearray(gzip.compress(b"a\n1\n2\n"))
