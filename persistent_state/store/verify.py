@@ -364,13 +364,18 @@ class _Application:
                 self._found(path, [f"it can't be read: {error!r}"])
 
     def _needed_at(self, path: str) -> Iterator[str]:
-        """Yield which of the kept clocks need a file, or that none does."""
-        found = [full_clock(clock) for clock, entry in self._kept.items() if _needs(entry, clock, path)]
+        """Yield whether the newest state needs a file, and which of the older kept clocks do, or that none does."""
+        newest = self._newest
+        is_needed = newest is None or _needs(newest, newest.clock, path)
+        if is_needed:
+            yield "the newest state needs it"
+        older = {clock: entry for clock, entry in self._kept.items() if newest is None or clock != newest.clock}
+        found = [full_clock(clock) for clock, entry in older.items() if _needs(entry, clock, path)]
         if len(found) == 1:
             yield f"kept clock={found[0]} needs it"
         elif found:
             yield f"{len(found)} kept clocks need it, from clock={found[0]} to clock={found[-1]}"
-        elif (newest := self._newest) is None or _needs(newest, newest.clock, path):
+        elif newest is None or is_needed:
             return
         elif path in newest.files():
             above = f"rows at or above clock={full_clock(newest.clock)}"
