@@ -695,7 +695,9 @@ def test_a_column_that_is_not_one_update_of_each_row_is_refused_before_anything_
     make, sentence = COLUMNS[name]
     schema = pa.schema([("number", pa.int64()), ("ts", INSTANT), ("lane", pa.string())])
     source = (
-        DataFrameSource(rows, "ts") if kind is DataFrameSource else FileSource(folder, timestamp="ts", schema=schema)
+        DataFrameSource(rows, "ts")
+        if kind is DataFrameSource
+        else FileSource(folder / "in", timestamp="ts", schema=schema)
     )
     refused(shut, Says(make, Sum()), source, sentence)
 
@@ -713,6 +715,6 @@ def test_columns_that_only_case_tells_apart_are_refused_where_spark_is_to_comput
     shut: tuple[DataFrame, Path],
 ) -> None:
     schema = pa.schema([("n", pa.int64()), ("N", pa.int64()), ("ts", INSTANT)])
-    source = FileSource(shut[1], timestamp="ts", schema=schema)
+    source = FileSource(shut[1] / "in", timestamp="ts", schema=schema)
     sentence = r"process_column can't tell columns=\['n', 'N', 'ts'\] apart, .*; rename them by transform="
     refused(shut, Says(lambda rows: functions().lit(1), Sum()), source, sentence)
