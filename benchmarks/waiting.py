@@ -71,7 +71,7 @@ class Size:
         # Nothing passes the clock before the last message.
         span = f"{self.rows * STEP} microseconds"
         app = Application("waiting", folder, checkpoint_interval="1 second", allowed_delay=span, max_ahead="36500 days")
-        source = FileSource(folder, timestamp="ts", schema=SCHEMA)
+        source = FileSource(f"{folder}/in", timestamp="ts", schema=SCHEMA)
         near = f"{self.keys * STEP // 2} microseconds"
         tasks: dict[str, Any] = {
             "process": High(),
