@@ -154,7 +154,7 @@ BUGS = (
         "nothing has changed",
         deliveries.due,
         (
-            "recent = last if output not in outputs.voided and last in (*entry.retained, *own) else BEGINNING",
+            "recent = last if output not in outputs.voided and is_apart else BEGINNING",
             "recent = last",
         ),
         at=9,
