@@ -166,7 +166,7 @@ def test_tasks_whose_code_changes_and_those_made_of_two_that_are_made_of_one_kee
 def test_tasks_that_process_in_order_keep_the_contract() -> None:
     worlds = [play(seed, IN_ORDER) for seed in range(IN_ORDER_WORLDS)]
     happened = sum((world.oracle.orders.happened for world in worlds), Counter[str]())
-    names = ("", "again", "chain", "end", "far", "late", "now", "once", "past")
+    names = ("", "again", "chain", "end", "far", "late", "now", "once", "past", "quiet")
     assert happened.keys() == {"bad", "expired", "forgotten", *(f"timer {name}" for name in names)}
     # Few worlds have a task that comes back behind the others, or one that must be named.
     graph_events = GRAPH_EVENTS - {"came back behind", "would lose what it has"}
