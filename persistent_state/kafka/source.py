@@ -24,7 +24,7 @@ from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIM
 from persistent_state.kafka.topics import commit_offsets, number_of, topic_of
 from persistent_state.sources.base import BadRecord, Chunk, TimeReplayableSource
 from persistent_state.sources.casts import plain_rows, plain_schema
-from persistent_state.sources.formats import Transform, did, one_batch, transformed
+from persistent_state.sources.formats import Transform, one_batch, transformed, what_it_did
 
 DELETED, RECREATED = (
     "offsets were deleted before they were read",
@@ -149,7 +149,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         try:
             made = transformed(self._transform, one_batch([], plain_schema(pa.schema(fields)))).schema
         except Exception as error:
-            raise InvalidInputError(f"transform of {self!r} {did(error)}, for a batch without rows.") from error
+            raise InvalidInputError(f"transform of {self!r} {what_it_did(error)}, for a batch without rows.") from error
         if OFFSET not in made.names or made.field(OFFSET).type != pa.int64():
             raise InvalidInputError(f"transform of {self!r} makes columns={made.names}; keep {OFFSET} as it is.")
         return made
@@ -265,16 +265,21 @@ class KafkaSource(Subscription, TimeReplayableSource):
                 )
         waiting: dict[str, list[Any]] = defaultdict(list)
         sizes: dict[str, int] = defaultdict(int)
+        size = 0
         left = {(offsets.topic, offsets.partition): offsets for offsets in split}
         for offsets, messages in consumer.records(repr(self), self._asking, self._consumer_options(), left):
             queue = waiting[offsets.partition_name]
             queue += messages
-            sizes[offsets.partition_name] += consumer.size_of(messages)
-            if sum(sizes.values()) >= _BYTES_PER_CHUNK:
+            came = consumer.size_of(messages)
+            sizes[offsets.partition_name] += came
+            # Not the sum over all partitions each time: there may be thousands.
+            size += came
+            if size >= _BYTES_PER_CHUNK:
                 yield from self._chunks(split, waiting)
                 sizes.clear()
+                size = 0
             elif len(queue) >= _ROWS_PER_CHUNK:
-                del sizes[offsets.partition_name]
+                size -= sizes.pop(offsets.partition_name)
                 yield self._chunk(offsets, waiting.pop(offsets.partition_name))
         yield from self._chunks(split, waiting)
 
@@ -326,7 +331,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         try:
             made = transformed(self._transform, rows)
         except Exception as error:
-            raise TaskFailedError(f"transform of {self!r} {did(error)}, for rows of {where}.") from error
+            raise TaskFailedError(f"transform of {self!r} {what_it_did(error)}, for rows of {where}.") from error
         if not made.schema.equals(self.schema):
             raise TaskFailedError(
                 f"transform of {self!r} made columns={made.schema.names} of {where}, and {self.schema.names} of a batch "

@@ -202,7 +202,7 @@ class FileSource(TimeReplayableSource):
                 self._made = formats.transformed(self._transform, nothing).schema
             except Exception as error:
                 raise InvalidInputError(
-                    f"transform of {self!r} {formats.did(error)}, for a batch without rows."
+                    f"transform of {self!r} {formats.what_it_did(error)}, for a batch without rows."
                 ) from error
         return self._made
 
@@ -541,7 +541,9 @@ class FileSource(TimeReplayableSource):
         try:
             rows = formats.transformed(self._transform, piece.rows)
         except Exception as error:
-            raise TaskFailedError(f"transform of {self!r} {formats.did(error)}, for rows of file={path!r}.") from error
+            raise TaskFailedError(
+                f"transform of {self!r} {formats.what_it_did(error)}, for rows of file={path!r}."
+            ) from error
         if not rows.schema.equals(self.schema):
             raise TaskFailedError(
                 f"transform of {self!r} made columns ({_columns(rows.schema)}) of file={path!r}, "

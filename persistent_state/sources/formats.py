@@ -147,7 +147,7 @@ class NoRowsError(Exception):
     """A `transform` has returned something that is no batch of Arrow."""
 
 
-def did(error: Exception) -> str:
+def what_it_did(error: Exception) -> str:
     """Return in words what a `transform` did that failed with this error."""
     return str(error) if isinstance(error, NoRowsError) else f"raised {raised(error)}"
 
