@@ -159,7 +159,7 @@ def check_path(name: str, given: str) -> None:
     if not is_path:
         # Not the text itself, which may hold a secret.
         raise InvalidInputError(f"{name}=... has a character that no path can have; leave it out.")
-    # In a url it is what it says.
+    # In a URL a dollar sign is a character like any other.
     variable = re.search(r"(?:^|/)(\$(?:\w+|\{\w+\}))(?=/|$)", given)
     if variable and "://" not in given and not os.path.exists(given):
         raise InvalidInputError(

@@ -115,6 +115,9 @@ Clock: TypeAlias = "int | str | datetime"
 """A point in event time: microseconds UTC, ISO text (UTC unless it says a zone), or a `datetime` with a zone."""
 
 
+COARSER_UNITS = {"milliseconds": 1_000, "seconds": 1_000_000}
+"""Units in which people give what must be microseconds: how many microseconds each has."""
+
 _ISO = re.compile(
     r"([0-9]{4})(-?)([0-9]{2})\2([0-9]{2})"
     r"(?:[T ]([0-9]{2})(?:(:?)([0-9]{2})(?:\6([0-9]{2})(?:[.,]([0-9]+))?)?)?(?:(Z)|([-+])([0-9]{2}):?([0-9]{2})?)?)?",

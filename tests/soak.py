@@ -28,13 +28,13 @@ def drawn(things: Iterable[T], *, one_in: int) -> list[T]:
     found = list(things)
     if IS_SOAK:
         return found
-    drawn = sorted(range(len(found)), key=lambda number: draw(f"{number} {found[number]}"))[: -(-len(found) // one_in)]
-    return [found[number] for number in sorted(drawn)]
+    places = sorted(range(len(found)), key=lambda place: rank(f"{place} {found[place]}", commit()))
+    return [found[place] for place in sorted(places[: -(-len(found) // one_in)])]
 
 
-def draw(name: str) -> str:
+def rank(name: str, commit: str) -> str:
     """Return a text by which names are in another order at each commit."""
-    return hashlib.sha256(f"{commit()} {name}".encode()).hexdigest()
+    return hashlib.sha256(f"{commit} {name}".encode()).hexdigest()
 
 
 @cache

@@ -48,11 +48,12 @@ def check_wall_clock(plan: Plan, basis: Basis, timestamps: NDArray[np.int64]) ->
         InvalidInputError: they are.
     """
     ahead = timestamps > basis.now + plan.settings.ahead
-    if len(timestamps) < _FEWEST or np.count_nonzero(ahead) < _NEARLY_ALL * len(timestamps):
+    count = np.count_nonzero(ahead)
+    if len(timestamps) < _FEWEST or count < _NEARLY_ALL * len(timestamps):
         return
     first = show_clock(int(timestamps[ahead.argmax()]))
     raise InvalidInputError(
-        f"task={plan.named}: of the first {len(timestamps):,} rows {np.count_nonzero(ahead):,} are ahead of this machine's "
+        f"task={plan.named}: of the first {len(timestamps):,} rows {count:,} are ahead of this machine's "
         f"clock, {show_clock(basis.now)}, by more than max_ahead: one is of {first}. Put the machine's clock right, correct "
         "timestamp_unit, or give the application a greater max_ahead."
     )

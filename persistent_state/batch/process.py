@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from heapq import heappop, heappush
 from typing import Any
 
@@ -19,7 +19,7 @@ from persistent_state.batch.row_messages import as_they_came
 from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, at_line, places, raised
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.durations import UNITS
-from persistent_state.formatting import show_clock
+from persistent_state.formatting import COARSER_UNITS, read_clock, show_clock
 from persistent_state.ordered import Context, OrderedTask, Timer, TimerTime
 from persistent_state.task import Message
 
@@ -35,8 +35,6 @@ each before they fill the memory. A chain goes on, and so do many timers that ea
 
 YEAR = 366 * UNITS["day"]
 """A timer that is further before the moment in hand, in microseconds, was not meant so."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 OF_TIMER = -1
 """The rank of rows that a due timer emits: they come before those of the moment's messages."""
@@ -359,7 +357,7 @@ def _time_of(given: TimerTime, name: str, moment: int) -> int:
     if isinstance(given, datetime) and given.tzinfo is None:
         raise InvalidInputError(f"a timer has timestamp={given!r}, which has no zone; give one, such as timezone.utc.")
     if isinstance(given, datetime):
-        found = (given - _EPOCH) // timedelta(microseconds=1)
+        found = read_clock(given)
     elif isinstance(given, timedelta):
         found = moment + given // timedelta(microseconds=1)
     elif isinstance(given, int) and not isinstance(given, bool):
@@ -386,7 +384,7 @@ def _check_name(name: str) -> None:
 
 def _meant(timestamp: int, moment: int) -> str:
     """Return in parentheses what a time would be in another unit, if that is within a year of the moment, or nothing."""
-    for unit, factor in (("milliseconds", 1_000), ("seconds", 1_000_000)):
+    for unit, factor in COARSER_UNITS.items():
         if abs(timestamp * factor - moment) <= YEAR:
             return f" (in {unit} this would be {show_clock(timestamp * factor)})"
     return ""

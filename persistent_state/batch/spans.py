@@ -93,4 +93,4 @@ def open_due(plan: Plan, span: Span) -> list[pa.Table]:
     """Return, for each run with timers, the hashes of the keys that have a timer between the clocks."""
     runs = span.timed_runs
     hashes = plan.files.for_each(lambda run: read_due(plan.files, run, span.since, span.clock, anew=True), runs)
-    return [pa.table({"hash": some}) for some in hashes]
+    return [pa.table({"hash": of_run}) for of_run in hashes]

@@ -350,8 +350,7 @@ def _named_in(error: AttributeError) -> str:
 
 
 def _short(value: object) -> str:
-    text = f"a {type(value).__name__}"
-    return f"{value!r}" if isinstance(value, (bool, int, float)) else text
+    return repr(value) if isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -198,9 +197,10 @@ def _field_twice(type: pa.DataType) -> str | None:
     if not pa.types.is_nested(type):
         return None
     fields = [type.field(i) for i in range(type.num_fields)]
-    names = Counter(field.name for field in fields)
-    twice = (name for name, count in names.items() if count > 1) if pa.types.is_struct(type) else iter(())
-    return next(twice, None) or next(filter(None, (_field_twice(field.type) for field in fields)), None)
+    names: list[str] = [field.name for field in fields] if pa.types.is_struct(type) else []
+    if len(set(names)) < len(names):
+        return next(name for name in names if names.count(name) > 1)
+    return next(filter(None, (_field_twice(field.type) for field in fields)), None)
 
 
 def _check_collations(task: PersistentTask, columns: StructType) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
+from weakref import WeakSet
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -53,8 +54,8 @@ back at the next start, if it has not by then."""
 LAST_SECONDS = 10.0
 """The time that the end of a process gives to sinks that have yet to go back."""
 
-_THREAD = "persistent-state {} {} rewinds"
-"""The name of the thread in which the sink of a task's output tells its rows or goes back."""
+_threads: WeakSet[threading.Thread] = WeakSet()
+"""The threads in which sinks tell their rows or go back."""
 
 _logger = logging.getLogger("persistent_state")
 
@@ -173,8 +174,10 @@ def _at_once(
     futures: list[Future[OutputPlan]] = [Future() for _ in outputs]
     for output, future in zip(outputs, futures, strict=True):
         # The end of the process does not wait for a thread of this kind for ever.
-        name = _THREAD.format(output.task, output.output)
-        threading.Thread(target=run, args=(output, future), name=name, daemon=True).start()
+        name = f"persistent-state {output.task} {output.output} rewinds"
+        thread = threading.Thread(target=run, args=(output, future), name=name, daemon=True)
+        _threads.add(thread)
+        thread.start()
     done, _ = wait(futures, SINK_SECONDS)
     for output, future in zip(outputs, futures, strict=True):
         if future not in done:
@@ -196,11 +199,9 @@ def _await_sinks() -> None:
     If Python took itself down while they are within a library that is not written in Python, they would end the process by a
     signal as soon as they come back.
     """
-    first, last = _THREAD.split("{} {}")
     until = time.monotonic() + LAST_SECONDS
-    for thread in threading.enumerate():
-        if thread.name.startswith(first) and thread.name.endswith(last):
-            thread.join(max(0.0, until - time.monotonic()))
+    for thread in [*_threads]:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _by_output(parts: Sequence[Part]) -> ByOutput:

@@ -269,7 +269,7 @@ def asked_to_stop() -> Iterator[Asked]:
         asked.set()
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # What was not set from Python, None, could not be set again.
+    # None is a handler that was not set from Python, and that Python could not set again.
     before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
     _outer = asked
     for number in before:

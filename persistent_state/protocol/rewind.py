@@ -29,7 +29,6 @@ from persistent_state.protocol.naming import none_kept
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, RETRACT, OutputPlan, RewindPlan, refusals
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
-from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import no_application
 from persistent_state.store.task_state import TaskState
@@ -130,8 +129,7 @@ def _check_files(log: Log, entry: Entry) -> None:
         InvalidInputError: The clock is kept no more.
         DamagedError: A file is missing.
     """
-    holders: list[TaskState | FlowState] = [*entry.tasks.values(), *entry.flows.values()]
-    named = {file.path for holder in holders for file in holder.files()}
+    named = entry.files()
     folders = {path.rpartition("/")[0] for path in named}
     there = {f"{folder}/{name}" for folder in folders for name in log.files.list(folder)}
     for path in sorted(named - there):

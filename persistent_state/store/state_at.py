@@ -26,7 +26,7 @@ from persistent_state.errors import (
     raised,
 )
 from persistent_state.event_time.clocks import BEGINNING, is_among
-from persistent_state.formatting import full_clock, show_clock, show_identity
+from persistent_state.formatting import COARSER_UNITS, full_clock, show_clock, show_identity
 from persistent_state.partials import fold, keys, lookup
 from persistent_state.partials.evolve import Evolving, misfits
 from persistent_state.partials.kinds import kind_of, monoid_of
@@ -575,7 +575,7 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
                 f"task={name} began, or was rebuilt or reset, after clock={full_clock(at)}{before}; read {nearest}."
             )
         kept = {*readable, newest, *(c for c in entry.kept if c >= task.born)}
-        for unit, factor in (("milliseconds", 1_000), ("seconds", 1_000_000)) if newest != BEGINNING else ():
+        for unit, factor in COARSER_UNITS.items() if newest != BEGINNING else ():
             if at and min(kept) // factor <= at <= max(kept) // factor:
                 raise NotThereError(
                     f"clock={at} of task={name} is not retained, and clocks are microseconds; in {unit} it would be "

@@ -6,7 +6,6 @@ now and then by people, too.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import subprocess
 from collections.abc import Collection, Sequence
@@ -18,6 +17,7 @@ import pytest
 from tests.simulation import world
 from tests.simulation.planted import BUGS, Bug
 from tests.simulation.test_planted import WORLDS, found_in, known_world
+from tests.soak import commit, rank
 
 ROOT = Path(__file__).parents[2]
 MOST_OF_CHANGES, OTHERS = 12, 3
@@ -57,11 +57,7 @@ def changed_files() -> set[str]:
 
 def bugs_of(changed: Collection[str], commit: str, bugs: Sequence[Bug] = BUGS) -> list[Bug]:
     """Return the bugs to try: some of those in the changed files, and some others, chosen by the commit."""
-
-    def place(bug: Bug) -> str:
-        return hashlib.sha256(f"{commit} {bug.name}".encode()).hexdigest()
-
-    drawn = sorted(bugs, key=place)
+    drawn = sorted(bugs, key=lambda bug: rank(bug.name, commit))
     touched = [bug for bug in drawn if file_of(bug) in changed][:MOST_OF_CHANGES]
     return touched + [bug for bug in drawn if bug not in touched][:OTHERS]
 
@@ -76,7 +72,7 @@ def test_a_world_of_each_theme_keeps_the_contract(theme: str | None) -> None:
     world.play(0, theme)
 
 
-@pytest.mark.parametrize("bug", bugs_of(changed_files(), git("rev-parse", "HEAD")), ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", bugs_of(changed_files(), commit()), ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found_soon(bug: Bug) -> None:
     assert found_in(bug, [known_world(bug), *range(WORLDS)]) is not None, (
         f"{bug.says} {WORLDS} worlds did not show it; `.venv/bin/python -m tests.simulation.test_planted` looks "
