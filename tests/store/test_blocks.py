@@ -149,7 +149,7 @@ def found(table: pa.Table, asked: Sequence[Sequence[int]] | None) -> list[dict[s
 def test_the_blocks_of_some_hashes_have_all_their_rows(
     hashes: list[int], block: int, asked: list[list[int]] | None, low: int, below: int | None, far: bool
 ) -> None:
-    files = FarFiles("memory://" + core.new_id()) if far else core.memory()
+    files = new_store(far)
     table = table_of(hashes)
     run = replace(written(files, table, block), low=low, high=low + 6 if low < 3 else 1 << 64, below=below)
     for fresh in (False, True):
@@ -182,7 +182,7 @@ def test_the_keys_that_are_due_are_those_of_the_rows_whose_timers_are(
     far: bool,
     is_new: bool,
 ) -> None:
-    files = FarFiles("memory://" + core.new_id()) if far else core.memory()
+    files = new_store(far)
     table = timed(hashes, dues)
     run = with_timers(files, table, block) if is_new else of_an_older_version(files, table, block)
     run = replace(run, low=part[0], high=part[1])
@@ -236,7 +236,7 @@ def test_one_byte_anywhere_of_the_timers_is_found(copies: Path, far: bool) -> No
     hashes = table["hash"].to_pylist()
     run = with_timers(core.memory(), table, 64)
     for at in range(0, run.file.length, soak_or(ci=13, soak=1)):
-        files = FarFiles("memory://" + core.new_id()) if far else core.memory()
+        files = new_store(far)
         run = with_timers(files, table, 64)
         index = blocks._parsed(files.read(run.file.path)[-run.file.index :])
         assert len(index.dues) == 3
@@ -332,6 +332,11 @@ def cast(column: Sequence[Any], type: pa.DataType) -> pa.Array:
     return (text if pa.types.is_binary(type) else pa.array(column)).cast(type)
 
 
+def new_store(far: bool) -> Files:
+    """A store of its own in memory, which is read as one behind a network is if it is far."""
+    return FarFiles("memory://" + core.new_id()) if far else core.memory()
+
+
 def damaged(files: Files, run: Run, at: int) -> None:
     data = bytearray(files.read(run.file.path))
     data[at] ^= 1
@@ -346,7 +351,7 @@ def test_one_byte_anywhere_is_found_when_its_block_is_used_and_always_when_the_s
     table = table_of(range(0, 60, 5))
     length = written(core.memory(), table, 4).file.length
     for at in range(0, length, 7):
-        files = FarFiles("memory://" + core.new_id()) if far else core.memory()
+        files = new_store(far)
         run = written(files, table, 4)
         index = blocks._parsed(files.read(run.file.path)[-run.file.index :])
         assert len(index.rows) == 3
@@ -370,7 +375,7 @@ def test_one_byte_anywhere_is_found_when_its_block_is_used_and_always_when_the_s
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:70], lambda data: b"", lambda d: d + d])
 def test_a_file_of_another_length_is_damaged(copies: Path, far: bool, change: Any) -> None:
-    files = FarFiles("memory://" + core.new_id()) if far else core.memory()
+    files = new_store(far)
     run = written(files, table_of(range(20)), 4)
     data = bytes(files.read(run.file.path))
     files.delete(run.file.path)
