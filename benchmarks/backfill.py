@@ -22,12 +22,10 @@ import monoids
 from benchmarks.measure import write_json
 from benchmarks.streams import ROWS_PER_FILE
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask, TimeReplayableSource
-from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.batch.shard import merge_shard
+from persistent_state.drive.local import LocalDriver
 from persistent_state.inputs import Inputs, open_source
-from persistent_state.protocol import commits, takeover
+from persistent_state.protocol import takeover
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -66,23 +64,18 @@ def columns_of(task: PersistentTask, source: object) -> tuple[FileSource, pa.Sch
 
 def seconds(store: str, given: Any, source: TimeReplayableSource) -> float:
     """Return how long it takes to read all files, a file at a time, and to commit each."""
-    files, ids = open_files(store), map(str, itertools.count())
+    files = open_files(store)
     app = Application("app", store, checkpoint_interval="10 seconds", max_ahead="100000 days").add(Sums(), given)
     flow = FlowPlan((app.plans(files, 1, columns_of)["Sums"],))
     log, settings = Log(files, "app"), flow.first.settings
-    entry = takeover.take_over(log, [flow], interval=settings.interval, shards=1, writer="benchmark", now=0)
+    takeover.take_over(log, [flow], interval=settings.interval, shards=1, writer="benchmark", now=0)
     open_source(source, {}, {})
-    cached: Any = {}
+    driver = LocalDriver(
+        log, [flow], {flow.id: source}, keeping=Keeping(10), now=lambda: 0, new_id=map(str, itertools.count()).__next__
+    )
     begun = time.perf_counter()
     for _ in range(FILES):
-        start = entry.flows["Sums"].source.next_positions
-        reach = source.reach(start, everything=False)
-        basis = commits.plan_batch(entry, flow, reach, 0)
-        chunks = (chunk for split in source.splits(start, reach.ends, 1) for chunk in source.read(split))
-        blobs, report = combine(flow, basis, 0, 1, chunks)
-        made, cached = merge_shard(flow, 0, blobs, cached, ids.__next__)
-        answers = Answers([report], made)
-        entry, _ = commits.commit(log, entry.epoch, settings, answers, now=0, new_id=ids.__next__, keeping=Keeping(10))
+        driver.take_turn(flow)
     return time.perf_counter() - begun
 
 

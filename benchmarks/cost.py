@@ -23,10 +23,9 @@ from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach
-from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import local
+from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
 from persistent_state.store.files.base import BytesLike
@@ -68,13 +67,8 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
         rows = pa.record_batch([stamps, some, np.ones(len(some), np.int64)], schema=SCHEMA)
         reach = Reach({"": position + len(some)}, {"": False})
         basis = commits.plan_batch(entry, flow, reach, START + batch * SECOND)
-        blobs, report = combine(flow, basis, 0, 1, [Chunk("", position, rows)])
-        described = [
-            said
-            for shard, blob in enumerate(blobs)
-            for said in merge_shard(flow, shard, [blob], {}, lambda: f"{next(ids):016x}")[0]
-        ]
-        answers = Answers([report], described)
+        sent = Part(0, 1, basis).combine(flow, [Chunk("", position, rows)])
+        answers = local.merge(flow, sent, {}, lambda: f"{next(ids):016x}")
         entry, _ = commits.commit(
             log,
             entry.epoch,

@@ -49,10 +49,9 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.batch import changes
-from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import local
+from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import commits, takeover
@@ -96,7 +95,7 @@ class Stage:
     """A task of so many keys that is written without Spark, and one that is fed by it and steps on Spark."""
 
     def __init__(self, spark: SparkSession, folder: Path, keys: int, changed: int) -> None:
-        from persistent_state.engine.feeds import Part
+        from persistent_state.engine.feeds import FedTask
         from persistent_state.engine.queries import Setup
         from persistent_state.engine.steps import Stepper
 
@@ -115,7 +114,7 @@ class Stage:
         self._log = Log(files, "graph")
         entry = takeover.take_over(self._log, flows, interval=SECOND, shards=SHARDS, writer="benchmark", now=START)
         nothing: Any = None
-        parts = [Part(plan, fed_by, Outputs((), ())) for plan, fed_by in ((self._plan, nothing), (derived, source))]
+        parts = [FedTask(plan, fed_by, Outputs((), ())) for plan, fed_by in ((self._plan, nothing), (derived, source))]
         setup = Setup(
             spark,
             "graph",
@@ -159,13 +158,7 @@ class Stage:
         assert entry is not None
         end = self._position + rows
         basis = commits.plan_batch(entry, flow, Reach({"": end}, {"": False}), START + self._seconds * SECOND)
-        blobs, report = combine(flow, basis, 0, 1, self._chunks(rows))
-        made = [
-            answer
-            for shard, blob in enumerate(blobs)
-            for answer in merge_shard(flow, shard, [blob], {}, self._new_id)[0]
-        ]
-        answers = Answers([report], made)
+        answers = local.merge(flow, Part(0, 1, basis).combine(flow, self._chunks(rows)), {}, self._new_id)
         commits.commit(
             self._log, entry.epoch, self._plan.settings, answers, now=START, new_id=self._new_id, keeping=Keeping()
         )

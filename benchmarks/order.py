@@ -22,10 +22,10 @@ from benchmarks.measure import write_json
 from benchmarks.streams import ROWS_PER_FILE, START
 from monoids import First, Last, List, Monoid, Sum
 from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
-from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers, Blob
+from persistent_state.batch.messages import Blob
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import local
+from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
 from persistent_state.store.files import open_files
@@ -78,16 +78,14 @@ class Played:
         entry = commits.wake(self.log, 1, self.plan.name, START)
         flow = FlowPlan((self.plan,))
         basis = commits.plan_batch(entry, flow, Reach({"events": self.position}), START)
-        (blob,), report = combine(flow, basis, 0, 1, [Chunk("events", number, rows)])
-        data = blob.to_bytes()
-        (said,), runs = merge_shard(flow, 0, [Blob.from_bytes(data)], {}, new_id)
-        made = Answers([report], [said])
+        sent, held = [*Part(0, 1, basis).combine(flow, [Chunk("events", number, rows)])], local.Held()
+        made = local.merge(flow, sent, held, new_id)
         commits.commit(self.log, 1, self.plan.settings, made, now=START, new_id=new_id, keeping=commits.Keeping())
-        fresh = said.runs
+        fresh = made.descriptors[0].runs
         self.known.update(run.file.path for run in fresh)
-        self.sent += len(data)
+        self.sent += sum(len(blob.to_bytes()) for blob in sent if isinstance(blob, Blob))
         self.rewritten += sum(run.rows for run in fresh)
-        self.held = sum(run.rows for run in runs[self.plan.name])
+        self.held = sum(run.rows for run in held[flow.id, 0][self.plan.name])
 
 
 def costs(monoid: Monoid[Any], keys: int, rows: int, batches: int) -> dict[str, float]:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +26,9 @@ from benchmarks.measure import write_json
 from benchmarks.streams import START
 from monoids import Sum
 from persistent_state import Chunk, NonWindowState, PersistentTask, Reach, read_state
-from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers, Blob
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import local
+from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
@@ -70,7 +68,7 @@ class Played:
         # The span reaches back from the newest clock, which is one of them.
         rules = () if kept == FEW else ((SECOND, (kept - 1) * SECOND),)
         self.keeping = Keeping(FEW, grace=0, retain=rules)
-        self.collector, self.cached, self.rng = Collector(self.log), dict[int, Any](), np.random.default_rng(1)
+        self.collector, self.held, self.rng = Collector(self.log), local.Held(), np.random.default_rng(1)
         takeover.take_over(self.log, [self.flow], interval=SECOND, shards=SHARDS, writer="benchmark", now=START)
         self.play(np.arange(keys))
 
@@ -88,16 +86,9 @@ class Played:
         self.batches += 1
         entry = commits.wake(self.log, 1, self.plan.name, now)
         basis = commits.plan_batch(entry, self.flow, Reach({"events": self.position}), now)
-        blobs, report = combine(self.flow, basis, 0, 1, [Chunk("events", number, rows)])
-        said = []
-        for shard, blob in enumerate(blobs):
-            some, self.cached[shard] = merge_shard(
-                self.flow, shard, [Blob.from_bytes(blob.to_bytes())], self.cached.get(shard, {}), new_id
-            )
-            said += some
-        commits.commit(
-            self.log, 1, self.plan.settings, Answers([report], said), now=now, new_id=new_id, keeping=self.keeping
-        )
+        sent = Part(0, 1, basis).combine(self.flow, [Chunk("events", number, rows)])
+        answers = local.merge(self.flow, sent, self.held, new_id)
+        commits.commit(self.log, 1, self.plan.settings, answers, now=now, new_id=new_id, keeping=self.keeping)
 
     def change(self, share: float) -> None:
         """One micro-batch of a share of the keys."""

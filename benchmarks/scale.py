@@ -17,7 +17,7 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -30,10 +30,11 @@ from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
 from persistent_state import Chunk, Reach
-from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import local
+from persistent_state.drive.turn import Part
 from persistent_state.engine import micro_batch
 from persistent_state.engine.reports import Reports
 from persistent_state.event_time.clocks import Settings
@@ -165,9 +166,8 @@ def started(size: Size) -> tuple[Log, FlowPlan, Entry]:
     entry = takeover.take_over(log, [flow], interval=SECOND, shards=size.shards, writer="benchmark", now=START)
     # One row in one channel, so that there is a channel to copy.
     basis = commits.plan_batch(entry, flow, Reach({channel(0): 1}), START)
-    blobs, report = combine(flow, basis, 0, 1, [Chunk(channel(0), 0, rows(np.array([0]), START))])
-    said = [each for blob in blobs for each in merge_shard(flow, blob.shard, [blob], {}, new_id)[0]]
-    entry, _ = committed(log, flow, Answers([report], said))
+    sent = Part(0, 1, basis).combine(flow, [Chunk(channel(0), 0, rows(np.array([0]), START))])
+    entry, _ = committed(log, flow, local.merge(flow, sent, {}, new_id))
     full = entry.follower(
         START,
         flows={id: with_channels(state, size) for id, state in entry.flows.items()},
@@ -201,6 +201,11 @@ def chunks(size: Size, part: int) -> list[Chunk]:
     return [Chunk(name, 1000, rows(some, START + SECOND)) for name, some in zip(own, shares, strict=True)]
 
 
+def blobs_of(sent: Iterable[Blob | Report]) -> list[Blob]:
+    """The blobs among what parts send."""
+    return [each for each in sent if isinstance(each, Blob)]
+
+
 def costs(size: Size) -> Costs:
     """Play one micro-batch of all tasks."""
     log, flow, _ = started(size)
@@ -210,19 +215,19 @@ def costs(size: Size) -> Costs:
     with planning.running():
         entry = commits.wake(log, 1, flow.id, START)
         basis = commits.plan_batch(entry, flow, Reach(ends), START)
-        told = [basis.of_part(part, names(size, part)) for part in range(size.parts)]
-        partitions = [len(pickle.dumps((basis, part, size.parts, None))) for part, basis in enumerate(told)]
+        parts = [Part(part, size.parts, basis.of_part(part, names(size, part))) for part in range(size.parts)]
+        partitions = [len(pickle.dumps(part)) for part in parts]
 
     reading = Clock()
     with reading.running():
-        own, _ = combine(flow, told[-1], size.parts - 1, size.parts, chunks(size, size.parts - 1))
+        own = blobs_of(parts[-1].combine(flow, chunks(size, size.parts - 1)))
         for blob in own:
             blob.to_bytes()
     header = len(replace(own[-1], contents={}, late=()).to_bytes())
 
-    sent = [combine(flow, basis, part, size.parts, chunks(size, part)) for part, basis in enumerate(told)]
-    arrived = [blobs[0].to_bytes() for blobs, _ in sent]
-    reports = [report.to_bytes() for _, report in sent]
+    sent = [each for part in parts for each in part.combine(flow, chunks(size, part.number))]
+    arrived = [blob.to_bytes() for blob in blobs_of(sent) if blob.shard == 0]
+    reports = [each.to_bytes() for each in sent if isinstance(each, Report)]
     merging = Clock()
     with merging.running():
         first, _ = merge_shard(flow, 0, [Blob.from_bytes(data) for data in arrived], held(entry, size), new_id)
@@ -238,8 +243,9 @@ def costs(size: Size) -> Costs:
 
     # Another micro-batch, whose only row is for one shard.
     basis = commits.plan_batch(entry, flow, Reach(ends), START)
-    blobs, report = combine(flow, basis, 0, 1, [])
-    first, _ = merge_shard(flow, 0, [blobs[0]], held(entry, size), new_id)
+    *sent, report = Part(0, 1, basis).combine(flow, [])
+    assert isinstance(report, Report), "it comes last"
+    first, _ = merge_shard(flow, 0, blobs_of(sent)[:1], held(entry, size), new_id)
     answers = [pickle.dumps(each) for each in answers_of(first[0], entry, basis, size, [(plan.name, 0)])]
     small_committing = Clock()
     with small_committing.running():

@@ -23,10 +23,10 @@ import pyarrow as pa
 from benchmarks.measure import write_json
 from monoids import Sum
 from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
-from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.messages import Blob, Report
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import local
+from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
@@ -102,7 +102,7 @@ class Driver:
         first = entry.flows[flow.id].source.positions[""].next if batch else 0
         reach = Reach({"": first + FILES}, {"": False}, lines)
         basis = commits.plan_batch(entry, flow, reach, self.now)
-        sent = []
+        sent: list[Blob | Report] = []
         for part in range(PARTS):
             low, high = (FILES * p // PARTS for p in (part, part + 1))
             stamps = [self.now + i for i in range(low, high)]
@@ -116,11 +116,8 @@ class Driver:
                 ],
                 schema=SCHEMA,
             )
-            sent.append(combine(flow, basis.of_part(part, None), part, PARTS, [Chunk("", first + low, rows)]))
-        made = []
-        for shard, blobs in enumerate(zip(*(blobs for blobs, _ in sent), strict=True)):
-            made += merge_shard(flow, shard, blobs, {}, self.new_id)[0]
-        answers = Answers([report for _, report in sent], made)
+            sent += Part(part, PARTS, basis.of_part(part, None)).combine(flow, [Chunk("", first + low, rows)])
+        answers = local.merge(flow, sent, {}, self.new_id)
         self.entry, _ = commits.commit(
             self.log, 1, flow.first.settings, answers, now=self.now, new_id=self.new_id, keeping=self.keeping
         )

@@ -34,13 +34,13 @@ from benchmarks.measure import anonymous, write_json
 from benchmarks.ordered import High
 from benchmarks.streams import SCHEMA, START, STEP
 from persistent_state import Application, AsOfJoin, FileSource, IntervalJoin, PersistentTask
-from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.in_place import take_step
-from persistent_state.batch.messages import Answers, Blob, Report, Step
+from persistent_state.batch.messages import Answers, Blob, Report
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import merge_shard
+from persistent_state.drive.local import LocalDriver
+from persistent_state.drive.turn import Part
 from persistent_state.event_time.inputs import named
-from persistent_state.protocol import commits, graph, takeover
+from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store.entry import Entry
@@ -124,12 +124,13 @@ class World:
         """A micro-batch of messages, of one part."""
         basis = commits.plan_batch(self.newest, self.waiting, Reach(ends), START)
         sent: list[list[bytes]] = [[] for _ in range(self.size.shards)]
-        for message in combine_in_pieces(self.waiting, basis, 0, 1, chunks):
+        for message in Part(0, 1, basis).combine(self.waiting, chunks):
             if isinstance(message, Report):
                 report = message
             else:
                 sent[message.shard].append(message.to_bytes())
         made = []
+        # One shard after the other, so that the rows of one at a time are tables.
         for shard, blobs in enumerate(sent):
             made += merge_shard(self.waiting, shard, list(map(Blob.from_bytes, blobs)), {}, self.new_id)[0]
             blobs.clear()
@@ -176,25 +177,9 @@ def wait(size: Size, folder: str) -> None:
 
 def pass_all(size: Size, folder: str) -> None:
     world = World(size, folder)
-    while steps := graph.due(world.newest):
-        for step in steps:
-            entry = world.newest
-            if graph.spans(entry, world.flow, step):
-                take(world, step)
-            else:
-                commits.commit_unchanged(world.log, entry.epoch, [step], now=START, keeping=Keeping(2, 0))
-
-
-def take(world: World, step: Step) -> None:
-    """A step, as the workers take it: one shard after the other."""
-    entry = world.newest
-    basis, flow = commits.plan_step(entry, world.flow, step, START), world.flow
-    reports, made = [], []
-    for shard, given in enumerate(graph.by_shard(graph.spans(entry, flow, step), world.size.shards)):
-        report, some = take_step(flow, basis.of_shard(shard), shard, given.read(flow.first), world.new_id)
-        reports.append(report)
-        made += some
-    world.commit(flow, Answers(reports, made))
+    driver = LocalDriver(world.log, [world.flow], {}, keeping=Keeping(2, 0), now=lambda: START, new_id=world.new_id)
+    while driver.take_turn(world.flow) is not None:
+        pass
 
 
 @dataclass(frozen=True)

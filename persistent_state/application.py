@@ -456,7 +456,7 @@ class Application:
             InvalidInputError: It has no task, or one that does not fit.
         """
         from persistent_state.engine.connect import parallelism
-        from persistent_state.engine.feeds import Part
+        from persistent_state.engine.feeds import FedTask
         from persistent_state.engine.queries import Setup
 
         if not self._added:
@@ -472,7 +472,9 @@ class Application:
                 return source
             return shared.setdefault(id(source), source.read_by(self.name))
 
-        parts = [Part(plans[added.task.task_name], added.source(read_by), added.outputs) for added in self._in_order()]
+        parts = [
+            FedTask(plans[added.task.task_name], added.source(read_by), added.outputs) for added in self._in_order()
+        ]
         return Setup(
             spark,
             self.name,

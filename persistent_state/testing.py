@@ -16,12 +16,9 @@ import pyarrow as pa
 
 from monoids.scalars import exact
 from persistent_state.application import Application
-from persistent_state.batch import changes, in_order
-from persistent_state.batch.combine import combine
-from persistent_state.batch.in_place import take_step
-from persistent_state.batch.messages import Answers, Descriptor, Report
+from persistent_state.batch import in_order
 from persistent_state.batch.plan import KEEP, FlowPlan, Plan
-from persistent_state.batch.shard import merge_shard
+from persistent_state.drive.local import LocalDriver
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
@@ -32,7 +29,7 @@ from persistent_state.ordered import InOrderTask
 from persistent_state.outputs import outputs_of
 from persistent_state.partials import layout
 from persistent_state.partials.since import Since
-from persistent_state.protocol import commits, graph, takeover
+from persistent_state.protocol import takeover
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.files import FileSource
@@ -353,82 +350,36 @@ def _together(plans: Mapping[str, Plan]) -> list[tuple[Plan, ...]]:
 
 
 class _Driver:
-    """The driver of an application on messages."""
+    """The driver of an application on messages, and what it has seen of them."""
 
     def __init__(self, app: Application, plans: Mapping[str, Plan], log: Log) -> None:
         # Tasks that only sources feed come first: what others make of them is known before the next messages.
-        self._flows = [*map(FlowPlan, sorted(_together(plans), key=lambda some: bool(some[0].upstream)))]
-        self._sources = {
+        flows = [*map(FlowPlan, sorted(_together(plans), key=lambda some: bool(some[0].upstream)))]
+        sources = {
             added.task.task_name: Inputs(
                 {name: of.source for name, of in added.inputs.items() if isinstance(of.source, _Messages)}
             )
             for added in app._added
         }
-        self._log = log
-        self._new_id = map(str, itertools.count()).__next__
+        interval = flows[0].first.settings.interval
+        takeover.take_over(log, flows, interval=interval, shards=1, writer="local", now=0)
+        new_id = map(str, itertools.count()).__next__
+        self._driver = LocalDriver(log, flows, sources, keeping=_KEEPING, now=lambda: 0, new_id=new_id)
         self.messages, self._updated = Counter[str](), set[str]()
-        self._cached: dict[str, dict[str, Any]] = {}
-        interval = self._flows[0].first.settings.interval
-        self._entry = takeover.take_over(log, self._flows, interval=interval, shards=1, writer="local", now=0)
 
     def run(self) -> Entry:
         """Read all messages, take all steps, give all tasks one clock, and return the last entry."""
-        self._play_all()
-        self._entry = commits.close(self._log, self._entry.epoch, now=0, keeping=_KEEPING)
-        self._play_all()
-        return self._entry
-
-    def _play_all(self) -> None:
-        """Let the flows take turns until there is nothing more to do."""
-        while any([*map(self._play, self._flows)]):
-            pass
-
-    def _play(self, flow: FlowPlan) -> bool:
-        """Commit the next micro-batch of a flow, with the step that is due. Return whether there was any."""
-        entry, source = self._entry, self._sources[flow.id]
-        known = entry.flows[flow.id]
-        start = known.source.next_positions
-        reach = source.reach(start, everything=False)
-        step = graph.step_of(entry, flow)
-        # The others wait for a source until its first micro-batch, even if that has nothing.
-        is_first = known.progress.batch == 0 and not flow.is_derived
-        if reach.ends == start and step is None and not is_first:
-            return False
-        spans = [] if step is None else graph.spans(entry, flow, step)
-        if step is not None and flow.is_derived:
-            basis = commits.plan_step(entry, flow, step, 0)
-        else:
-            basis = commits.plan_batch(entry, flow, reach, 0, step)
-        if step is not None and flow.is_in_order:
-            (given,) = graph.by_shard(spans, 1)
-            report, descriptors = take_step(flow, basis.of_shard(0), 0, given.read(flow.first), self._new_id)
-            self._commit(flow, report, descriptors)
-            return True
-        reads = [source.read(split) for split in source.splits(start, reach.ends, parts=1)]
-        reads += [changes.read(flow.first, input, span) for input, span in spans]
-        blobs, report = combine(flow, basis, 0, 1, itertools.chain.from_iterable(reads))
-        descriptors, self._cached[flow.id] = merge_shard(flow, 0, blobs, self._cached.get(flow.id, {}), self._new_id)
-        self._commit(flow, report, descriptors)
-        return True
+        for answers in self._driver.drain():
+            read = sum(report.counts.get("messages", 0) for report in answers.reports)
+            for descriptor in answers.descriptors:
+                self.messages[descriptor.task] += read - descriptor.copies
+                self._updated |= {descriptor.task} if descriptor.runs else set()
+        return self._driver.entry
 
     def made_no_update(self, task: str) -> bool:
         """Return whether messages of a task counted, and none of them made an update."""
-        aside = sum(self._entry.late_counts_of(task).values())
+        aside = sum(self._driver.entry.late_counts_of(task).values())
         return task not in self._updated and self.messages[task] > aside
-
-    def _commit(self, flow: FlowPlan, report: Report, descriptors: Sequence[Descriptor]) -> None:
-        for descriptor in descriptors:
-            self.messages[descriptor.task] += report.counts.get("messages", 0) - descriptor.copies
-            self._updated |= {descriptor.task} if descriptor.runs else set()
-        self._entry, _ = commits.commit(
-            self._log,
-            self._entry.epoch,
-            flow.first.settings,
-            Answers([report], descriptors),
-            now=0,
-            new_id=self._new_id,
-            keeping=_KEEPING,
-        )
 
 
 def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver) -> LocalRun:

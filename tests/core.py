@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.batch import changes
-from persistent_state.batch.combine import combine
-from persistent_state.batch.in_place import take_step
-from persistent_state.batch.messages import Answers, Basis, Blob, Report, Step
+from persistent_state.batch.messages import Answers, Basis, Blob, Content, Report, Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
-from persistent_state.batch.shard import merge_shard
-from persistent_state.batch.spans import Span
+from persistent_state.drive import local, turn
+from persistent_state.drive.turn import DueStep, Part
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
@@ -164,14 +162,43 @@ def answers(
     return merged(flow, sent)
 
 
-def merged(
-    plan: Plan | FlowPlan, sent: Sequence[tuple[list[Blob], Report]], ids: Callable[[], str] = new_id
-) -> Answers:
+def merged(plan: Plan | FlowPlan, sent: Sequence[tuple[list[Blob], Report]]) -> Answers:
     """What the shards make of what the parts sent, and the parts' reports."""
-    flow, made = alone(plan), []
-    for shard in range(flow.first.shards):
-        made += merge_shard(flow, shard, [Blob.from_bytes(blobs[shard].to_bytes()) for blobs, _ in sent], {}, ids)[0]
-    return Answers([Report.from_bytes(report.to_bytes()) for _, report in sent], made)
+    return local.merge(
+        alone(plan), (through_bytes(each) for blobs, report in sent for each in (*blobs, report)), {}, new_id
+    )
+
+
+def through_bytes(sent: Blob | Report) -> Blob | Report:
+    """What arrives where a part sends it."""
+    return type(sent).from_bytes(sent.to_bytes())
+
+
+def combine(
+    flow: FlowPlan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
+) -> tuple[list[Blob], Report]:
+    """What a part sends: a blob for each shard, in one piece, and its report."""
+    pieces: list[list[Blob]] = [[] for _ in range(flow.first.shards)]
+    *blobs, report = Part(part, parts, basis).combine(flow, chunks)
+    for blob in blobs:
+        pieces[blob.shard].append(blob)
+    return [_joined(some) for some in pieces], report
+
+
+def _joined(pieces: Sequence[Blob]) -> Blob:
+    """All pieces of a blob as one."""
+    contents: dict[str, Content] = {}
+    for task, content in ((task, content) for blob in pieces for task, content in blob.contents.items()):
+        contents[task] = contents.get(task, Content()).plus(content)
+    late = tuple(table for blob in pieces for table in blob.late)
+    return replace(pieces[-1], contents=contents, late=late, number=0, grounds=pieces[0].grounds)
+
+
+def sent_by(
+    flow: FlowPlan, parts: Sequence[Part], source: TimeReplayableSource | None = None
+) -> list[tuple[list[Blob], Report]]:
+    """What the parts of a turn send."""
+    return [combine(flow, part.basis, part.number, part.parts, part.chunks(flow, source)) for part in parts]
 
 
 def chunk(first: int, rows: pa.RecordBatch, placed: bool) -> Chunk:
@@ -241,13 +268,8 @@ def play_reach(
     flow, newest = alone(plan), log.newest()
     assert newest is not None
     entry = commits.wake(log, newest.epoch, flow.id, 0)
-    basis = commits.plan_batch(entry, flow, reach, 0)
-    # A micro-batch without rows has one part.
-    splits = source.splits(start, reach.ends, parts) or [None]
-    told = [basis.of_part(part, split and source.partitions_in(split)) for part, split in enumerate(splits)]
-    reads = [source.read(split) if split else () for split in splits]
-    sent = [combine(flow, told[part], part, len(splits), read) for part, read in enumerate(reads)]
-    return commit(log, plan, merged(plan, sent), keeping=keeping)
+    of_turn = turn.micro_batch(entry, flow, source, start, reach, now=0, most=parts)
+    return commit(log, plan, local.run(flow, of_turn, source, {}, new_id), keeping=keeping)
 
 
 def step(
@@ -266,13 +288,8 @@ def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan]
     entry = log.newest()
     assert entry is not None
     flow = alone(plans[step.flow])
-    basis = commits.plan_step(entry, flow, step, now)
-    spans = graph.spans(entry, flow, step)
-    if flow.is_in_order:
-        return in_place(flow, basis, spans)
-    reads = [changes.read(flow.first, name, span) for name, span in spans] or [()]
-    sent = [combine(flow, basis.of_part(part, None), part, len(reads), read) for part, read in enumerate(reads)]
-    return merged(flow, sent)
+    spans = tuple(graph.spans(entry, flow, step))
+    return local.run(flow, turn.step(entry, DueStep(flow, step, spans), now=now, most=len(spans)), None, {}, new_id)
 
 
 def plan_rewind(log: Log, to: int, action: str | None = None) -> RewindPlan:
@@ -284,17 +301,6 @@ def plan_rewind(log: Log, to: int, action: str | None = None) -> RewindPlan:
         return Choice(action)
 
     return rewind.plan(log, to, choose)
-
-
-def in_place(
-    flow: FlowPlan, basis: Basis, spans: Sequence[tuple[str, Span]], ids: Callable[[], str] = new_id
-) -> Answers:
-    """What the shards make of a step of an ordered task."""
-    made = [
-        take_step(flow, basis.of_shard(shard), shard, some.read(flow.first), ids)
-        for shard, some in enumerate(graph.by_shard(spans, flow.first.shards))
-    ]
-    return Answers([report for report, _ in made], [each for _, some in made for each in some])
 
 
 def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:

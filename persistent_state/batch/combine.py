@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,40 +22,11 @@ PIECE_BYTES = 32 << 20
 
 def combine(
     flow: FlowPlan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
-) -> tuple[list[Blob], Report]:
-    """Lift a part's rows for each task of a flow and fold them as far as no clock can come between.
-
-    Returns:
-        One blob per shard, empty ones too, and the report to the driver.
-
-    Raises:
-        TaskFailedError: user code raised, or a row is bad and bad rows are to fail.
-    """
-    pieces: list[list[Blob]] = [[] for _ in range(flow.first.shards)]
-    report = Report(_sender(basis, part, parts))
-    for sent in combine_in_pieces(flow, basis, part, parts, chunks):
-        if isinstance(sent, Report):
-            report = sent
-        else:
-            pieces[sent.shard].append(sent)
-    return [_joined(some) for some in pieces], report
-
-
-def _joined(pieces: Sequence[Blob]) -> Blob:
-    """Return all pieces of a blob as one."""
-    contents: dict[str, Content] = {}
-    for task, content in ((task, content) for blob in pieces for task, content in blob.contents.items()):
-        contents[task] = contents.get(task, Content()).plus(content)
-    late = tuple(table for blob in pieces for table in blob.late)
-    return replace(pieces[-1], contents=contents, late=late, number=0, grounds=pieces[0].grounds)
-
-
-def combine_in_pieces(
-    flow: FlowPlan, basis: Basis, part: int, parts: int | None, chunks: Iterable[Chunk]
 ) -> Iterator[Blob | Report]:
-    """Yield the blobs that `combine` returns, but several for a shard where they are large. At last comes the report.
+    """Lift a part's rows for each task of a flow, fold them as far as no clock can come between, and yield what it sends.
 
-    Memory does not grow with the part.
+    That is a blob for each shard, empty ones too, and several for a shard where they are large: memory does not grow with the
+    part. At last comes the report to the driver.
 
     Raises:
         TaskFailedError: user code raised, or a row is bad and bad rows are to fail.

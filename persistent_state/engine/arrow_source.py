@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -16,9 +15,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import DRIVER, Blob, Report
-from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.drive import turn
+from persistent_state.drive.turn import Part
 from persistent_state.engine import failures
 from persistent_state.engine.packed import packed_source
 from persistent_state.engine.spark_versions import (
@@ -29,9 +29,9 @@ from persistent_state.engine.spark_versions import (
 )
 from persistent_state.errors import StateError
 from persistent_state.event_time.inputs import by_input, together
-from persistent_state.inputs import open_source, reach_of, without_journals
+from persistent_state.inputs import open_source, reach_of
 from persistent_state.protocol import commits, graph
-from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
@@ -173,29 +173,24 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._planned = end
-        return self._tried(lambda: self._partitions(start, end)) or [InputPartition(self._error)]
+        return self._tried(lambda: self._partitions(start)) or [InputPartition(self._error)]
 
-    def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if self.flow.first.delivery == AT_MOST_ONCE:
-            entry = commits.announce(self._log, self._epoch, self.flow.id, self._reach, now_us(), new_id)
-            self._reach = without_journals(self._reach)
-        else:
-            entry = commits.wake(self._log, self._epoch, self.flow.id, now_us())
-        step, spans = graph.changed_step(entry, self.flow)
-        basis = commits.plan_batch(entry, self.flow, self._reach, now_us(), step)
-        # A micro-batch without rows has one part all the same: it may move the clock.
-        # A jump is measured from the message before it, so one part must read all of a channel.
-        most = self._parts if self.flow.first.settings.jump is None else 1
-        given = graph.in_parts(spans, self._parts)
-        splits = [*self.source.splits(start["ends"], end["ends"], most), *given] or [None]
+    def _partitions(self, start: dict[str, Any]) -> Sequence[InputPartition]:
+        entry, self._reach = turn.begin(self._log, self._epoch, self.flow, self._reach, now_us(), new_id)
+        now = now_us()
         # A channel can become idle only after its source was first asked for rows.
-        self._moved |= dict.fromkeys(self._moving, basis.now)
-        basis = replace(basis, silent_for=self._idle_for)
-        bases = [basis.of_part(part, self._partitions_in(split)) for part, split in enumerate(splits)]
-        return [InputPartition((basis, part, len(splits), splits[part])) for part, basis in enumerate(bases)]
-
-    def _partitions_in(self, split: Any | None) -> Collection[str] | None:
-        return () if split is None or isinstance(split, graph.Given) else self.source.partitions_in(split)
+        self._moved |= dict.fromkeys(self._moving, now)
+        parts = turn.micro_batch(
+            entry,
+            self.flow,
+            self.source,
+            start["ends"],
+            self._reach,
+            now=now,
+            most=self._parts,
+            silent_for=self._idle_for,
+        )
+        return list(map(InputPartition, parts))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         attempts = 1 if isinstance(partition.value, StateError) else self.attempts
@@ -204,12 +199,8 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _blobs(self, partition: InputPartition) -> Iterator[Blob | Report]:
         if isinstance(partition.value, StateError):
             raise partition.value
-        basis, part, parts, split = partition.value
-        if isinstance(split, graph.Given):
-            chunks: Iterable[Chunk] = split.read(self.flow.first)
-        else:
-            chunks = self.source.read(split) if split is not None else ()
-        yield from combine_in_pieces(self.flow, basis, part, parts, chunks)
+        part: Part = partition.value
+        yield from part.combine(self.flow, part.chunks(self.flow, self.source))
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         """Return the result of `work`, or None if it or an earlier call failed; `partitions` then hands on the error."""

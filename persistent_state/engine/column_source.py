@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
@@ -19,11 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
-from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.lift import unfit_rows
 from persistent_state.batch.messages import Basis, Blob, Report, to_ipc
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.rows import microseconds
+from persistent_state.drive.turn import Part
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import ArrowReader, blob_batches, load
 from persistent_state.engine.dataframe_source import map_batches, source_rows, update_column
@@ -73,8 +74,8 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
         if error := failures.error_of(header):
             raise error
         chunks = _replaced(chain([first.slice(1)], full), flow)
-        basis, part, parts = pickle.loads(header)
-        yield from combine_in_pieces(flow, basis, part, parts, chunks)
+        part: Part = pickle.loads(header)
+        yield from part.combine(flow, chunks)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from blob_batches(blobs(batches), reader.labels, reader.attempts)
@@ -145,11 +146,11 @@ class RowReader(ArrowReader):
         if isinstance(partition.value, StateError):
             yield row(failures.as_row(partition.value, 1))
             return
-        basis, part, parts, split = partition.value
-        yield row(pickle.dumps((basis, part, parts)))
+        part: Part = partition.value
+        yield row(pickle.dumps(replace(part, reads=None)))
         try:
-            for chunk in self.source.read(split) if split is not None else ():
-                yield from self._sent(chunk, basis, schema)
+            for chunk in part.chunks(self.flow, self.source):
+                yield from self._sent(chunk, part.basis, schema)
         except StateError as error:
             yield row(failures.as_row(error, self.attempts))
 

@@ -17,11 +17,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 from pyspark.taskcontext import TaskContext
 
-from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.messages import FIRST, Basis, Blob, Report
 from persistent_state.batch.plan import COLUMN, UNFIT, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
+from persistent_state.drive.turn import Part
 from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.engine.spark_versions import arrow_types, spark_types
@@ -300,7 +300,7 @@ def blobs_of_dataframe(
             # Of a part without rows the driver learns the batch time from Spark.
             basis = replace(basis, now=first.column(_NOW)[0].value)
             chunks = chunks_of(chain([first], full), flow, *place)
-        yield from combine_in_pieces(flow, basis, part, None, chunks)
+        yield from Part(part, None, basis).combine(flow, chunks)
 
     def step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from blob_batches(combined(batches), labels, attempts)

@@ -15,7 +15,7 @@ from persistent_state.store.entry import Entry
 
 
 @dataclass(frozen=True)
-class Part:
+class FedTask:
     """A task of an application with its source and its outputs."""
 
     plan: Plan
@@ -31,19 +31,19 @@ class Feed:
     source: AnySource
 
 
-def feeds_of(parts: Sequence[Part]) -> list[Feed]:
+def feeds_of(parts: Sequence[FedTask]) -> list[Feed]:
     """Return the tasks by what feeds them: one source object, one delivery, one way of reading.
 
     Spark reads for a task with a Column. Under at-least-once delivery, what is late for some tasks is not for others.
     """
-    feeds: dict[tuple[object, ...], list[Part]] = {}
+    feeds: dict[tuple[object, ...], list[FedTask]] = {}
     for part in parts:
         shared = part.plan.name if part.plan.inputs else id(part.source)
         feeds.setdefault((shared, *_way(part.plan)), []).append(part)
     return [Feed(_flow_plan(some, some[0].source), some[0].source) for some in feeds.values()]
 
 
-def _flow_plan(parts: Sequence[Part], source: AnySource) -> FlowPlan:
+def _flow_plan(parts: Sequence[FedTask], source: AnySource) -> FlowPlan:
     return FlowPlan(tuple(part.plan for part in parts), merge_journals if isinstance(source, Subscription) else None)
 
 
@@ -55,9 +55,9 @@ def _way(plan: Plan) -> tuple[object, ...]:
     return plan.delivery, by_column, plan.takes_late, bool(plan.upstream) and plan.takes_back, *read
 
 
-def equal_sources(parts: Sequence[Part]) -> list[list[Part]]:
+def equal_sources(parts: Sequence[FedTask]) -> list[list[FedTask]]:
     """Return the tasks, by what they have in common, whose sources are equal and yet are not all one object."""
-    groups: list[list[Part]] = []
+    groups: list[list[FedTask]] = []
     # Several inputs are read for one task only, and what a task gives is not read as a source is.
     for part in (part for part in parts if not part.plan.inputs and not part.plan.upstream):
         group = next((group for group in groups if _are_fed_alike(group[0], part)), None)
@@ -68,7 +68,7 @@ def equal_sources(parts: Sequence[Part]) -> list[list[Part]]:
     return [group for group in groups if any(part.source is not group[0].source for part in group)]
 
 
-def _are_fed_alike(one: Part, other: Part) -> bool:
+def _are_fed_alike(one: FedTask, other: FedTask) -> bool:
     return _way(one.plan) == _way(other.plan) and _are_equal(one.source, other.source)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from persistent_state.batch.combine import combine_in_pieces
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.drive.turn import Part
 from persistent_state.engine.arrow_source import blob_batches, now_us
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.protocol import commits
@@ -58,10 +58,10 @@ class IdleReader(DataSourceStreamReader):
         self._tick = end["tick"]
         entry = commits.wake(self._log, self._epoch, self.flow.id, now_us())
         silent_for = {INPUT: self.flow.first.settings.idle_after or 0}
-        return [InputPartition(replace(self._basis(entry, PART), silent_for=silent_for))]
+        return [InputPartition(Part(PART, None, replace(self._basis(entry, PART), silent_for=silent_for)))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        yield from blob_batches(combine_in_pieces(self.flow, partition.value, PART, None, ()), self._labels, 1)
+        yield from blob_batches(partition.value.combine(self.flow, ()), self._labels, 1)
 
     def _is_due(self) -> bool:
         now, idle_after = now_us(), self.flow.first.settings.idle_after

@@ -17,10 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from persistent_state.batch.in_place import take_step
-from persistent_state.batch.messages import DRIVER, Advance, Answers, Basis, Blob, Descriptor, Report, new_notes
+from persistent_state.batch.messages import DRIVER, Advance, Answers, Blob, Descriptor, Report, new_notes
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
+from persistent_state.drive.turn import Part
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import freeze_imports, new_id, now_us
 from persistent_state.engine.failures import naming
@@ -31,7 +31,7 @@ from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.metrics.of_run import Work
 from persistent_state.outputs import RunningValues
-from persistent_state.protocol import commits, deliver, graph, holding
+from persistent_state.protocol import commits, deliver, holding
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Delivered
 from persistent_state.store.codec import run_from_json, run_to_json
@@ -173,13 +173,13 @@ def answer_of(
     return pickle.dumps(made), runs
 
 
-def answers_in_place(flow: FlowPlan, basis: Basis, shard: int, given: graph.Given, attempts: int) -> list[bytes]:
-    """Return the answers of the part that takes a step in a shard alone: its report, and what the shard has made.
+def answers_in_place(flow: FlowPlan, part: Part, attempts: int) -> list[bytes]:
+    """Return the answers of the part that takes a step in its shard: its report, and what the shard has made.
 
     Instead of both there may be an error.
     """
     try:
-        report, made = take_step(flow, basis, shard, given.read(flow.first), new_id)
+        report, made = part.take(flow, new_id)
     except StateError as error:
         return [failures.as_row(error, attempts)] * 2
     return [pickle.dumps((0, [report.to_bytes()])), pickle.dumps(made)]

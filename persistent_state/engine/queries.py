@@ -25,7 +25,7 @@ from persistent_state.engine import (
 )
 from persistent_state.engine.backoff import Patience
 from persistent_state.engine.connect import RemoteQuery
-from persistent_state.engine.feeds import Feed, Part, feeds_of, flows_of, stays_within
+from persistent_state.engine.feeds import FedTask, Feed, feeds_of, flows_of, stays_within
 from persistent_state.engine.followed import Follower, Note
 from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
@@ -73,7 +73,7 @@ class Setup:
     session: SparkSession | None
     application: str
     files: Files
-    parts: Sequence[Part]
+    parts: Sequence[FedTask]
     interval: int
     shards: int
     keeping: Keeping

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
 from persistent_state.engine import arrow_source, queries
-from persistent_state.engine.feeds import Feed, Part
+from persistent_state.engine.feeds import FedTask, Feed
 from persistent_state.engine.places import Place
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import Continued, check_feed, copied
@@ -204,7 +204,7 @@ def _await_sinks() -> None:
         thread.join(max(0.0, until - time.monotonic()))
 
 
-def _by_output(parts: Sequence[Part]) -> ByOutput:
+def _by_output(parts: Sequence[FedTask]) -> ByOutput:
     """Return each output with its task's plan, by the names of both."""
     return {
         (part.plan.name, output.output_name): (part.plan, output) for part in parts for output in part.outputs.at_clock

@@ -14,10 +14,10 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.messages import DRIVER, Basis, Step
+from persistent_state.batch.messages import DRIVER, Step
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.batch.spans import Span
+from persistent_state.drive import turn
+from persistent_state.drive.turn import DueStep, Part
 from persistent_state.engine import connect, failures, micro_batch
 from persistent_state.engine.arrow_source import SCHEMA, blob_batches, freeze_imports, now_us
 from persistent_state.engine.queries import Setup
@@ -25,7 +25,7 @@ from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import for_sinks, own_session
 from persistent_state.metrics.of_run import Work
 from persistent_state.partials.shuffle import numbers_of_partitions
-from persistent_state.protocol import commits, graph, holding
+from persistent_state.protocol import commits, holding
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -55,7 +55,7 @@ class Stepper:
         # One log for all steps: it knows what each of them has written, so only what others wrote is read. One step at a time
         # uses it.
         self._log, self._turn = Log(setup.files, setup.application), threading.Lock()
-        self._feeds = [feed for feed in setup.feeds if feed.plan.first.upstream]
+        self._flows = [feed.plan for feed in setup.feeds if feed.plan.first.upstream]
         self._session: SparkSession | None = None
         self._listener = Listener(setup.writer, setup.on_progress)
         self._epoch = 0
@@ -72,7 +72,7 @@ class Stepper:
         """Take the steps of this driver's start from now on. Those that change `queried` flows are left to their queries."""
         self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
         self._committed, self.under_way = set(), {}
-        if self._feeds:
+        if self._flows:
             self._session = self._session or _session_of(self._setup)
             self.wake()
             self._thread = threading.Thread(target=self._run, name="persistent-state steps", daemon=True)
@@ -92,7 +92,7 @@ class Stepper:
     @property
     def is_settled(self) -> bool:
         """Return whether the log was looked at since `wake` was last called, and no step was due or under way."""
-        return not self._feeds or self._settled == self._woken
+        return not self._flows or self._settled == self._woken
 
     def has_committed(self, flow: str | None) -> bool:
         """Return whether a step of the flow was committed since this start; with None, of any flow."""
@@ -140,16 +140,15 @@ class Stepper:
         with self._turn:
             entry = commits.own(self._log, self._epoch)
         queried = self._queried
-        steps = [step for step in graph.due(entry) if step.flow not in under_way]
-        asked = [(step, graph.spans(entry, self._plan_of(entry, step), step)) for step in steps]
+        steps = turn.due_steps(entry, self._flows, under_way)
         # A query takes along the steps that change something. It need not be waited for with the others.
-        unchanged = [step for step, spans in asked if not spans]
-        changed = [(step, spans) for step, spans in asked if spans and step.flow not in queried]
+        unchanged = [due.step for due in steps if not due.spans]
+        changed = [due for due in steps if due.spans and due.step.flow not in queried]
         if unchanged:
             self._commit_unchanged(unchanged)
-        for step, spans in changed:
-            self.under_way[step.flow] = time.monotonic()
-            pool.submit(self._take, entry, step, spans)
+        for due in changed:
+            self.under_way[due.step.flow] = time.monotonic()
+            pool.submit(self._take, entry, due)
         return not unchanged and not changed and not under_way
 
     def _commit_unchanged(self, steps: Sequence[Step]) -> None:
@@ -169,11 +168,10 @@ class Stepper:
                 for name in entry.tasks_of(step.flow):
                     micro_batch.hand_on(micro_batch.progress(entry, after, name, waits_for), self._listener)
 
-    def _take(self, entry: Entry, step: Step, spans: Sequence[tuple[str, Span]]) -> None:
-        setup, session = self._setup, self._session
+    def _take(self, entry: Entry, due: DueStep) -> None:
+        setup, session, flow, step = self._setup, self._session, due.flow, due.step
         assert session is not None
         try:
-            flow = self._plan_of(entry, step)
             connect.name_work(session, self._group, f"{flow.title}: step to clock {step.clock}", POOL)
             commit = micro_batch.Commit(
                 flow,
@@ -187,13 +185,9 @@ class Stepper:
                 turn=self._turn,
                 on_work=self._listener.measure,
             )
-            basis = commits.plan_step(entry, flow, step, now_us())
-            if flow.is_in_order:
-                rows = _rows_in_place(session, flow, basis, graph.by_shard(spans, flow.first.shards))
-            else:
-                # No more parts than there are tasks at a time: each sends a blob to each shard, also if that has little.
-                rows = _rows(session, flow, basis, graph.in_parts(spans, connect.parallelism(session)))
-            commit(rows, step.clock)
+            # No more parts than there are tasks at a time: each sends a blob to each shard, also if that has little.
+            parts = turn.step(entry, due, now=now_us(), most=connect.parallelism(session))
+            commit(_rows(session, flow, parts), step.clock)
             self._committed.add(step.flow)
         except Exception as error:
             self._fail(step.flow, error)
@@ -206,10 +200,6 @@ class Stepper:
         if self.failed is None and not self._is_stopping:
             self.failed = flow, error
 
-    def _plan_of(self, entry: Entry, step: Step) -> FlowPlan:
-        tasks = entry.tasks_of(step.flow)
-        return next(feed.plan for feed in self._feeds if tasks.keys() & feed.plan.by_name.keys()).of(tasks)
-
 
 def _session_of(setup: Setup) -> SparkSession:
     session = own_session(setup.spark)
@@ -219,42 +209,35 @@ def _session_of(setup: Setup) -> SparkSession:
     return session
 
 
-def _rows(session: SparkSession, flow: FlowPlan, basis: Basis, given: Sequence[graph.Given]) -> DataFrame:
-    """Return the control rows of a step: those of a micro-batch whose parts read what other tasks have given."""
+def _rows(session: SparkSession, flow: FlowPlan, parts: Sequence[Part]) -> DataFrame:
+    """Return the control rows of a step: those of a micro-batch whose parts read what other tasks have given.
+
+    The parts of ordered tasks each make the rows of their own shard.
+    """
     labels, attempts = numbers_of_partitions(flow.first.shards), failures.attempts(session)
-    # What a part needs comes with its row, so that nothing is sent to each part of all others.
-    sent = [pickle.dumps((part, basis.of_part(part, ()), some), protocol=5) for part, some in enumerate(given)]
-    parts = len(sent)
+
+    def parts_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
+        return (pickle.loads(row) for batch in batches for row in batch.column(0).to_pylist())
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for row in batch.column(0).to_pylist():
-                part, own, some = pickle.loads(row)
-                chunks = some.read(flow.first)
-                yield from blob_batches(combine_in_pieces(flow, own, part, parts, chunks), labels, attempts)
+        for part in parts_in(batches):
+            yield from blob_batches(part.combine(flow, part.chunks(flow)), labels, attempts)
+
+    def take(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts_in(batches):
+            answers = micro_batch.answers_in_place(flow, part, attempts)
+            freeze_imports()
+            yield pa.record_batch({"label": pa.array([DRIVER, part.number], pa.int32()), "answer": answers})
 
     def merge(key: tuple[int], frame: pd.DataFrame) -> pd.DataFrame:
         answer = micro_batch.answer_of(flow, labels, int(key[0]), list(frame["blob"]), {}, 0, attempts)[0]
         freeze_imports()
         return pd.DataFrame({"label": [int(key[0])], "answer": [answer]})
 
-    # As an Arrow table, since Spark takes longer for rows.
-    rows = session.createDataFrame(pa.table({"part": pa.array(sent, pa.binary())}))
+    # What a part needs comes with its row, so that nothing is sent to each part of all others. As an Arrow table, since Spark
+    # takes longer for rows.
+    sent = pa.array([pickle.dumps(part, protocol=5) for part in parts], pa.binary())
+    rows = session.createDataFrame(pa.table({"part": sent}))
+    if flow.is_in_order:
+        return rows.mapInArrow(take, micro_batch.ANSWERS)
     return rows.mapInArrow(read, SCHEMA).groupBy("label").applyInPandas(merge, micro_batch.ANSWERS)
-
-
-def _rows_in_place(session: SparkSession, flow: FlowPlan, basis: Basis, given: Sequence[graph.Given]) -> DataFrame:
-    """Return the control rows of a step in which each shard makes its own rows of what others have given it."""
-    attempts = failures.attempts(session)
-    sent = [pickle.dumps((shard, basis.of_shard(shard), some), protocol=5) for shard, some in enumerate(given)]
-
-    def take(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for row in batch.column(0).to_pylist():
-                shard, own, some = pickle.loads(row)
-                answers = micro_batch.answers_in_place(flow, own, shard, some, attempts)
-                freeze_imports()
-                yield pa.record_batch({"label": pa.array([DRIVER, shard], pa.int32()), "answer": answers})
-
-    rows = session.createDataFrame(pa.table({"shard": pa.array(sent, pa.binary())}))
-    return rows.mapInArrow(take, micro_batch.ANSWERS)

@@ -14,7 +14,7 @@ from monoids import List, Monoid, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch import combine as combining
 from persistent_state.batch import messages
-from persistent_state.batch.combine import combine_in_pieces
+from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
@@ -79,7 +79,7 @@ def planned(task: PersistentTask) -> tuple[Log, Plan, Basis]:
 def committed(task: PersistentTask, keys: int) -> tuple[Any, int]:
     """The state at every clock that is kept and the bad rows of a micro-batch, and in how many blobs it came."""
     log, plan, basis = planned(task)
-    *blobs, report = combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(keys))
+    *blobs, report = combine(core.alone(plan), basis, 0, 1, chunks(keys))
     assert isinstance(report, Report)
     sent = [blob.to_bytes() for blob in blobs]
     some = [[blob for blob in map(Blob.from_bytes, sent) if blob.shard == shard] for shard in range(plan.shards)]
@@ -105,7 +105,7 @@ def test_a_part_of_few_keys_sends_the_same_without_sorting_it(keys: int, is_behi
     def sent() -> list[bytes]:
         _, plan, basis = planned(Sums())
         basis = replace(basis, is_behind=is_behind, apart=(2_004, 10_005))
-        return [each.to_bytes() for each in combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(keys))]
+        return [each.to_bytes() for each in combine(core.alone(plan), basis, 0, 1, chunks(keys))]
 
     more = mock.patch.multiple(few, LEAST=1, MOST_STARTS=20, ROWS_OF_A_KEY=1)
     with more, mock.patch.object(few, "fold_few", wraps=few.fold_few) as folded:
@@ -126,7 +126,7 @@ def test_a_short_chunk_and_one_with_a_null_do_not_tell_how_many_keys_there_are()
         mock.patch.multiple(few, LEAST=50, ROWS_OF_A_KEY=1, MOST_STARTS=100),
         mock.patch.object(few, "fold_few", wraps=few.fold_few) as folded,
     ):
-        assert list(combine_in_pieces(core.alone(plan), basis, 0, 1, read))
+        assert list(combine(core.alone(plan), basis, 0, 1, read))
     assert folded.call_count == len(of_few) - 2
 
 
@@ -134,7 +134,7 @@ def test_late_rows_go_out_in_pieces_and_each_once() -> None:
     _, plan, basis = planned(Sums())
     basis = replace(basis, clock=10**9)
     with mock.patch.object(fold, "SLICE_BYTES", 20_000), mock.patch.object(combining, "PIECE_BYTES", 3_000):
-        sent = list(combine_in_pieces(core.alone(plan), basis, 0, 1, [*chunks(3), Chunk("", ROWS, whole_rows())]))
+        sent = list(combine(core.alone(plan), basis, 0, 1, [*chunks(3), Chunk("", ROWS, whole_rows())]))
     late = [table for blob in sent if isinstance(blob, Blob) for table in blob.late]
     assert sum(len(table) for table in late) == 2 * ROWS
     # A piece is cut by rows, which are not all of one size.
@@ -152,9 +152,7 @@ def whole_rows() -> pa.RecordBatch:
 def test_what_a_blob_leaves_out_is_worked_out_again(task: PersistentTask, limits: tuple[int, int]) -> None:
     _, plan, basis = planned(task)
     with mock.patch.object(combining, "slim", lambda table: table):
-        whole = [
-            blob for blob in combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(50)) if isinstance(blob, Blob)
-        ]
+        whole = [blob for blob in combine(core.alone(plan), basis, 0, 1, chunks(50)) if isinstance(blob, Blob)]
     slim = [Blob.from_bytes(replace_tables(blob).to_bytes()) for blob in whole]
     rows, size = limits
     with mock.patch.multiple(messages, GATHERED_ROWS=rows, GATHERED_BYTES=size):
@@ -190,7 +188,7 @@ def test_a_part_in_pieces_comes_to_the_same(task: PersistentTask, keys: int) -> 
 def test_a_flow_that_is_behind_keeps_the_clocks_apart_that_it_passes() -> None:
     _, plan, basis = planned(Sums())
     rows = pa.record_batch([pa.array([21, 24, 25, 29]), pa.array(["a"] * 4), pa.array([1, 2, 4, 8])], schema=SCHEMA)
-    sent = combine_in_pieces(core.alone(plan), replace(basis, is_behind=True, apart=(25,)), 0, 1, [Chunk("", 0, rows)])
+    sent = combine(core.alone(plan), replace(basis, is_behind=True, apart=(25,)), 0, 1, [Chunk("", 0, rows)])
     tables = [table for blob in sent if isinstance(blob, Blob) for table in blob.of(plan.name).tables]
     starts = sorted({start for table in messages.whole_tables(tables) for start in table["start"].to_pylist()})
     assert starts == [20, 25]
@@ -208,7 +206,7 @@ def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
 
     with mock.patch.object(fold, "SLICE_BYTES", 20_000):
         sent = 0
-        for blob in combine_in_pieces(core.alone(plan), basis, 0, 1, told()):
+        for blob in combine(core.alone(plan), basis, 0, 1, told()):
             waiting = max(waiting, read - sent)
             sent += 0 if isinstance(blob, Report) else sum(len(table) for table in blob.of(plan.name).tables)
     assert waiting < ROWS / 4
@@ -217,7 +215,7 @@ def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:
 def test_a_piece_that_is_missing_or_came_twice_is_noticed() -> None:
     _, plan, basis = planned(Sums())
     with mock.patch.object(fold, "SLICE_BYTES", 20_000):
-        sent = combine_in_pieces(core.alone(plan), basis, 0, 1, chunks(ROWS))
+        sent = combine(core.alone(plan), basis, 0, 1, chunks(ROWS))
         blobs = [blob for blob in sent if isinstance(blob, Blob) and blob.shard == 0]
     assert len(blobs) > 2
     for wrong in (blobs[1:], [*blobs, blobs[0]], [*blobs, blobs[-1]], blobs[:-1]):

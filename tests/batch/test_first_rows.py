@@ -30,13 +30,13 @@ from persistent_state import (
     Reach,
     run_local,
 )
-from persistent_state.batch.combine import combine
 from persistent_state.batch.rows import microseconds
 from persistent_state.engine import kafka_connector
 from persistent_state.event_time.clocks import BEGINNING, FURTHEST, Settings
 from persistent_state.protocol import commits
 from persistent_state.store.log import Log
 from tests import core
+from tests.core import combine
 from tests.sentences import problem
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}

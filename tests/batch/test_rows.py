@@ -20,9 +20,9 @@ from pyspark.sql.datasource import InputPartition
 
 from monoids import Sum
 from persistent_state import FileSource, NonWindowState, PersistentTask
-from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import Plan
+from persistent_state.drive.turn import Part
 from persistent_state.engine.column_source import RowReader, _replaced
 from persistent_state.formatting import shortened
 from persistent_state.protocol import commits
@@ -31,7 +31,7 @@ from persistent_state.sources.base import Chunk, TimeReplayableSource
 from persistent_state.store import late_rows
 from persistent_state.store.log import Log
 from persistent_state.store.runs import write_table
-from tests.core import alone, memory, plan_of, start
+from tests.core import alone, combine, memory, plan_of, start
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64())])
 CLOCK = 1_700_000_000_000_000
@@ -89,7 +89,7 @@ def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
 
 def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split: Any) -> Iterator[Chunk]:
     """The chunks of a split after Spark was handed their rows, and has cut them up elsewhere."""
-    batches = RowReader(alone(plan), source, 1, 1, {}, 1).read(InputPartition((basis, 0, 1, split)))
+    batches = RowReader(alone(plan), source, 1, 1, {}, 1).read(InputPartition(Part(0, 1, basis, split)))
     next(batches)
     cut = [batch.slice(first, 3) for batch in batches for first in range(0, batch.num_rows, 3)]
     return _replaced((batch.append_column(plan.column, batch.column("n")) for batch in cut), alone(plan))

@@ -60,10 +60,10 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.batch import compaction
-from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import COLUMN
 from persistent_state.batch.shard import merge_shard
+from persistent_state.drive.turn import Part
 from persistent_state.engine.column_source import RowReader, _replaced
 from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
@@ -76,6 +76,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from tests import core
+from tests.core import combine
 from tests.soak import soak_or
 
 UTC = timezone.utc
@@ -369,7 +370,7 @@ def ended(task: PerMessage, rows: pa.RecordBatch) -> tuple[dict[Any, Any], list[
     if by_spark:
         source: Any = SimpleNamespace(read=lambda split: chunks)
         reader = RowReader(core.alone(plan), source, entry.epoch, 1, {}, 1)
-        _, *sent = reader.read(InputPartition((basis, 0, 1, "all")))
+        _, *sent = reader.read(InputPartition(Part(0, 1, basis, "all")))
         chunks = list(_replaced(map(said_by_spark, sent), core.alone(plan)))
     entry = core.commit(log, plan, core.merged(plan, [combine(core.alone(plan), basis, 0, 1, chunks)]))
     aside = late_rows.read_all(plan.files, entry.late_rows_of(plan.name))

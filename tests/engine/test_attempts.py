@@ -25,12 +25,14 @@ from persistent_state import (
 from persistent_state.batch import in_place
 from persistent_state.batch.messages import Answers, Step
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.drive import turn
+from persistent_state.drive.turn import DueStep
 from persistent_state.engine.micro_batch import answers_in_place, answers_of
 from persistent_state.errors import DisagreementError, FencedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, Timer
 from persistent_state.partials.since import Since
-from persistent_state.protocol import commits, graph
+from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
@@ -158,14 +160,14 @@ class World:
     def answers(self, step: Step) -> tuple[Answers, list[int]]:
         """What the driver is answered, and the attempts that it is of: of each shard one, which need not be the last."""
         flow, entry = self.flows[0], self.newest
-        basis = commits.plan_step(entry, flow, step, 0)
+        due = DueStep(flow, step, tuple(graph.spans(entry, flow, step)))
         rows: list[Any] = []
         of_shards = []
-        for shard, given in enumerate(graph.by_shard(graph.spans(entry, flow, step), SHARDS)):
+        for shard, part in enumerate(turn.step(entry, due, now=0, most=1)):
             tried = []
             for _ in range(self.rng.choice([1, 1, 2, 3])):
                 attempt = self.attempts.begin()
-                tried.append((attempt, answers_in_place(flow, basis.of_shard(shard), shard, given, 1)))
+                tried.append((attempt, answers_in_place(flow, part, 1)))
             attempt, made = self.rng.choice(tried)
             of_shards.append(attempt)
             rows += [{"label": label, "answer": answer} for label, answer in zip((-1, shard), made, strict=True)]

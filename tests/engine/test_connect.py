@@ -31,7 +31,7 @@ from persistent_state import (
 from persistent_state.engine import connect, queries, run
 from persistent_state.engine.connect import ASK_SECONDS, RemoteQuery
 from persistent_state.engine.failures import naming_a_lost_jvm
-from persistent_state.engine.feeds import Part
+from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.followed import Follower, Note, from_bytes, note_path, to_bytes
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.queries import Queries
@@ -198,7 +198,7 @@ class TestServer:
         plan = core.plan_of(Words(), SCHEMA, files=files)
         core.start(log := Log(files, plan.application), [plan])
         (tmp_path / "words").mkdir()
-        part = Part(plan, FileSource(tmp_path / "words", timestamp="ts", schema=SCHEMA), Outputs((), ()))
+        part = FedTask(plan, FileSource(tmp_path / "words", timestamp="ts", schema=SCHEMA), Outputs((), ()))
         with pytest.raises(InvalidInputError, match="install 4.1 or newer" if old == "client" else "use one of 4.1"):
             run.start(replace(setup_of(part), session=spark), (), ())
         assert core.newest(log).epoch == 1
@@ -334,7 +334,7 @@ class TestEndOfQueries:
     @pytest.fixture
     def queries(self) -> Queries:
         source: Any = None
-        found = Queries(setup_of(Part(core.plan_of(Words(), SCHEMA), source, source)))
+        found = Queries(setup_of(FedTask(core.plan_of(Words(), SCHEMA), source, source)))
         a: Any = FakeQuery()
         b: Any = FakeQuery()
         found.by_flow = {"a": a, "b": b}

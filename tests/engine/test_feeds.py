@@ -21,7 +21,7 @@ from persistent_state import (
     WindowState,
 )
 from persistent_state.batch.plan import DELIVERIES
-from persistent_state.engine.feeds import Part, equal_sources, feeds_of
+from persistent_state.engine.feeds import FedTask, equal_sources, feeds_of
 from persistent_state.kafka.subscription import merge_journals
 from persistent_state.outputs import outputs_of
 from tests import core
@@ -36,11 +36,11 @@ class InWindows(PersistentTask):
         return WindowState(Sum(), TumblingWindow(core.us(10)))
 
 
-def part(task: PersistentTask, source: Any, delivery: str = "exactly-once") -> Part:
-    return Part(core.plan_of(task, SCHEMA, delivery=delivery), source, outputs_of(task.task_name, None))
+def part(task: PersistentTask, source: Any, delivery: str = "exactly-once") -> FedTask:
+    return FedTask(core.plan_of(task, SCHEMA, delivery=delivery), source, outputs_of(task.task_name, None))
 
 
-def flows(*parts: Part) -> list[list[str]]:
+def flows(*parts: FedTask) -> list[list[str]]:
     return [[plan.name for plan in feed.plan.tasks] for feed in feeds_of(parts)]
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from persistent_state import Progress, StateError, TaskFailedError
 from persistent_state.batch.messages import DRIVER
+from persistent_state.drive import turn
 from persistent_state.engine import micro_batch
 from persistent_state.engine.micro_batch import Watch, line_of
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import commits, graph
 from persistent_state.protocol.deliver import Delivered
 from tests import core
 from tests.protocol.test_ordered import InJson, World, told
@@ -45,13 +45,12 @@ def test_the_first_commit_that_fails_is_told_and_all_wait_for_the_end() -> None:
 
 def rows_in_place(world: World) -> list[Any]:
     """The control rows of the step that is due."""
-    (step,) = graph.due(world.newest)
-    basis = commits.plan_step(world.newest, world.flow, step, 0)
-    given = graph.by_shard(graph.spans(world.newest, world.flow, step), world.flow.first.shards)
+    (due,) = turn.due_steps(world.newest, [world.flow])
     rows = []
-    for shard, some in enumerate(given):
-        answers = micro_batch.answers_in_place(world.flow, basis.of_shard(shard), shard, some, 1)
-        rows += [{"label": label, "answer": answer} for label, answer in zip((DRIVER, shard), answers, strict=True)]
+    for part in turn.step(world.newest, due, now=0, most=1):
+        answers = micro_batch.answers_in_place(world.flow, part, 1)
+        labels = DRIVER, part.number
+        rows += [{"label": label, "answer": answer} for label, answer in zip(labels, answers, strict=True)]
     return rows
 
 

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from persistent_state.engine import passed
-from persistent_state.engine.feeds import Part
+from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.passed import PassedPositions
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import Settings
@@ -72,7 +72,7 @@ class World:
         self.log = Log(files, "app")
         self.start()
         outputs: Any = None
-        parts = [Part(plan, self.source, outputs) for plan in self.plans]
+        parts = [FedTask(plan, self.source, outputs) for plan in self.plans]
         self.setup = replace(setup_of(parts[0]), parts=parts)
 
     def start(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from persistent_state.engine import backoff, queries
 from persistent_state.engine.backoff import Patience
-from persistent_state.engine.feeds import Part
+from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.queries import AT_ONCE, Queries
 from tests import core
 from tests.engine.test_start_checks import setup_of
@@ -46,7 +46,7 @@ class Flows:
         source: Any = None
         self.now = 100.0
         self.patience = Patience(lambda: self.now)
-        setup = setup_of(Part(core.plan_of(Words(), SCHEMA), source, source))
+        setup = setup_of(FedTask(core.plan_of(Words(), SCHEMA), source, source))
         self.queries = Queries(setup, patience=self.patience)
         self.begun: list[str] = []
         self.of_call: Exception | None = None

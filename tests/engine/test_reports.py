@@ -14,7 +14,6 @@ import pytest
 
 from monoids import Average
 from persistent_state import Application, FileSource, NonWindowState, OrderedTask
-from persistent_state.batch.combine import combine
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.engine import reports as reports_module
 from persistent_state.engine.reports import EVERY, Reports, TaskReport
@@ -26,6 +25,7 @@ from persistent_state.store.files import Files
 from persistent_state.store.late_rows import LATE, NO_TIMESTAMP, UNFIT
 from persistent_state.store.log import Log
 from tests import core
+from tests.core import combine
 from tests.engine.test_lines import PROGRESS
 from tests.protocol.test_inputs import World
 from tests.words import SCHEMA, Words

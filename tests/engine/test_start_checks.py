@@ -15,7 +15,7 @@ import pytest
 from persistent_state import FileSource, InvalidInputError, StateError, TaskFailedError
 from persistent_state.engine import garbage
 from persistent_state.engine.failures import as_own_error
-from persistent_state.engine.feeds import Part
+from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import check_start
 from persistent_state.protocol.collect import Collector
@@ -26,13 +26,13 @@ from tests.fixtures.write_store import SCHEMA, Totals
 from tests.waiting import PATIENCE
 
 
-def part(folder: Path | str) -> Part:
-    return Part(
+def part(folder: Path | str) -> FedTask:
+    return FedTask(
         core.plan_of(Totals(), SCHEMA), FileSource(folder, timestamp="ts", schema=SCHEMA, format="parquet"), None
     )
 
 
-def setup_of(some: Part) -> Setup:
+def setup_of(some: FedTask) -> Setup:
     """The set-up of an application with one task. Nobody asks anything of its session."""
     session: Any = object()
     return Setup(
@@ -96,7 +96,7 @@ def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fen
     log = Log(plan.files, plan.application)
     core.start(log, [plan])
     entry = core.play(log, plan, pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 1}], SCHEMA))
-    setup = setup_of(Part(plan, FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet"), None))
+    setup = setup_of(FedTask(plan, FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet"), None))
     with pytest.raises(InvalidInputError, match="its journal has only 0 files"):
         check_start(setup, entry, (), ())
     newest = log.newest()

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from persistent_state import Changes
-from persistent_state.batch.combine import combine_in_pieces
-from persistent_state.batch.messages import DRIVER, Basis
+from persistent_state.batch.messages import DRIVER
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.drive.turn import Part
 from persistent_state.engine import connect, micro_batch, steps
 from persistent_state.engine.arrow_source import blob_batches
-from persistent_state.engine.feeds import Part
+from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.steps import Stepper
 from persistent_state.inputs import Input
@@ -35,11 +35,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many blobs each job has sent."""
     sent: list[int] = []
 
-    def rows(_: Any, flow: FlowPlan, basis: Basis, given: Sequence[graph.Given]) -> Any:
+    def rows(_: Any, flow: FlowPlan, parts: Sequence[Part]) -> Any:
         labels, by_label = [*range(flow.first.shards)], dict[int, list[bytes]]()
-        for part, some in enumerate(given):
-            pieces = combine_in_pieces(flow, basis.of_part(part, ()), part, len(given), some.read(flow.first))
-            for batch in blob_batches(pieces, labels, 1):
+        for part in parts:
+            for batch in blob_batches(part.combine(flow, part.chunks(flow)), labels, 1):
                 for row in batch.to_pylist():
                     by_label.setdefault(row["label"], []).append(row["blob"])
         sent.append(sum(len(blobs) for label, blobs in by_label.items() if label != DRIVER))
@@ -78,7 +77,7 @@ class Stepped:
             if plan.source_inputs or not plan.upstream:
                 world.plans[name] = replace(plan, settings=replace(plan.settings, delay=50))
         world.start()
-        parts = [Part(plan, source_of(plan), Outputs((), ())) for plan in world.plans.values()]
+        parts = [FedTask(plan, source_of(plan), Outputs((), ())) for plan in world.plans.values()]
         self.heard: list[Progress] = []
         setup = replace(setup_of(parts[0]), parts=parts, shards=shards, on_progress=self.heard.append)
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=lambda group: None))

@@ -18,7 +18,7 @@ from persistent_state import Running, StateError
 from persistent_state.engine import backoff, connect, supervisor
 from persistent_state.engine.deliveries import Deliveries
 from persistent_state.engine.failures import TooSlowError
-from persistent_state.engine.feeds import Part
+from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.queries import Queries, Setup
 from persistent_state.engine.reports import Listener
@@ -50,7 +50,7 @@ class Script:
         self.log = Log(self.plan.files, self.plan.application)
         self.queries: Any = None
         source: Any = None
-        self.setup = replace(setup_of(Part(self.plan, source, source)), max_restarts=2)
+        self.setup = replace(setup_of(FedTask(self.plan, source, source)), max_restarts=2)
 
     def newest(self) -> Entry:
         return core.newest(self.log)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state.batch.combine import combine
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION, Position
@@ -16,6 +15,7 @@ from persistent_state.protocol import commits
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store.log import Log
 from tests import core
+from tests.core import combine
 from tests.event_time.messages import ROW, Counts, array, rows
 
 

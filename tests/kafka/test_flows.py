@@ -9,7 +9,7 @@ import pytest
 
 from examples.broker import Broker
 from persistent_state import Json, KafkaSource
-from persistent_state.engine.feeds import Part, feeds_of
+from persistent_state.engine.feeds import FedTask, feeds_of
 from persistent_state.kafka import topics
 from persistent_state.outputs import outputs_of
 from persistent_state.protocol import flows
@@ -37,7 +37,7 @@ class Shops:
         files, schema = core.memory(), self.source.schema
         self.plans = [core.plan_of(Total(n), schema, files=files, timestamp="kafka_timestamp") for n in names]
         self.log = Log(files, "app")
-        (feed,) = feeds_of([Part(plan, self.source, outputs_of(plan.name, None)) for plan in self.plans])
+        (feed,) = feeds_of([FedTask(plan, self.source, outputs_of(plan.name, None)) for plan in self.plans])
         self.flow = feed.plan
 
     def start(self, rebuild: Sequence[str] = ()) -> Entry:

@@ -38,7 +38,6 @@ from persistent_state import (
     StoreUnavailableError,
 )
 from persistent_state.batch.advance import advance
-from persistent_state.batch.combine import combine
 from persistent_state.engine import run
 from persistent_state.engine.micro_batch import progress
 from persistent_state.kafka import subscription, topics
@@ -48,6 +47,7 @@ from persistent_state.protocol import commits
 from persistent_state.sources.base import Reach
 from persistent_state.store.log import Log as Journal
 from tests import core
+from tests.core import combine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Blob
 from persistent_state.protocol import commits, graph
 from persistent_state.protocol.deliver import Giver, delivered
@@ -22,6 +21,7 @@ from persistent_state.store import log as logs
 from persistent_state.store.codec import to_bytes
 from persistent_state.store.log import Log
 from tests import core
+from tests.core import combine
 from tests.protocol.test_graph import EVENTS, KEEPING, Graph
 
 Returned = TypeVar("Returned")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from monoids import List, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
-from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Blob
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, FAIL, FlowPlan
 from persistent_state.batch.shard import merge_shard
@@ -34,6 +33,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.named_files import Pages, SideFile
 from persistent_state.store.task_state import StoredState, TaskState
 from tests import core
+from tests.core import combine
 from tests.soak import soak_or
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("id", pa.int64()), ("at", pa.timestamp("ns"))])

@@ -27,10 +27,9 @@ from persistent_state import (
     TumblingWindow,
     WindowState,
 )
-from persistent_state.batch import changes
-from persistent_state.batch.combine import combine
 from persistent_state.batch.messages import Answers, Step
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.drive import local, turn
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.protocol import commits, deliver, graph
@@ -200,17 +199,11 @@ class World:
         flow, source = FlowPlan((self.plans[task],)), self.sources[task]
         start = entry.flows[task].source.next_positions
         reach = source.reach(start, everything=True)
-        step, spans = graph.changed_step(entry, flow)
-        step = graph.step_of(entry, flow) if takes_all else step
-        basis = commits.plan_batch(entry, flow, reach, 0, step)
-        moved = reach.ends != start
-        reads = [source.read(split) for split in source.splits(start, reach.ends, 2)] if moved else []
-        reads += [changes.read(flow.first, name, span) for name, span in spans]
-        sent = [
-            combine(flow, basis.of_part(part, None), part, len(reads) or 1, read)
-            for part, read in enumerate(reads or [()])
-        ]
-        return core.merged(flow, sent)
+        parts = turn.micro_batch(entry, flow, source, start, reach, now=0, most=2)
+        if takes_all and parts[0].basis.step is None:
+            basis = commits.plan_batch(entry, flow, reach, 0, graph.step_of(entry, flow))
+            parts = turn.parts(basis, source.splits(start, reach.ends, 2), source)
+        return local.run(flow, parts, source, {}, core.new_id)
 
     def step(self) -> None:
         """The steps of tasks that no source feeds, and those that change nothing."""

@@ -14,8 +14,8 @@ from typing import Any
 from unittest import mock
 
 from persistent_state.batch import compaction
-from persistent_state.batch.combine import combine
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, DELIVERIES, EXACTLY_ONCE, FlowPlan, Plan
+from persistent_state.drive import local, turn
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.partials import fold
@@ -360,17 +360,9 @@ class DeliveryWorld:
         entry = commits.own(log, epoch)
         start = entry.flows[flow.id].source.next_positions
         reach = source.reach(start, everything=False)
-        if flow.first.delivery == AT_MOST_ONCE:
-            entry = commits.announce(log, epoch, flow.id, reach, self.now, self.new_id)
-            reach = replace(reach, journal=())
-        else:
-            entry = commits.wake(log, epoch, flow.id, self.now)
-        basis = commits.plan_batch(entry, flow, reach, self.now)
-        splits = source.splits(start, reach.ends, self.parts) or [[]]
-        sent = [
-            combine(flow, basis.of_part(i, None), i, len(splits), source.read(split)) for i, split in enumerate(splits)
-        ]
-        made = core.merged(flow, sent, self.new_id)
+        entry, reach = turn.begin(log, epoch, flow, reach, self.now, self.new_id)
+        parts = turn.micro_batch(entry, flow, source, start, reach, now=self.now, most=self.parts)
+        made = local.run(flow, parts, source, {}, self.new_id)
         commits.commit(log, epoch, flow.first.settings, made, now=self.now, new_id=self.new_id, keeping=self.keeping)
 
     def _giver(self, log: Log, plan: Plan, life: Life) -> Giver:

@@ -11,17 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 import monoids
 from persistent_state.application import Application
 from persistent_state.batch import changes, in_order
-from persistent_state.batch.combine import combine
-from persistent_state.batch.messages import Basis, Blob, Report
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.spans import Span
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import keys as hashes
 from persistent_state.partials.layout import one_chunk
@@ -374,18 +371,6 @@ def in_their_order(flows: Sequence[FlowPlan]) -> list[FlowPlan]:
         fed = (flow for flow in flows if flow not in found)
         found.append(next(f for f in fed if there.issuperset(source.task for source in f.first.upstream.values())))
     return found
-
-
-Part: TypeAlias = tuple[str, Span]
-"""What a part of a step reads: an input of the flow, and a shard of the task that feeds it, between two clocks."""
-
-
-def sent_by(flow: FlowPlan, basis: Basis, parts: Sequence[Part]) -> list[tuple[list[Blob], Report]]:
-    """What the parts of a step send."""
-    return [
-        combine(flow, basis.of_part(i, None), i, len(parts), changes.read(flow.first, input, span))
-        for i, (input, span) in enumerate(parts)
-    ]
 
 
 # The part of the oracle

@@ -719,7 +719,7 @@ BUGS = (
     bug(
         "coarse intervals of one task",
         "A part says how coarse the intervals are of the first task of its flow, and not of the others.",
-        combine.combine_in_pieces,
+        combine.combine,
         ("coarse for of_task in sums for", "coarse for of_task in sums[:1] for"),
         theme="flows",
     ),

@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
-from persistent_state.batch import changes, compaction, in_order, in_place
+from persistent_state.batch import compaction, in_order, in_place
 from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.combine import combine
-from persistent_state.batch.in_place import take_step
-from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report, Step
+from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import turn
 from persistent_state.errors import (
     CommitUnknownError,
     DamagedError,
@@ -53,6 +52,7 @@ from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import state_at
 from persistent_state.task import messages_of
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
+from tests import core
 from tests.core import us
 from tests.simulation import graphs, inputs, joined, late, ordered
 from tests.simulation import sinks as places
@@ -1329,39 +1329,33 @@ class World:
             # Before the entry is looked at: the last one may come in between.
             has_closed = actor.has_closed
             entry = self._newest(actor, log)
-            parts = {}
-            for step in graph.due(entry):
-                tasks = entry.tasks_of(step.flow)
-                flow = next(flow.of(tasks) for flow in flows if tasks.keys() & flow.by_name.keys())
-                some = graph.spans(entry, flow, step)
-                if not some or step.flow not in actor.reading:
-                    parts[step] = flow, some
-            unchanged = [step for step, (_, some) in parts.items() if not some]
+            steps = turn.due_steps(entry, flows)
+            unchanged = [due.step for due in steps if not due.spans]
+            changed = [due for due in steps if due.spans and due.step.flow not in actor.reading]
             if unchanged:
                 beside = [step for step in unchanged if step.flow in actor.reading]
                 self.oracle.happened["a step without changes beside its sources"] += bool(beside)
                 keeping = actor.terms.keeping
                 entry, _ = commits.commit_unchanged(log, actor.epoch, unchanged, now=self.now, keeping=keeping)
                 self.oracle.claim(entry)
-            elif parts:
-                step = self.rng.choice([*parts])
-                actor.stepping = step.flow
-                self._step(actor, log, entry, step, *parts[step])
+            elif changed:
+                due = self.rng.choice(changed)
+                actor.stepping = due.step.flow
+                self._step(actor, log, entry, due)
                 actor.stepping = None
             elif has_closed and not graph.due(entry):
                 return
             else:
                 self._nap(self.rng.choice([1, 10, 40]))
 
-    def _step(
-        self, actor: Actor, log: Log, entry: Entry, step: Step, flow: FlowPlan, parts: Sequence[graphs.Part]
-    ) -> None:
-        basis = commits.plan_step(entry, flow, step, self.now)
+    def _step(self, actor: Actor, log: Log, entry: Entry, due: turn.DueStep) -> None:
+        flow = due.flow
+        parts = turn.step(entry, due, now=self.now, most=len(due.spans))
         if flow.is_in_order:
-            worker = self._spawn(actor, lambda: self._in_place(flow, basis, parts), True)
+            worker = self._spawn(actor, lambda: self._in_place(flow, parts), True)
             descriptors, reports = self._result(worker)
         else:
-            descriptors, reports = self._answered(actor, flow, lambda: graphs.sent_by(flow, basis, parts), None)
+            descriptors, reports = self._answered(actor, flow, lambda: core.sent_by(flow, parts), None)
         entry, _ = self._commit(actor, log, flow, Answers(reports, descriptors))
         self.oracle.claim(entry)
 
@@ -1439,14 +1433,11 @@ class World:
                 step = graph.step_of(entry, flow)
             basis = commits.plan_batch(entry, flow, reach, now, step)
             self.oracle.batches[flow.id, basis.epoch, basis.batch] = Batch(entry.flows[flow.id], reach, now)
-            nothing: Any = (next(iter(source.sources)), []) if isinstance(source, Inputs) else []
-            splits = source.splits(start, reach.ends, self.parts) or ([] if spans else [nothing])
+            given = graph.in_parts(spans, len(spans))
+            parts = turn.parts(basis, [*source.splits(start, reach.ends, self.parts), *given], source)
 
             def plan_and_combine() -> list[tuple[list[Blob], Report]]:
-                told = [basis.of_part(i, source.partitions_in(split)) for i, split in enumerate(splits)]
-                told += [basis.of_part(len(splits) + i, None) for i in range(len(spans))]
-                reads = [source.read(s) for s in splits] + [changes.read(flow.first, *span) for span in spans]
-                return [combine(flow, told[i], i, len(reads), read) for i, read in enumerate(reads)]
+                return core.sent_by(flow, parts, source)
 
         descriptors, reports = self._answered(actor, flow, plan_and_combine, sabotage)
         entry, after = self._commit(actor, log, flow, Answers(reports, descriptors))
@@ -1481,27 +1472,20 @@ class World:
             raise worker.error
         return worker.result
 
-    def _in_place(
-        self, flow: FlowPlan, basis: Basis, parts: Sequence[graphs.Part]
-    ) -> tuple[list[Descriptor], list[Report]]:
+    def _in_place(self, flow: FlowPlan, parts: Sequence[turn.Part]) -> tuple[list[Descriptor], list[Report]]:
         """What the workers do in a step of an ordered task: each shard makes its own rows, some of them twice."""
         descriptors, reports = [], []
-        given = [*enumerate(graph.by_shard(parts, flow.first.shards))]
-        for shard, some in self.rng.sample(given, len(given)):
-            attempts = [
-                self._attempt_in_place(flow, basis, shard, some) for _ in range(2 if self.rng.random() < 0.15 else 1)
-            ]
+        for part in self.rng.sample(parts, len(parts)):
+            attempts = [self._attempt_in_place(flow, part) for _ in range(2 if self.rng.random() < 0.15 else 1)]
             report, made = self.rng.choice(attempts)
             descriptors += made
             reports.append(report)
         return descriptors, reports
 
-    def _attempt_in_place(
-        self, flow: FlowPlan, basis: Basis, shard: int, given: graph.Given
-    ) -> tuple[Report, list[Descriptor]]:
+    def _attempt_in_place(self, flow: FlowPlan, part: turn.Part) -> tuple[Report, list[Descriptor]]:
         for _ in range(3):
             try:
-                return take_step(flow, basis.of_shard(shard), shard, given.read(flow.first), self.new_id)
+                return part.take(flow, self.new_id)
             except StoreUnavailableError as error:
                 failed = error
         raise failed
@@ -1521,7 +1505,7 @@ class World:
                 basis = replace(basis, restored=restored.progress.clock if restored.source.positions else BEGINNING)
                 # Who has rows has the batch time from them; the driver knows it.
                 told = replace(basis, now=now) if split else basis
-                blobs, report = combine(flow, told, part, None, stream.read(split))
+                blobs, report = core.combine(flow, told, part, None, stream.read(split))
                 attempts.append((blobs, replace(report, now=now)))
                 known = Batch(entry.flows[flow.id], stream.reach, now)
                 self.oracle.batches[flow.id, basis.epoch, basis.batch] = known

@@ -11,7 +11,6 @@ import pytest
 
 from monoids import Sum
 from persistent_state import InvalidInputError, NonWindowState, PersistentTask
-from persistent_state.batch.combine import combine
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits
 from persistent_state.protocol.commits import Keeping
@@ -91,14 +90,7 @@ def test_the_source_of_the_guide_counts_every_line_once_through_restarts(tmp_pat
             reach = source.reach(start, everything=False)
             if dict(reach.ends) == start or (restart < 3 and batch == 5):
                 break
-            basis = commits.plan_batch(entry, core.alone(plan), reach, now=0)
-            splits = source.splits(start, reach.ends, 3)
-            sent = [
-                combine(core.alone(plan), told, part, len(splits), source.read(split))
-                for part, split in enumerate(splits)
-                for told in [basis.of_part(part, source.partitions_in(split))]
-            ]
-            entry = core.commit(log, plan, core.merged(plan, sent))
+            entry = core.play_reach(log, plan, source, start, reach, parts=3)
         write(tmp_path / "a.log", range(60 + restart, 61 + restart))
     assert entry is not None
     closed = commits.close(log, entry.epoch, now=0, keeping=Keeping())

@@ -1,0 +1,156 @@
+"""Take turns in this process: run their parts and shards one after the other, and commit what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from persistent_state.batch.alignment import aligned_reach
+from persistent_state.batch.messages import Answers, Blob, Descriptor, Report, Step
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import turn
+from persistent_state.drive.turn import DueStep, Part
+from persistent_state.protocol import commits
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
+from persistent_state.store.named_files import Run
+
+Held = dict[tuple[str, int], Mapping[str, Sequence[Run]]]
+"""By flow and shard: the runs that the shard holds of each task, as it knows from its last turn."""
+
+
+def run(
+    flow: FlowPlan,
+    parts: Sequence[Part],
+    source: TimeReplayableSource | None,
+    held: Held,
+    new_id: Callable[[], str],
+) -> Answers:
+    """Run all parts of a turn, then all shards, and return their answers, with which the driver commits the turn.
+
+    Args:
+        flow: The plans of the flow's tasks.
+        parts: The parts of the turn.
+        source: The flow's source, opened; None if the turn reads no source.
+        held: The runs that the shards hold. The turn adds what they hold after it.
+        new_id: Makes names of files that nobody else has.
+
+    Raises:
+        StateError: A part or a shard failed.
+    """
+    if flow.is_in_order:
+        taken = [part.take(flow, new_id) for part in parts]
+        return Answers([report for report, _ in taken], [each for _, made in taken for each in made])
+    return merge(flow, (sent for part in parts for sent in part.combine(flow, part.chunks(flow, source))), held, new_id)
+
+
+def merge(flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: Callable[[], str]) -> Answers:
+    """Let the shards of a flow merge what all parts of a turn have sent, and return the answers of all.
+
+    Raises:
+        StateError: A shard failed.
+    """
+    blobs: list[list[Blob]] = [[] for _ in range(flow.first.shards)]
+    reports, made = list[Report](), list[Descriptor]()
+    for each in sent:
+        if isinstance(each, Report):
+            reports.append(each)
+        else:
+            blobs[each.shard].append(each)
+    for shard, some in enumerate(blobs):
+        descriptors, held[flow.id, shard] = merge_shard(flow, shard, some, held.get((flow.id, shard), {}), new_id)
+        made += descriptors
+    return Answers(reports, made)
+
+
+class LocalDriver:
+    """The driver of an application whose flows take turns in this process.
+
+    Args:
+        log: The log of the application, which has been taken over.
+        flows: The flows of the application, each behind those that feed it.
+        sources: By flow: its source, opened.
+        keeping: Which checkpoint clocks stay.
+        now: Returns the wall clock in microseconds UTC.
+        new_id: Makes names of files that nobody else has.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        flows: Sequence[FlowPlan],
+        sources: Mapping[str, TimeReplayableSource],
+        *,
+        keeping: Keeping,
+        now: Callable[[], int],
+        new_id: Callable[[], str],
+    ) -> None:
+        entry = log.newest()
+        assert entry is not None, "it has been taken over"
+        self.entry: Entry = entry
+        self._log, self._flows, self._sources = log, flows, sources
+        self._keeping, self._now, self._new_id = keeping, now, new_id
+        self._held: Held = {}
+
+    def drain(self) -> Iterator[Answers]:
+        """Read all sources to their end, then take all tasks to one clock above all messages. Yield what each turn answers.
+
+        Raises:
+            StateError: A turn failed.
+        """
+        yield from self._take_turns()
+        self.entry = commits.close(self._log, self.entry.epoch, now=self._now(), keeping=self._keeping)
+        yield from self._take_turns()
+
+    def take_turn(self, flow: FlowPlan) -> Answers | None:
+        """Commit the next micro-batch or step of a flow, and return what its parts and shards answered; None if none is due.
+
+        Raises:
+            StateError: The turn failed.
+        """
+        due = turn.due_steps(self.entry, [flow])
+        if due and not due[0].spans:
+            return self._commit_unchanged(due[0].step)
+        parts = self._parts_of_step(due[0]) if flow.is_derived and due else self._parts_of_batch(flow, bool(due))
+        if not parts:
+            return None
+        answers = run(flow, parts, self._sources.get(flow.id), self._held, self._new_id)
+        self.entry, _ = commits.commit(
+            self._log,
+            self.entry.epoch,
+            flow.first.settings,
+            answers,
+            now=self._now(),
+            new_id=self._new_id,
+            keeping=self._keeping,
+        )
+        return answers
+
+    def _take_turns(self) -> Iterator[Answers]:
+        """Let the flows take turns until there is nothing more to do."""
+        while answered := [answers for flow in self._flows if (answers := self.take_turn(flow)) is not None]:
+            yield from answered
+
+    def _commit_unchanged(self, step: Step) -> Answers:
+        self.entry, _ = commits.commit_unchanged(
+            self._log, self.entry.epoch, [step], now=self._now(), keeping=self._keeping
+        )
+        return Answers([], [])
+
+    def _parts_of_step(self, due: DueStep) -> list[Part]:
+        return turn.step(self.entry, due, now=self._now(), most=1)
+
+    def _parts_of_batch(self, flow: FlowPlan, takes_step: bool) -> list[Part]:
+        """Return the parts of a flow's next micro-batch; none if it has nothing to do."""
+        if flow.is_derived:
+            return []
+        source, known, now = self._sources[flow.id], self.entry.flows[flow.id], self._now()
+        start = known.source.next_positions
+        reach = aligned_reach(flow.first, source, known.source, start, everything=False, is_ending=True, now=now)
+        # The others wait for a source until its first micro-batch, even if that has nothing.
+        if reach.ends == start and not takes_step and known.progress.batch:
+            return []
+        self.entry, reach = turn.begin(self._log, self.entry.epoch, flow, reach, now, self._new_id)
+        return turn.micro_batch(self.entry, flow, source, start, reach, now=now, most=1)
