@@ -12,8 +12,8 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
+from persistent_state.drive.backoff import Backoff
 from persistent_state.engine import frames
-from persistent_state.engine.backoff import Backoff
 from persistent_state.engine.failures import FINAL, OF_SPARK, as_own_error
 from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.places import Place

@@ -18,6 +18,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from persistent_state.drive.worker import LogWorker
 from persistent_state.engine import connect
 from persistent_state.engine.micro_batch import Progress, committing, hand_on
 from persistent_state.engine.reports import Listener
@@ -107,15 +108,14 @@ class Follower:
         self._epoch, self._flows = 0, list[str]()
         self._heard: dict[str, int] = {}
         self._seen = 0
-        self._turn, self._ended = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"persistent-state {log.application} follows", daemon=True
-        )
+        self._turn = threading.Lock()
+        self._kept = time.monotonic()
+        self._worker = LogWorker(f"persistent-state {log.application} follows", self._look_and_keep, POLL_SECONDS)
 
     def follow(self, epoch: int, flows: Collection[str]) -> None:
         """Follow the flows of this start from now on."""
         self._epoch, self._flows = epoch, [*flows]
-        self._thread.start()
+        self._worker.start()
 
     def look(self) -> None:
         """Look at the log now, and hear what is new."""
@@ -159,21 +159,19 @@ class Follower:
                 self.failed = self.failed or (flow, error)
             self.finished.add(flow)
 
-    def _run(self) -> None:
-        kept = time.monotonic()
-        while not self._ended.wait(POLL_SECONDS):
-            self.look()
-            if time.monotonic() > kept + connect.KEEP_SECONDS:
-                kept = time.monotonic()
-                # If it fails, the session is lost, and what needs it says so.
-                with suppress(Exception):
-                    connect.keep(self._spark)
+    def _look_and_keep(self) -> None:
+        self.look()
+        if time.monotonic() > self._kept + connect.KEEP_SECONDS:
+            self._kept = time.monotonic()
+            # If it fails, the session is lost, and what needs it says so.
+            with suppress(Exception):
+                connect.keep(self._spark)
 
     def stop(self) -> None:
         """Go on: the last notes come until the queries have stopped."""
 
     def end(self) -> None:
         """Hear what there is to hear, and follow no more."""
-        if not self._ended.is_set() and self._thread.ident is not None:
+        if self._worker.is_alive:
             self.look()
-        self._ended.set()
+        self._worker.stop(0)

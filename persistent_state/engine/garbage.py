@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
+from persistent_state.drive.worker import LogWorker
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
@@ -27,34 +27,27 @@ class GarbageCollection:
     def __init__(self, files: Files, application: str, keeping: Keeping) -> None:
         self._collector = Collector(Log(files, application))
         self._keeping = keeping
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"persistent-state {application} collects", daemon=True)
         self._epoch: Callable[[], int] = lambda: 0
+        self._worker = LogWorker(f"persistent-state {application} collects", self._collect, EVERY_SECONDS)
 
     def start(self, epoch: Callable[[], int]) -> None:
         """Collect every `EVERY_SECONDS`. `epoch` returns the epoch of this driver's newest start."""
         self._epoch = epoch
-        self._thread.start()
+        self._worker.start()
 
-    def stop(self, patience: float = STOP_SECONDS) -> None:
-        """Collect no more, and wait so many seconds for a collection that is under way."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(patience)
+    def stop(self, patience: float = STOP_SECONDS) -> bool:
+        """Collect no more, wait so many seconds for a collection that is under way, and return whether none is any more."""
+        return self._worker.stop(patience)
 
     def collect(self, epoch: int) -> None:
         """Stop, and collect once more: the run may have been too short for a collection."""
-        self.stop()
-        if not self._thread.is_alive():
-            self._collect(epoch)
+        if self.stop():
+            self._epoch = lambda: epoch
+            self._collect()
 
-    def _run(self) -> None:
-        while not self._stopped.wait(EVERY_SECONDS):
-            self._collect(self._epoch())
-
-    def _collect(self, epoch: int) -> None:
+    def _collect(self) -> None:
         try:
-            self._collector.collect(epoch, now=now_us(), keeping=self._keeping)
+            self._collector.collect(self._epoch(), now=now_us(), keeping=self._keeping)
         except Exception as error:
             # Any error: a thread that ended here would leave all later garbage, without a word.
             _logger.warning(

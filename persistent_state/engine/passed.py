@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
+from persistent_state.drive.worker import LogWorker
 from persistent_state.engine.feeds import Feed, flows_of
 from persistent_state.engine.queries import Setup
 from persistent_state.event_time.clocks import BEGINNING
@@ -43,36 +43,23 @@ class PassedPositions:
         # On copies: what a source keeps for this would go where the source is read.
         self._listeners = [_Listener(feed, _copied(feed.source)) for feed in setup.feeds if _wants_to_know(feed.source)]
         self._epoch: Callable[[], int] = lambda: 0
-        self._woken, self._is_stopping = threading.Event(), False
-        self._thread = threading.Thread(
-            target=self._run, name=f"persistent-state {setup.application} tells sources", daemon=True
-        )
+        name = f"persistent-state {setup.application} tells sources"
+        self._worker = LogWorker(name, self.tell, POLL_SECONDS, looks_last=True)
 
     def start(self, epoch: Callable[[], int]) -> None:
         """Tell from now on. `epoch` returns the epoch of this driver's newest start."""
         self._epoch = epoch
         if self._listeners:
-            self._thread.start()
+            self._worker.start()
+            self._worker.wake()
 
     def wake(self) -> None:
         """Look at the log now: something was committed."""
-        self._woken.set()
+        self._worker.wake()
 
     def stop(self) -> None:
         """Tell what was passed until now, and no more."""
-        self._is_stopping = True
-        self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_SECONDS)
-
-    def _run(self) -> None:
-        while True:
-            is_last = self._is_stopping
-            self.tell()
-            if is_last:
-                return
-            self._woken.wait(POLL_SECONDS)
-            self._woken.clear()
+        self._worker.stop(STOP_SECONDS)
 
     def tell(self) -> None:
         """Tell each source what has been passed since it was told last."""

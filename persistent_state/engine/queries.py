@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.drive.backoff import Patience
 from persistent_state.engine import (
     arrow_source,
     column_source,
@@ -23,7 +24,6 @@ from persistent_state.engine import (
     kafka_connector,
     micro_batch,
 )
-from persistent_state.engine.backoff import Patience
 from persistent_state.engine.connect import RemoteQuery
 from persistent_state.engine.feeds import FedTask, Feed, feeds_of, flows_of, stays_within
 from persistent_state.engine.followed import Follower, Note

@@ -7,7 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 import pandas as pd
@@ -18,6 +18,7 @@ from persistent_state.batch.messages import DRIVER, Step
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep, Part
+from persistent_state.drive.worker import LogWorker
 from persistent_state.engine import connect, failures, micro_batch
 from persistent_state.engine.arrow_source import SCHEMA, blob_batches, freeze_imports, now_us
 from persistent_state.engine.queries import Setup
@@ -43,7 +44,7 @@ POOL = "persistent-state steps"
 
 
 class Stepper:
-    """A thread that takes the steps of a run's derived tasks as soon as they are due, several at a time.
+    """A worker that takes the steps of a run's derived tasks as soon as they are due, several at a time.
 
     `failed` is the flow whose step failed and the error; None if none failed. The flow is None if it was a look at the log that
     failed. After a failure no further step is begun. `under_way` tells, by flow, since when its step is under way.
@@ -61,22 +62,23 @@ class Stepper:
         self._epoch = 0
         self._committed: set[str] = set()
         self.under_way: dict[str, float] = {}
-        self._changed = threading.Event()
         self._numbers = itertools.count(1)
         self._woken = self._settled = 0
         self._is_stopping = False
         self._queried: Collection[str] = ()
-        self._thread = threading.Thread()
+        self._kept = 0.0
+        self._worker = LogWorker("persistent-state steps", self._look, POLL_SECONDS)
+        self._pool, self._begun = ThreadPoolExecutor(AT_ONCE), list[Future[None]]()
 
     def start(self, epoch: int, queried: Collection[str]) -> None:
         """Take the steps of this driver's start from now on. Those that change `queried` flows are left to their queries."""
         self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
         self._committed, self.under_way = set(), {}
         if self._flows:
-            self._session = self._session or _session_of(self._setup)
+            self._session, self._kept = self._session or _session_of(self._setup), time.monotonic()
+            self._pool, self._begun = ThreadPoolExecutor(AT_ONCE, "persistent-state step"), []
+            self._worker.start()
             self.wake()
-            self._thread = threading.Thread(target=self._run, name="persistent-state steps", daemon=True)
-            self._thread.start()
 
     def leave_to_queries(self, queried: Collection[str]) -> None:
         """Leave no steps but those of these flows to queries from now on. The queries of others have come to their end."""
@@ -87,7 +89,7 @@ class Stepper:
     def wake(self) -> None:
         """Look at the log now: something was committed."""
         self._woken = next(self._numbers)
-        self._changed.set()
+        self._worker.wake()
 
     @property
     def is_settled(self) -> bool:
@@ -101,10 +103,12 @@ class Stepper:
     def stop(self) -> None:
         """Take no further step. One that is under way is cancelled, unless it is being committed already."""
         self._is_stopping = True
-        self._changed.set()
-        while self._thread.is_alive():
-            connect.cancel(self._session or self._setup.spark, self._group)
-            self._thread.join(CANCEL_SECONDS)
+        while self._worker.is_alive:
+            self._cancel()
+            self._worker.stop(CANCEL_SECONDS)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        while wait(self._begun, CANCEL_SECONDS).not_done:
+            self._cancel()
         if self._session is not None and connect.is_connect(self._session):
             # A server keeps what it is not told to forget.
             connect.release(self._session)
@@ -114,26 +118,25 @@ class Stepper:
     def _group(self) -> str:
         return f"persistent-state {self._setup.application} {self._setup.writer} steps"
 
-    def _run(self) -> None:
-        kept = time.monotonic()
-        with ThreadPoolExecutor(AT_ONCE, "persistent-state step") as pool:
-            while not self._is_stopping and self.failed is None:
-                self._changed.clear()
-                woken = self._woken
-                try:
-                    if self._begin_due(pool):
-                        self._settled = woken
-                except Exception as error:
-                    self._fail(None, error)
-                if self._session is not None and time.monotonic() > kept + connect.KEEP_SECONDS:
-                    kept = time.monotonic()
-                    # If it fails, the session is lost, and the next step says so.
-                    with suppress(Exception):
-                        connect.keep(self._session)
-                self._changed.wait(POLL_SECONDS)
-            pool.shutdown(wait=False, cancel_futures=True)
+    def _cancel(self) -> None:
+        connect.cancel(self._session or self._setup.spark, self._group)
 
-    def _begin_due(self, pool: ThreadPoolExecutor) -> bool:
+    def _look(self) -> None:
+        if self.failed is not None:
+            return
+        woken = self._woken
+        try:
+            if self._begin_due():
+                self._settled = woken
+        except Exception as error:
+            self._fail(None, error)
+        if self._session is not None and time.monotonic() > self._kept + connect.KEEP_SECONDS:
+            self._kept = time.monotonic()
+            # If it fails, the session is lost, and the next step says so.
+            with suppress(Exception):
+                connect.keep(self._session)
+
+    def _begin_due(self) -> bool:
         """Begin the steps that are due. Return whether there is none, and none is under way."""
         # Before the look at the log: a step that ends in between is committed in the log, and not due there.
         under_way = {*self.under_way}
@@ -146,9 +149,10 @@ class Stepper:
         changed = [due for due in steps if due.spans and due.step.flow not in queried]
         if unchanged:
             self._commit_unchanged(unchanged)
+        self._begun = [step for step in self._begun if not step.done()]
         for due in changed:
             self.under_way[due.step.flow] = time.monotonic()
-            pool.submit(self._take, entry, due)
+            self._begun.append(self._pool.submit(self._take, entry, due))
         return not unchanged and not changed and not under_way
 
     def _commit_unchanged(self, steps: Sequence[Step]) -> None:

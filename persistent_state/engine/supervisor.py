@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+from persistent_state.drive.backoff import PATIENCE, Backoff, Patience
 from persistent_state.engine import connect, lines
 from persistent_state.engine.arrow_source import now_us
-from persistent_state.engine.backoff import PATIENCE, Backoff, Patience
 from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
 from persistent_state.engine.failures import (
     FINAL,

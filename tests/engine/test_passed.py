@@ -216,12 +216,12 @@ def test_a_thread_tells_until_the_end_and_only_if_somebody_wants_to_know(monkeyp
         world.play(task, 23)
     telling.stop()
     assert world.source.told == [{"": 0}, {"": 2}]
-    assert not telling._thread.is_alive()
+    assert not telling._worker.is_alive
 
     world = World(Deaf())
     telling = PassedPositions(world.setup)
     telling.start(lambda: world.epoch)
-    assert not telling._thread.is_alive()
+    assert not telling._worker.is_alive
     telling.stop()
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from persistent_state.engine import backoff, queries
-from persistent_state.engine.backoff import Patience
+from persistent_state.drive import backoff
+from persistent_state.drive.backoff import Patience
+from persistent_state.engine import queries
 from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.queries import AT_ONCE, Queries
 from tests import core

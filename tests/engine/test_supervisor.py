@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import Running, StateError
-from persistent_state.engine import backoff, connect, supervisor
+from persistent_state.drive import backoff
+from persistent_state.engine import connect, supervisor
 from persistent_state.engine.deliveries import Deliveries
 from persistent_state.engine.failures import TooSlowError
 from persistent_state.engine.feeds import FedTask
@@ -509,7 +510,7 @@ def test_sinks_are_told_of_a_stop_first_and_only_an_end_by_itself_collects_once_
             done.append("sinks stop")
 
     class Collection(GarbageCollection):
-        def _collect(self, epoch: int) -> None:
+        def _collect(self) -> None:
             done.append("collects")
 
     def stops(queries: FakeQueries) -> None:

@@ -47,7 +47,7 @@ from persistent_state import (
     ValuesAtClock,
     WindowState,
 )
-from persistent_state.engine import backoff
+from persistent_state.drive import backoff
 from persistent_state.protocol import commits, deliver
 from persistent_state.sinks import parquet
 from persistent_state.store.files import BytesLike, Files, LocalFiles

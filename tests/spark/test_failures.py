@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from persistent_state import StateError, application
-from persistent_state.engine import backoff, garbage
+from persistent_state.drive import backoff
+from persistent_state.engine import garbage
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.entry import Entry

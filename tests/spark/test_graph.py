@@ -29,7 +29,8 @@ from persistent_state import (
     TaskFailedError,
     ValuesAtClock,
 )
-from persistent_state.engine import backoff, steps
+from persistent_state.drive import backoff
+from persistent_state.engine import steps
 from persistent_state.formatting import read_clock
 from tests.spark.beside import Story
 from tests.spark.pipeline import (

@@ -27,7 +27,8 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.engine import backoff, deliveries
+from persistent_state.drive import backoff
+from persistent_state.engine import deliveries
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.takeover import take_over

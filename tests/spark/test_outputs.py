@@ -29,7 +29,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.cli.commands import main as command
-from persistent_state.engine import backoff
+from persistent_state.drive import backoff
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files

@@ -37,7 +37,8 @@ from persistent_state import (
     application,
     read_state,
 )
-from persistent_state.engine import backoff, queries
+from persistent_state.drive import backoff
+from persistent_state.engine import queries
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store import kept_entries
 from persistent_state.store.files import open_files

@@ -23,7 +23,7 @@ from persistent_state import (
     RunningValues,
     read_state,
 )
-from persistent_state.engine import backoff
+from persistent_state.drive import backoff
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.spark.files import write

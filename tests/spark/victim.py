@@ -45,7 +45,8 @@ import pyarrow as pa
 
 from persistent_state import Application, FencedError, Message, PersistentState, PersistentTask, application
 from persistent_state.batch.messages import Answers
-from persistent_state.engine import backoff, garbage, micro_batch
+from persistent_state.drive import backoff
+from persistent_state.engine import garbage, micro_batch
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from persistent_state.engine import backoff
-from persistent_state.engine.backoff import Backoff
+from persistent_state.drive import backoff
+from persistent_state.drive.backoff import Backoff
 
 
 def test_each_wait_is_twice_the_one_before_up_to_the_longest() -> None:
