@@ -57,6 +57,8 @@ class Semigroup(Codec[T], Generic[T]):
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = cls.__name__
+        if callable(vars(cls).get("type")):
+            raise MonoidError(f"{cls.name}.type is a function; call it, as in type = pa.int64().")
 
     @abstractmethod
     def plus(self, a: T, b: T) -> T:

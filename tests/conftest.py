@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from examples.broker import Broker
 from tests.lanes import LANES, lane_of, left_out
 from tests.processes import start_guarded
+from tests.soak import is_run
 from tests.store.servers import Servers, needed
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for lane, needs in LANES.items():
         config.addinivalue_line("markers", f"{lane}: the lane of a test (tests/lanes.py). It needs {needs}.")
+    config.addinivalue_line("markers", "one_in(n): a test that one commit in n runs, as its hash says (tests/soak.py).")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -80,6 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         lane = lane_of([mark.name for mark in item.iter_markers()], getattr(item, "fixturenames", ()))
         item.user_properties.append(("lane", lane))
+        if not is_run(item.nodeid, mark.args[0] if (mark := item.get_closest_marker("one_in")) else 1):
+            item.add_marker(pytest.mark.skip(reason="another commit's turn; SOAK=1 runs it"))
         (chosen if lane in wanted else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)

@@ -32,6 +32,14 @@ def drawn(things: Iterable[T], *, one_in: int) -> list[T]:
     return [found[place] for place in sorted(places[: -(-len(found) // one_in)])]
 
 
+def is_run(test: str, one_in: int) -> bool:
+    """Return whether this commit runs a test with the marker `one_in`: of so many commits about one does, and `make soak`.
+
+    It is for tests that take long and show again what others show at each commit. Such a test has the marker `soak`, too.
+    """
+    return IS_SOAK or int(rank(test, commit()), 16) % one_in == 0
+
+
 def rank(name: str, commit: str) -> str:
     """Return a text by which names are in another order at each commit."""
     return hashlib.sha256(f"{commit} {name}".encode()).hexdigest()

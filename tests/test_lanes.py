@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import durations
+from tests import durations, soak
 from tests.deployed import instructions
 from tests.lanes import FAST, LANES, OTHERS, lane_of, left_out
 
@@ -78,3 +78,15 @@ def test_durations_are_shown_by_lane_and_the_longest_first(tmp_path: Path, capsy
         "| lane | tests | seconds |\n| --- | ---: | ---: |\n| spark | 1 | 62 |\n| fast | 1 | 1 |\n\n"
         "| seconds | test |\n| ---: | --- |\n| 62 | `tests.spark.test_b::test_two` |\n"
     )
+
+
+def test_one_commit_in_so_many_runs_a_test_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "IS_SOAK", False)
+    runs = []
+    for number in range(300):
+        monkeypatch.setattr(soak, "commit", lambda number=number: f"commit {number}")
+        runs.append(soak.is_run("a test", 3))
+        assert soak.is_run("a test", 1)
+    assert 60 < sum(runs) < 140
+    monkeypatch.setattr(soak, "IS_SOAK", True)
+    assert soak.is_run("a test", 10**9)

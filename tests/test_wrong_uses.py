@@ -307,6 +307,13 @@ def test_a_monoid_without_a_type_is_a_sentence_wherever_it_is_used(use: Callable
         use()
 
 
+def test_a_type_without_its_brackets_is_refused_where_it_is_written() -> None:
+    with pytest.raises(MonoidError, match=r"^Unbracketed\.type is a function; call it, as in type = pa\.int64\(\)\.$"):
+
+        class Unbracketed(Adding):
+            type = pa.int64
+
+
 def test_a_type_that_is_a_text_is_a_sentence_where_values_become_a_column() -> None:
     with pytest.raises(
         MonoidError, match=r"^OfText: type='int64' is a text\. Use an Arrow type, such as pa\.int64\(\)"

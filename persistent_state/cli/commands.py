@@ -102,28 +102,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    show = commands.add_parser("show", parents=[common], help="show the applications of a store, or the tasks of one")
+    def command(name: str, does: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, parents=[common], help=does, description=f"{does[0].upper()}{does[1:]}.")
+
+    show = command("show", "show the applications of a store, or the tasks of one")
     show.add_argument("application", metavar="APP", nargs="?", help="an application (default: list them all)")
     show.set_defaults(run=_show)
 
-    watch = commands.add_parser(
-        "top", parents=[common], help="watch how far the applications of a store are, and what they wait for"
-    )
+    watch = command("top", "watch how far the applications of a store are, and what they wait for")
     watch.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
     watch.add_argument(
         "--once", action="store_true", help="print it once; so it is anyway if the output is no terminal"
     )
     watch.set_defaults(run=_top)
 
-    measure = commands.add_parser(
-        "metrics", parents=[common], help="print metrics of all applications of a store, as OpenMetrics text"
-    )
+    measure = command("metrics", "print metrics of all applications of a store, as OpenMetrics text")
     measure.set_defaults(run=_metrics)
 
-    offer = commands.add_parser(
-        "serve",
-        parents=[common],
-        help="serve a page, metrics and look-ups of a store over HTTP; nothing of the store can be changed",
+    offer = command(
+        "serve", "serve a page, metrics and look-ups of a store over HTTP; nothing of the store can be changed"
     )
     offer.add_argument("--host", default=HOST, help=f"the address to listen on (default: {HOST}, this machine only)")
     offer.add_argument(
@@ -136,16 +133,14 @@ def _parser() -> argparse.ArgumentParser:
     offer.add_argument("--no-token", action="store_true", help="let everybody look who can reach the address")
     offer.set_defaults(run=_serve)
 
-    draw = commands.add_parser(
-        "graph", parents=[common], help="show what feeds each task of an application, and draw it as a picture"
-    )
+    draw = command("graph", "show what feeds each task of an application, and draw it as a picture")
     draw.add_argument("application", metavar="APP", nargs="?", help="an application (default: the only one)")
     picture = draw.add_mutually_exclusive_group()
     picture.add_argument("--svg", metavar="FILE", help="write a picture that suits light and dark pages")
     picture.add_argument("--dot", metavar="FILE", help="write the graph in the language of Graphviz")
     draw.set_defaults(run=_graph)
 
-    state = commands.add_parser("state", parents=[common], help="show the state of a task at a clock")
+    state = command("state", "show the state of a task at a clock")
     state.add_argument("application", metavar="APP")
     state.add_argument("task", metavar="TASK")
     state.add_argument(
@@ -174,20 +169,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     state.set_defaults(run=_state)
 
-    keep = commands.add_parser("keep", parents=[common], help="keep a clock by a name, until it is released")
+    keep = command("keep", "keep a clock by a name, until it is released")
     keep.add_argument("application", metavar="APP")
     keep.add_argument("--name", metavar="NAME", required=True, help="the name, which is that of one clock")
     keep.add_argument("--at", metavar="CLOCK", help="one of the kept clocks, or its name (default: the newest)")
     keep.set_defaults(run=_keep)
 
-    release = commands.add_parser("release", parents=[common], help="keep a clock no longer by its name")
+    release = command("release", "keep a clock no longer by its name")
     release.add_argument("application", metavar="APP")
     release.add_argument("--name", metavar="NAME", required=True, help="the name that the clock was given")
     release.set_defaults(run=_release)
 
-    fork = commands.add_parser(
-        "branch", parents=[common], help="make another application of one as it was at a kept clock"
-    )
+    fork = command("branch", "make another application of one as it was at a kept clock")
     fork.add_argument("application", metavar="APP")
     fork.add_argument("new", metavar="NEW", help="the name of the new application")
     fork.add_argument("--at", metavar="CLOCK", help="one of the kept clocks, or its name (default: the newest)")
@@ -228,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run.add(commands)
 
-    check = commands.add_parser("verify", parents=[common], help="check every checksum and every reference of a store")
+    check = command("verify", "check every checksum and every reference of a store")
     check.add_argument("application", metavar="APP", nargs="?", help="an application (default: all)")
     check.set_defaults(run=_verify)
 

@@ -179,12 +179,22 @@ def test_a_wrong_use_says_the_right_one(arguments: list[str], capsys: pytest.Cap
     assert "usage: persistent-state" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["show", "state", "branch", "verify"])
-def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "does"),
+    [
+        ("show", "Show the applications of a store, or the tasks of one."),
+        ("state", "Show the state of a task at a clock."),
+        ("branch", "Make another application of one as it was at a kept clock."),
+        ("verify", "Check every checksum and every reference of a store."),
+    ],
+)
+def test_the_help_of_a_command_says_what_it_does(command: str, does: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
-    assert "--storage-options JSON|@FILE" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"\n\n{does}\n\n" in out
+    assert "--storage-options JSON|@FILE" in out
 
 
 def test_storage_options_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,6 +204,16 @@ class Hip(HyperLogLog):
         return estimate
 
 
+def counted(*numbers: int) -> bytes:
+    """The sketch of these numbers."""
+    monoid = HyperLogLog(pa.int64(), lg_k=7)
+    return monoid.sum(map(monoid.of, numbers))
+
+
+FEW_COUNTS = st.sampled_from([counted(-3), counted(-5), counted(*range(40))])
+"""Two of the 27 triples show that what was counted first counts. Hypothesis tries all; nearly no random sketches do."""
+
+
 class Choosy(Sum[int]):
     def _cast(self, column: Any) -> Any:
         kept, bad = super()._cast(column)
@@ -220,7 +230,7 @@ class Nothing(Sum[int]):
     [
         (Difference, SMALL, "associativity"),
         (Middle, st.floats(1, 100), "associativity"),
-        (lambda: Hip(pa.int64(), lg_k=7), values(HyperLogLog(pa.int64(), lg_k=7)), "associativity"),
+        (lambda: Hip(pa.int64(), lg_k=7), FEW_COUNTS, "associativity"),
         (FromOne, SMALL, "identity"),
         (lambda: Commuting(pa.int64()), SHORT, "commutativity"),
         (HalfInverse, SMALL, "inverse"),

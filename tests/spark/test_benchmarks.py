@@ -21,6 +21,8 @@ def test_each_benchmark_has_a_smallest_run() -> None:
     assert not any(hasattr(import_module(f"benchmarks.{name}"), "main") for name in HELPERS)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*WITHOUT_SPARK, *WITH_OWN_JVMS])
 def test_a_benchmark_comes_to_figures(launch: Launch, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     # A short name: Spark puts UNIX sockets below the folder, and the system limits their paths.
@@ -29,6 +31,8 @@ def test_a_benchmark_comes_to_figures(launch: Launch, tmp_path_factory: pytest.T
     assert are_figures(figures_of(launch, folder, name, arguments, XDG_CACHE_HOME=str(folder)))
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", IN_A_JVM)
 def test_a_benchmark_on_spark_comes_to_figures(
     launch: Launch, jvms: Sequence[Jvm], tmp_path_factory: pytest.TempPathFactory, name: str

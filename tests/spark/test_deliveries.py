@@ -58,7 +58,7 @@ CHANGING += ["written newest", "recorded", "close"]
 Of the sink of two databases each is killed at some.
 """
 
-STEPS = soak_or(ci=drawn(CHANGING, one_in=2), soak=[*OF_FILES, *OF_DATABASES, *OF_LOG] * 2)
+STEPS = soak_or(ci=drawn(CHANGING, one_in=4), soak=[*OF_FILES, *OF_DATABASES, *OF_LOG] * 2)
 
 UNREAD = 4
 """Files that a driver finds: its slowest task makes some micro-batches of them."""

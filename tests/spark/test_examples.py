@@ -34,7 +34,7 @@ from examples import (
 )
 from examples.broker import broker_jars
 from examples.driven import differences
-from tests.soak import soak_or
+from tests.soak import drawn, soak_or
 from tests.spark.conftest import Launch
 from tests.spark.sessions import FOR_OTHERS, Jvm, patched
 from tests.store.servers import needed
@@ -76,11 +76,18 @@ def show(launch: Launch, jvm: Jvm, folder: Path, name: str, *arguments: str) -> 
     return Shown((folder / "out").read_text().splitlines(), folder / "kept")
 
 
+class Drawn(dict[str, Future[Shown]]):
+    """The examples that this commit runs. A test of another one is skipped."""
+
+    def __missing__(self, name: str) -> Future[Shown]:
+        pytest.skip("another commit's turn; SOAK=1 runs it")
+
+
 @pytest.fixture(scope="module")
 def examples(
     launch: Launch, jvms: Sequence[Jvm], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Future[Shown]]]:
-    """All of them, one in each JVM at a time."""
+    """Half of them, one in each JVM at a time."""
     free = Queue[Jvm]()
     for jvm in jvms:
         free.put(jvm)
@@ -106,9 +113,10 @@ def examples(
         "message_count": (),
     }
     with ThreadPoolExecutor(len(jvms)) as pool:
-        yield {name: pool.submit(run, name, *arguments) for name, arguments in commands.items()}
+        yield Drawn({name: pool.submit(run, name, *commands[name]) for name in drawn(commands, one_in=2)})
 
 
+@pytest.mark.soak
 def test_words_are_counted_at_each_clock(examples: Mapping[str, Future[Shown]]) -> None:
     shown = examples["message_count"].result()
     assert shown.figures == {"messages": 39, "words": 30, "right": True}
@@ -155,6 +163,7 @@ def test_the_books_balance_after_each_kill(examples: Mapping[str, Future[Shown]]
     assert not KILLS or seen[0]["clock"] < seen[-1]["clock"]
 
 
+@pytest.mark.soak
 def test_alerts_are_sent_twice_and_taken_once(examples: Mapping[str, Future[Shown]]) -> None:
     figures = examples["alerts"].result().figures
     assert figures["right"]
@@ -162,6 +171,7 @@ def test_alerts_are_sent_twice_and_taken_once(examples: Mapping[str, Future[Show
     assert figures["sent"] - figures["twice"] == figures["inbox"] == figures["expected"] > 2 * figures["twice"]
 
 
+@pytest.mark.soak
 def test_a_wrong_balance_is_found(examples: Mapping[str, Future[Shown]]) -> None:
     books = ledger.Books(examples["ledger"].result().kept / "ledger.db")
     transfers = ledger.make_transfers(TRANSFERS, ledger.MINUTES_PER_KILL * (KILLS + 1))
@@ -180,6 +190,7 @@ def test_a_wrong_balance_is_found(examples: Mapping[str, Future[Shown]]) -> None
         ),
     ],
 )
+@pytest.mark.soak
 def test_wrong_alerts_are_found(examples: Mapping[str, Future[Shown]], statement: str, problem: str) -> None:
     shown = examples["alerts"].result()
     inbox, died_at = shown.kept / "inbox.db", shown.figures["died_at"]
@@ -221,6 +232,7 @@ def test_the_drivers_of_a_pipeline_are_killed_at_each_stage() -> None:
         "DELETE FROM top_ten WHERE rowid = 1",
     ],
 )
+@pytest.mark.soak
 def test_a_wrong_table_of_a_pipeline_is_found(
     examples: Mapping[str, Future[Shown]], tmp_path: Path, statement: str
 ) -> None:
@@ -232,6 +244,7 @@ def test_a_wrong_table_of_a_pipeline_is_found(
     assert pipeline.look(tables, orders, "", 1).wrong > 0
 
 
+@pytest.mark.soak
 def test_alerts_of_fraud_are_there_once_after_a_kill(examples: Mapping[str, Future[Shown]]) -> None:
     figures = examples["fraud"].result().figures
     seen = figures["drivers"]
@@ -252,6 +265,7 @@ def test_alerts_of_fraud_are_there_once_after_a_kill(examples: Mapping[str, Futu
         """UPDATE cards SET value = '{"payments": 1, "total": 1}' WHERE card = 'card 000'""",
     ],
 )
+@pytest.mark.soak
 def test_a_wrong_table_of_fraud_is_found(examples: Mapping[str, Future[Shown]], tmp_path: Path, statement: str) -> None:
     kept = examples["fraud"].result().kept
     database = Path(shutil.copy(kept / "fraud.db", tmp_path))
@@ -261,6 +275,7 @@ def test_a_wrong_table_of_fraud_is_found(examples: Mapping[str, Future[Shown]], 
     assert fraud.look(tables, events, "", 1).wrong > 0
 
 
+@pytest.mark.soak
 def test_a_bug_of_july_is_gone_after_a_rewind(examples: Mapping[str, Future[Shown]]) -> None:
     figures = examples["rewind"].result().figures
     well, with_bug, killed, killed_again, mended = figures["seen"]
@@ -282,6 +297,7 @@ def test_a_bug_of_july_is_gone_after_a_rewind(examples: Mapping[str, Future[Show
         "UPDATE routes SET value = value + 1 WHERE rowid = (SELECT max(rowid) FROM routes)",
     ],
 )
+@pytest.mark.soak
 def test_a_wrong_table_of_a_rewind_is_found(
     examples: Mapping[str, Future[Shown]], tmp_path: Path, statement: str
 ) -> None:
@@ -292,12 +308,14 @@ def test_a_wrong_table_of_a_rewind_is_found(
     assert not rewind.look(tables, arrived, "").is_right
 
 
+@pytest.mark.soak
 def test_averages_slide_over_the_flights(examples: Mapping[str, Future[Shown]]) -> None:
     shown = examples["window_average"].result()
     assert shown.figures == {"flights": FLIGHTS, "windows": 3_324, "right": True}
     assert "2013-02-09T14:00:00Z  2013-02-09T17:00:00Z         187.3          57.7" in shown.lines
 
 
+@pytest.mark.soak
 def test_aircraft_are_counted_within_the_error(examples: Mapping[str, Future[Shown]]) -> None:
     shown = examples["unique_aircraft"].result()
     figures = shown.figures
@@ -306,6 +324,7 @@ def test_aircraft_are_counted_within_the_error(examples: Mapping[str, Future[Sho
     assert "ATL  2013-02-21T00:00:00Z        44      43.4   -1.4%" in shown.lines
 
 
+@pytest.mark.soak
 def test_sessions_are_there_once_after_a_kill(examples: Mapping[str, Future[Shown]]) -> None:
     shown = examples["sessions"].result()
     figures = shown.figures
@@ -328,6 +347,7 @@ def test_wrong_windows_are_told() -> None:
 
 
 @pytest.mark.parametrize("example", [window_average, unique_aircraft])
+@pytest.mark.soak
 def test_a_flight_that_was_not_counted_is_found(examples: Mapping[str, Future[Shown]], example: Any) -> None:
     kept = examples[example.__name__.rpartition(".")[2]].result().kept
     departures = pq.read_table(kept / "stream")
@@ -337,6 +357,7 @@ def test_a_flight_that_was_not_counted_is_found(examples: Mapping[str, Future[Sh
     assert any("windows have another value" in problem or "windows are none" in problem for problem in problems)
 
 
+@pytest.mark.soak
 def test_wrong_sessions_are_found(examples: Mapping[str, Future[Shown]]) -> None:
     kept = examples["sessions"].result().kept
     clicks, late = sessions.make_clicks(USERS)
@@ -355,12 +376,14 @@ def test_wrong_sessions_are_found(examples: Mapping[str, Future[Shown]]) -> None
     markers[2].write_bytes(as_it_was)
 
 
+@pytest.mark.soak
 def test_trades_have_the_quotes_of_their_time_after_a_kill(examples: Mapping[str, Future[Shown]]) -> None:
     figures = examples["quotes"].result().figures
     assert figures.pop("killed_at") > 0
     assert figures == {"trades": TRADES, "quotes": 3 * TRADES, "without": 711, "otherwise": 1_270, "right": True}
 
 
+@pytest.mark.soak
 def test_wrong_quotes_are_found(examples: Mapping[str, Future[Shown]]) -> None:
     right = quotes.wanted(*quotes.make_rows(TRADES))
     found = quotes.joined_in(examples["quotes"].result().kept)
@@ -372,6 +395,7 @@ def test_wrong_quotes_are_found(examples: Mapping[str, Future[Shown]]) -> None:
     assert quotes.check(found, right) == ["1 trades have another quote than pandas gives them"]
 
 
+@pytest.mark.soak
 def test_orders_are_converted_with_the_rates_of_their_time(examples: Mapping[str, Future[Shown]]) -> None:
     figures = examples["currencies"].result().figures
     assert figures.pop("killed_at") > 0
@@ -381,6 +405,7 @@ def test_orders_are_converted_with_the_rates_of_their_time(examples: Mapping[str
     assert figures == {"orders": FOREIGN_ORDERS, "rates": 1_800, **told, "right": True}
 
 
+@pytest.mark.soak
 def test_wrong_sums_are_found(examples: Mapping[str, Future[Shown]]) -> None:
     right = currencies.converted(*currencies.make_rows(FOREIGN_ORDERS))
     (clock, shop, value), *rest = currencies.rows_in(examples["currencies"].result().kept)

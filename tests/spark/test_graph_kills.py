@@ -154,10 +154,11 @@ def test_a_graph_is_one_cut_at_every_clock_whenever_its_driver_is_killed(
         chain.folder.mkdir()
     with ThreadPoolExecutor(CHAINS) as pool:
         steps, *_ = pool.map(Chain.finish, chains)
-    _kill(chains, drawn(points_of(steps), one_in=2))
+    _kill(chains, drawn(points_of(steps), one_in=4))
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_what_changes_between_fixed_times_is_exact_beside_sources_whenever_the_driver_is_killed(
     launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
 ) -> None:

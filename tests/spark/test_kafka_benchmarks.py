@@ -12,6 +12,8 @@ from tests.store.servers import needed
 pytestmark = pytest.mark.kafka
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WITH_A_BROKER)
 def test_a_benchmark_with_a_broker_comes_to_figures(
     launch: Launch, tmp_path_factory: pytest.TempPathFactory, name: str

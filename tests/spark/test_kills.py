@@ -179,7 +179,7 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
     chance = random.Random(2013)
     at_random = [str(chance.randrange(10, 50)) for _ in range(AT_RANDOM)]
     for phase in PHASES:
-        points[phase] = found = drawn(points[phase], one_in=2)
+        points[phase] = found = drawn(points[phase], one_in=4)
         writes = [point for point in found if point.split()[1] in WRITES]
         of_jvm = soak_or(ci=writes, soak=[*found]) if phase in OF_JVM else writes[:1]
         found += [f"{JVM} {point}" for point in of_jvm]

@@ -353,6 +353,8 @@ class TestStreams:
         assert len(stream.batches) == 1
 
     @pytest.mark.spark
+    @pytest.mark.soak
+    @pytest.mark.one_in(2)
     def test_a_driver_that_is_killed_goes_on_where_it_was(self, tmp_path: Path) -> None:
         world = World(Kept(), files=open_files(tmp_path / "store"))
         world.keeping = type(world.keeping)(50, 0)

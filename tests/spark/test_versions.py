@@ -68,6 +68,7 @@ def test_each_feature_runs_on_the_oldest_spark() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_every_version_of_spark_goes_on_with_one_store_though_it_is_killed(turns: Turns) -> None:
     taken, shards = turns_of_versions(), 2
     for version in taken:
