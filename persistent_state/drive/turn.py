@@ -27,7 +27,7 @@ from persistent_state.store.log import Log
 
 @dataclass(frozen=True)
 class Part:
-    """What one part of a turn reads, and the basis on which it does. A part can be pickled, and runs anywhere.
+    """A part of a turn: what it reads, and on which basis. It can be pickled, and runs anywhere.
 
     Attributes:
         number: The number of the part; in a step of ordered tasks, that of its shard.
