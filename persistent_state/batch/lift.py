@@ -133,7 +133,7 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
 
     Raises:
         TaskFailedError: User code raised, or a row is bad and bad rows are to fail.
-        InvalidInputError: The first timestamps are integers of another unit than microseconds, or ahead of the wall clock.
+        InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
     flow = flow.by_input[chunk.input]
     if isinstance(chunk, StepChunk) and chunk.aside is not None:
