@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from heapq import heappop, heappush
 from typing import Any
 
@@ -35,6 +35,9 @@ each before they fill the memory. A chain goes on, and so do many timers that ea
 
 YEAR = 366 * UNITS["day"]
 """A timer that is further before the moment in hand, in microseconds, was not meant so."""
+
+LAST = read_clock(datetime.max.replace(tzinfo=timezone.utc))
+"""The last time, in microseconds, that Python can show. A timer is beyond it only if the messages are."""
 
 OF_TIMER = -1
 """The rank of rows that a due timer emits: they come before those of the moment's messages."""
@@ -221,6 +224,9 @@ class _Turn(Context):
             self._wishes.append((False, None, name))
             return
         timestamp = _time_of(timestamp, name, self.timestamp)
+        # A time of long ago may be that of a timer that was called.
+        if (unlikely := _unlikely(timestamp, self.timestamp)) and _meant(timestamp, self.timestamp):
+            raise _refused(timestamp, unlikely, self.timestamp)
         self._wishes.append((False, max(timestamp, self.timestamp), name))
 
     def _time_to_set(self, given: TimerTime, name: str) -> int:
@@ -230,12 +236,8 @@ class _Turn(Context):
             InvalidInputError: It can't be set for this time.
         """
         timestamp, moment = _time_of(given, name, self.timestamp), self.timestamp
-        # A moment near 1970 is that of a test with small numbers.
-        if timestamp < moment - YEAR and moment > YEAR:
-            raise InvalidInputError(
-                f"a timer has timestamp={timestamp}, which is over a year before the moment in hand, {show_clock(moment)}; "
-                f"give microseconds UTC, or a timedelta from the moment{_meant(timestamp, moment)}."
-            )
+        if unlikely := _unlikely(timestamp, moment):
+            raise _refused(timestamp, unlikely, moment)
         if self._timer is not None and timestamp <= moment:
             raise InvalidInputError(
                 f"{self._timer!r} sets a timer for {timestamp}, which is no later time; add to timer.timestamp."
@@ -382,9 +384,26 @@ def _check_name(name: str) -> None:
             raise InvalidInputError(f"a timer has name={name!r}, which is not Unicode text; give a text.") from None
 
 
+def _unlikely(timestamp: int, moment: int) -> str:
+    """Return what makes a time unlikely for a timer that is set at a moment, or nothing."""
+    # A moment near 1970 is that of a test with small numbers.
+    if timestamp < moment - YEAR and moment > YEAR:
+        return f"over a year before the moment in hand, {show_clock(moment)}"
+    return "beyond the year 9999" if timestamp > LAST >= moment else ""
+
+
+def _refused(timestamp: int, unlikely: str, moment: int) -> InvalidInputError:
+    """Return the error that refuses a time at a moment."""
+    return InvalidInputError(
+        f"a timer has timestamp={timestamp}, which is {unlikely}; give microseconds UTC, or a timedelta from the "
+        f"moment{_meant(timestamp, moment)}."
+    )
+
+
 def _meant(timestamp: int, moment: int) -> str:
     """Return in parentheses what a time would be in another unit, if that is within a year of the moment, or nothing."""
-    for unit, factor in COARSER_UNITS.items():
-        if abs(timestamp * factor - moment) <= YEAR:
-            return f" (in {unit} this would be {show_clock(timestamp * factor)})"
+    in_other_units = {unit: timestamp * factor for unit, factor in COARSER_UNITS.items()}
+    for unit, time in {**in_other_units, "nanoseconds": timestamp // 1_000}.items():
+        if abs(time - moment) <= YEAR:
+            return f" (in {unit} this would be {show_clock(time)})"
     return ""
