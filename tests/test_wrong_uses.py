@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from monoids import Aggregator, Last, List, Map, Max, Min, Monoid, MonoidError, 
 from persistent_state import (
     Application,
     Changes,
+    Context,
     FileSource,
     Message,
     NonWindowState,
+    OrderedTask,
     PersistentTask,
     SlidingWindow,
     TaskFailedError,
@@ -199,6 +202,58 @@ def test_a_run_of_an_application_warns_of_the_task_that_makes_no_update(caplog: 
     run_local(app, {"Column": MESSAGES})
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said == "task=OfColumn: 2 messages read, and none of them made an update."
+
+
+class Rule(OrderedTask):
+    """It does with a message what a test says."""
+
+    key, state, emits = "k", pa.int64(), pa.schema([("v", pa.int64())])
+
+    def __init__(self, process: Callable[[Any, Any, Any], Any]) -> None:
+        self._process = process
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return self._process(state, message, context)
+
+
+NO_EFFECT = ", and process() has returned no state and emitted no row. Let it return the state that is to be kept."
+
+
+@pytest.mark.parametrize("batch_size", [1, 100])
+@pytest.mark.parametrize(
+    ("process", "warns"),
+    [
+        (lambda state, message, context: None, True),
+        (lambda state, message, context: state, True),
+        (lambda state, message, context: context.set_timer(timedelta(1)), True),
+        (lambda state, message, context: context.emit(v=1), False),
+        (lambda state, message, context: context.emit(v=1) if message["k"] == "b" else None, False),
+        (lambda state, message, context: 1 if message["k"] == "b" else None, False),
+        # Pairs of messages that begin and end something leave nothing at a clock.
+        (lambda state, message, context: None if state else 1, False),
+    ],
+    ids=["nothing", "the state", "a timer", "rows", "a row", "a state", "pairs"],
+)
+def test_a_run_warns_of_an_ordered_task_whose_messages_had_no_effect(
+    process: Callable[[Any, Any, Any], Any], warns: bool, batch_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [Message(at, {"k": key}) for at, key in enumerate("aabb")]
+    with caplog.at_level(logging.WARNING, "persistent_state"):
+        run_local(Rule(process), pairs, batch_size=batch_size)
+    assert caplog.messages == ["task=Rule: 4 messages read" + NO_EFFECT] * warns
+
+
+def test_a_run_says_of_bad_rows_that_they_are_bad_and_not_that_they_had_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warnings(process: Callable[[Any, Any, Any], Any]) -> list[str]:
+        caplog.clear()
+        run_local(Rule(process), MESSAGES)
+        return [message.partition(":")[2][:24] for message in caplog.messages]
+
+    assert warnings(lambda state, message, context: "text") == [" 2 rows did not count: 2"]
+    text_of_a = lambda state, message, context: "text" if message["k"] == "a" else None  # noqa: E731
+    assert warnings(text_of_a) == [" 1 rows did not count: 1", " 2 messages read, and pr"]
 
 
 # Updates that are changed later

@@ -34,6 +34,9 @@ GATHERED_ROWS, GATHERED_BYTES = 1 << 16, 1 << 25
 
 _ALIGNED = 8
 
+PROCESSED, ACTED = "processed", "acted"
+"""The counts of an ordered task's step: the messages that it has processed, and the keys that had a state or rows by that."""
+
 FIRST = 0
 """The number of the first part, which carries what the planner tells shards and driver. Only a part without rows is lower."""
 
@@ -212,8 +215,9 @@ class Report:
     `ends` (partition, position after the last row), `replaying` the channels of which rows came that are none of this
     micro-batch. `low` is the lowest start of an interval of any task, `coarse` how coarse their intervals are. `counts` has
     "messages" and "replayed", the late and bad rows of the flow by reason, and as "outside" how many new rows outside their
-    bounds are not kept. `notes` are what a source wants people to read, by input and column. `firsts` counts the rows of each
-    input that begins. The part was told `now`, `silent_for`, `visited`, `reach` and `step`.
+    bounds are not kept; of a step of an ordered task also `PROCESSED` and `ACTED`. `notes` are what a source wants people to
+    read, by input and column. `firsts` counts the rows of each input that begins. The part was told `now`, `silent_for`,
+    `visited`, `reach` and `step`.
     """
 
     sender: Sender

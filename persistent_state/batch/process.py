@@ -91,11 +91,15 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for a key. `bad` has the numbers of the messages that were bad rows, with what did not fit."""
+    """The outcome for a key. `bad` has the numbers of the messages that were bad rows, with what did not fit.
+
+    `acted` is False if the key had no state at any time, and no row was emitted.
+    """
 
     kept: KeyState
     rows: list[Emitted]
     bad: dict[int, str]
+    acted: bool
 
 
 def process(program: Program, key: Any, kept: KeyState, messages: Sequence[Message], upto: int) -> Outcome:
@@ -157,6 +161,7 @@ class _Turn(Context):
         self._set = set(self._heap)
         self._rows: list[Emitted] = []
         self._bad: dict[int, str] = {}
+        self._had_state = kept.state is not None
         # What timers have set since the last message for times before the end of the interval in hand, and how many timers
         # there were then.
         self._chained, self._end, self._before = 0, BEGINNING, 0
@@ -187,7 +192,8 @@ class _Turn(Context):
         timers = tuple(Timer(*timer) for timer in sorted(self._set)) if self._set else ()
         # What user code calls later, of a context that it has kept, is an error.
         self._task = self._wishes = _OVER
-        return Outcome(KeyState(self._state, timers, self._newest), self._rows, self._bad)
+        acted = self._had_state or bool(self._rows)
+        return Outcome(KeyState(self._state, timers, self._newest), self._rows, self._bad, acted)
 
     # What user code calls
 
@@ -304,6 +310,7 @@ class _Turn(Context):
         if state is None:
             self._set, self._heap = set(), []
             return True
+        self._had_state = True
         for is_set, at, name in self._wishes:
             if at is None:
                 self._set = {timer for timer in self._set if timer[1] != name}
