@@ -131,8 +131,8 @@ def run_local(
 
     All messages are read, and the tasks are drained. If rows did not count, the logger `persistent_state` has one warning for
     each task that says how many and why. If none of a task's messages made an update, it has a warning of that, and if an
-    `OrderedTask` returned no state and emitted no row for any of them. There is no wall clock, so no timestamp is too far ahead
-    of it, and channels are never idle.
+    `OrderedTask` returned no state and emitted no row for any of them. It has one of messages that lack a key column: their key
+    is None. There is no wall clock, so no timestamp is too far ahead of it, and channels are never idle.
 
     Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
     Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
@@ -328,6 +328,7 @@ def _run(app: Application) -> dict[str, LocalRun]:
             raise InvalidInputError(
                 f"task={plan.name} says its update in process_column, which needs Spark; run it there."
             )
+    _warn_of_absent_keys(app, plans)
     try:
         driver = _Driver(app, plans, Log(files, app.name))
         entry = driver.run()
@@ -337,6 +338,16 @@ def _run(app: Application) -> dict[str, LocalRun]:
     finally:
         for plan in plans.values():
             _delete_all(plan)
+
+
+def _warn_of_absent_keys(app: Application, plans: Mapping[str, Plan]) -> None:
+    """Warn of messages that lack a key column of their task: null is their key, as it is for a source's record."""
+    for added in app._added:
+        plan = plans[added.task.task_name]
+        for input, of in added.inputs.items():
+            if isinstance(of.source, _Messages):
+                for column in plan.inputs.get(input, plan).task.key_columns:
+                    of.source.warn_of_absent(column, _place(plan.named, input))
 
 
 def _columns_of(task: PersistentTask, source: AnySource) -> tuple[_Messages, pa.Schema, None]:
@@ -587,7 +598,7 @@ class _Messages(TimeReplayableSource):
                 f"the name of column {LOCAL_TIMESTAMP!r} of the messages is this package's own; rename it."
             )
         self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
-        self._batch_size = batch_size
+        self._messages, self._batch_size = messages, batch_size
         self.timestamp_unit = timestamp_unit
         self.bounds = bounds
         self._is_finite = is_finite
@@ -595,6 +606,18 @@ class _Messages(TimeReplayableSource):
     @property
     def schema(self) -> pa.Schema:
         return self._table.schema
+
+    def warn_of_absent(self, column: str, place: str) -> None:
+        """Warn of messages that lack a key column of a task, if there are any. `place` names the task's input."""
+        absent = [number for number, message in enumerate(self._messages) if column not in message]
+        if absent:
+            verbs = ("has", "counts") if len(absent) == 1 else ("have", "count")
+            _logger.warning(
+                "%s: %s of %s messages %s no key column %r and %s under None: message %d has %s. Give each message the "
+                "column, if only with None.",
+                place, f"{len(absent):,}", f"{len(self._messages):,}", verbs[0], column, verbs[1], absent[0],
+                ", ".join(self._messages[absent[0]]) or "no column",
+            )  # fmt: skip
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +254,52 @@ def test_a_run_says_of_bad_rows_that_they_are_bad_and_not_that_they_had_no_effec
     assert warnings(lambda state, message, context: "text") == [" 2 rows did not count: 2"]
     text_of_a = lambda state, message, context: "text" if message["k"] == "a" else None  # noqa: E731
     assert warnings(text_of_a) == [" 1 rows did not count: 1", " 2 messages read, and pr"]
+
+
+# Messages without a key
+
+
+class Ordered(Rule):
+    def __init__(self) -> None:
+        super().__init__(lambda state, message, context: (state or 0) + message["v"])
+
+
+@pytest.mark.parametrize("task", [Column, Ordered])
+@pytest.mark.parametrize("schema", [None, "k string, v long"])
+def test_a_run_warns_of_messages_without_a_key_column(
+    task: Callable[[], Any], schema: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(*rows: dict[str, Any]) -> list[str]:
+        caplog.clear()
+        ran = run_local(task(), [Message(at, row) for at, row in enumerate(rows, 1)], schema=schema)
+        assert ran.state == {row.get("k"): row["v"] for row in rows}
+        return caplog.messages
+
+    given = {"k": "a", "v": 1}
+    assert warnings(given, {"k": None, "v": 2}) == []
+    name = task().task_name
+    assert warnings(given, {"K": "b", "v": 2}) == [
+        f"task={name}: 1 of 2 messages has no key column 'k' and counts under None: message 1 has K, v. Give each message the "
+        "column, if only with None."
+    ]
+
+
+def test_a_run_of_an_application_warns_of_messages_without_the_key_column_of_an_input(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def file(name: str) -> FileSource:
+        return FileSource(name, timestamp="ts", schema="ts timestamp, k string, v long")
+
+    app = Application("app", "memory://none", checkpoint_interval="1 minute")
+    app.add(Column(), {"x": file("x"), "y": file("y")}).add(OfColumn(), Changes("Column", every="1 minute"))
+    stamp = datetime(2026, 1, 1)
+    rows: list[dict[str, Any]] = [{"k": "a", "v": 1}, {"v": 2}, {"v": 3}]
+    x, y = ([Message(stamp, {"ts": stamp, **row}) for row in some] for some in (rows[:1], rows))
+    run_local(app, {"Column": {"x": x, "y": y}})
+    assert [message for message in caplog.messages if "key column" in message] == [
+        "input 'y' of task=Column: 2 of 3 messages have no key column 'k' and count under None: message 1 has ts, v. Give each "
+        "message the column, if only with None."
+    ]
 
 
 # Updates that are changed later
