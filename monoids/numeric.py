@@ -54,11 +54,16 @@ class Sum(Group[T]):
     6
     >>> Sum(pa.decimal128(38, 2)).plus(Decimal("0.10"), Decimal("0.20"))
     Decimal('0.30')
+    >>> Sum(pa.decimal128(5, 2)).sum([Decimal("999.99"), Decimal("999.99")])
+    Decimal('1999.98')
+    >>> Sum().sum([2**63 - 1, 1])
+    -9223372036854775808
 
     Integers are added modulo 2**64, as int64 is: the one addition at a fixed width that does not depend on grouping.
     Totals that may leave int64 need `Sum(pa.decimal128(38, 0))`. A single value beyond int64 does not fit.
 
-    Decimals are added exactly. A sum of more than 38 digits raises MonoidError.
+    Decimals are added exactly. A sum of more than 38 digits raises MonoidError. The digits that the given type has before the
+    point bound nothing.
 
     Floats are added as IEEE says: the last digits depend on grouping, so `exact` is False, and minus is the inverse of
     plus only up to them. NaN and infinity do not fit, as one of them would be all that is left of a sum. A sum beyond

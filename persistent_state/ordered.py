@@ -82,8 +82,8 @@ class Context(ABC):
             name: Its name.
 
         Raises:
-            InvalidInputError: The timestamp is no whole number of 64 bits, is over a year before the moment in hand, or has no
-                zone, the name is no Unicode text, or a timer sets one that is not later.
+            InvalidInputError: The timestamp is no whole number of 64 bits, is over a year before the moment in hand, is beyond
+                the year 9999, or has no zone, the name is no Unicode text, or a timer sets one that is not later.
 
         Example:
             >>> from datetime import timedelta
@@ -139,7 +139,8 @@ class Context(ABC):
             name: Its name.
 
         Raises:
-            InvalidInputError: The timestamp is no whole number of 64 bits, or has no zone, or the name is no Unicode text.
+            InvalidInputError: The timestamp is no whole number of 64 bits, is near the moment in hand in another unit than
+                microseconds, or has no zone, or the name is no Unicode text.
 
         Example:
             >>> class Rings(OrderedTask):

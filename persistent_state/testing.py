@@ -17,6 +17,7 @@ import pyarrow as pa
 from monoids.scalars import exact
 from persistent_state.application import Application
 from persistent_state.batch import in_order
+from persistent_state.batch.messages import ACTED, PROCESSED
 from persistent_state.batch.plan import KEEP, FlowPlan, Plan
 from persistent_state.drive.local import LocalDriver
 from persistent_state.errors import InvalidInputError
@@ -127,8 +128,9 @@ def run_local(
     """Run a task, or all tasks of an application, over messages without Spark, and return states, outputs and late rows.
 
     All messages are read, and the tasks are drained. If rows did not count, the logger `persistent_state` has one warning for
-    each task that says how many and why. If none of a task's messages made an update, it has a warning of that. There is no
-    wall clock, so no timestamp is too far ahead of it, and channels are never idle.
+    each task that says how many and why. If none of a task's messages made an update, it has a warning of that, and if an
+    `OrderedTask` returned no state and emitted no row for any of them. It has one of messages that lack a key column: their key
+    is None. There is no wall clock, so no timestamp is too far ahead of it, and channels are never idle.
 
     Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
     Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
@@ -324,6 +326,7 @@ def _run(app: Application) -> dict[str, LocalRun]:
             raise InvalidInputError(
                 f"task={plan.name} says its update in process_column, which needs Spark; run it there."
             )
+    _warn_of_absent_keys(app, plans)
     try:
         driver = _Driver(app, plans, Log(files, app.name))
         entry = driver.run()
@@ -333,6 +336,16 @@ def _run(app: Application) -> dict[str, LocalRun]:
     finally:
         for plan in plans.values():
             _delete_all(plan)
+
+
+def _warn_of_absent_keys(app: Application, plans: Mapping[str, Plan]) -> None:
+    """Warn of messages that lack a key column of their task: null is their key, as it is for a source's record."""
+    for added in app._added:
+        plan = plans[added.task.task_name]
+        for input, of in added.inputs.items():
+            if isinstance(of.source, _Messages):
+                for column in plan.inputs.get(input, plan).task.key_columns:
+                    of.source.warn_of_absent(column, _place(plan.named, input))
 
 
 def _columns_of(task: PersistentTask, source: AnySource) -> tuple[_Messages, pa.Schema, None]:
@@ -366,20 +379,28 @@ class _Driver:
         new_id = map(str, itertools.count()).__next__
         self._driver = LocalDriver(log, flows, sources, keeping=_KEEPING, now=lambda: 0, new_id=new_id)
         self.messages, self._updated = Counter[str](), set[str]()
+        self._processed, self._acted = Counter[str](), Counter[str]()
 
     def run(self) -> Entry:
         """Read all messages, take all steps, give all tasks one clock, and return the last entry."""
         for answers in self._driver.drain():
-            read = sum(report.counts.get("messages", 0) for report in answers.reports)
+            counts = sum((Counter(report.counts) for report in answers.reports), Counter[str]())
             for descriptor in answers.descriptors:
-                self.messages[descriptor.task] += read - descriptor.copies
+                self.messages[descriptor.task] += counts["messages"] - descriptor.copies
                 self._updated |= {descriptor.task} if descriptor.runs else set()
+                self._processed[descriptor.task] += counts[PROCESSED]
+                self._acted[descriptor.task] += counts[ACTED]
         return self._driver.entry
 
     def made_no_update(self, task: str) -> bool:
         """Return whether messages of a task counted, and none of them made an update."""
         aside = sum(self._driver.entry.late_counts_of(task).values())
         return task not in self._updated and self.messages[task] > aside
+
+    def had_no_effect(self, task: str) -> bool:
+        """Return whether an ordered task has processed messages, and has kept and emitted nothing."""
+        aside = sum(self._driver.entry.late_counts_of(task).values())
+        return not self._acted[task] and self._processed[task] > aside
 
 
 def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver) -> LocalRun:
@@ -410,7 +431,7 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
         _logger.warning(
             "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts
         )
-    if driver.made_no_update(names[0]):
+    if driver.made_no_update(names[0]) or driver.had_no_effect(name):
         read = driver.messages[names[0]]
         _logger.warning("task=%s: %s message%s read%s.", name, f"{read:,}", "s" * (read != 1), plan.without_updates)
     late = [row for each in names for row in _late(plans[names[0]], entry.late_rows_of(each))]
@@ -529,7 +550,7 @@ class _Messages(TimeReplayableSource):
                 f"the name of column {LOCAL_TIMESTAMP!r} of the messages is this package's own; rename it."
             )
         self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
-        self._batch_size = batch_size
+        self._messages, self._batch_size = messages, batch_size
         self.timestamp_unit = timestamp_unit
         self.bounds = bounds
         self._is_finite = is_finite
@@ -537,6 +558,18 @@ class _Messages(TimeReplayableSource):
     @property
     def schema(self) -> pa.Schema:
         return self._table.schema
+
+    def warn_of_absent(self, column: str, place: str) -> None:
+        """Warn of messages that lack a key column of a task, if there are any. `place` names the task's input."""
+        absent = [number for number, message in enumerate(self._messages) if column not in message]
+        if absent:
+            verbs = ("has", "counts") if len(absent) == 1 else ("have", "count")
+            _logger.warning(
+                "%s: %s of %s messages %s no key column %r and %s under None: message %d has %s. Give each message the "
+                "column, if only with None.",
+                place, f"{len(absent):,}", f"{len(self._messages):,}", verbs[0], column, verbs[1], absent[0],
+                ", ".join(self._messages[absent[0]]) or "no column",
+            )  # fmt: skip
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
         pass

@@ -73,7 +73,6 @@ from tests.store.test_upgrades import STORES, unpacked
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("key", pa.int64()), ("n", pa.int64())])
 STORE = str(Path(__file__).parent / "fixtures" / "store-v1")
-PAGE = Path(__file__).parents[1] / "docs" / "open-state.md"
 KEYS, ABSENT = 8, 99
 HOUR = 3_600_000_000
 
@@ -961,7 +960,7 @@ def test_the_code_of_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pyt
     write_shop(tmp_path / "apps")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    assert page_code.run(PAGE.read_text(encoding="utf-8"), names) > 10
+    assert page_code.run(page_code.text_of("docs/open-state.md"), names) > 10
     assert {(key, kind) for key, _, kind in rows_of(names["changes"].to_arrow(), ["_change_type"])} == {
         (("Oslo", "tea"), "insert"),
         (("Oslo", "coffee"), "insert"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -20,35 +21,35 @@ from tests import core, page_code
 SECOND = 1_000_000
 
 RUN_BY = {
-    "README.md": "tests/spark/test_readme.py",
-    "docs/blue-green.md": "tests/spark/test_readme.py",
-    "docs/choosing-a-state.md": "tests/spark/test_pages.py",
-    "docs/command-line.md": "tests/spark/test_pages.py",
-    "docs/delivery.md": "tests/spark/test_readme.py",
-    "docs/files.md": "tests/spark/test_readme.py",
-    "docs/first-task.md": "tests/spark/test_readme.py",
-    "docs/flows.md": "tests/test_pages.py",
-    "docs/from-gearpump.md": "tests/test_pages.py",
-    "docs/going-back.md": "tests/spark/test_pages.py",
-    "docs/joins.md": "tests/spark/test_readme.py",
-    "docs/kafka.md": "tests/spark/test_pages.py",
-    "docs/metrics.md": "tests/spark/test_pages.py",
-    "docs/monoids.md": "tests/test_pages.py",
-    "docs/open-state.md": "tests/test_open_state.py",
-    "docs/ordered.md": "tests/spark/test_readme.py",
-    "docs/outputs.md": "tests/spark/test_pages.py",
-    "docs/pipelines.md": "tests/spark/test_readme.py",
-    "docs/platforms.md": "tests/spark/test_doctor.py",
-    "docs/running.md": "tests/spark/test_pages.py",
-    "docs/sources.md": "tests/spark/test_pages.py",
-    "docs/spark-connect.md": "tests/spark/connect_driver.py",
-    "docs/spark-source.md": "tests/spark/test_store_source.py",
-    "docs/stores.md": "tests/sources/test_object_stores.py",
-    "docs/windows.md": "tests/test_pages.py",
-    "docs/write-a-sink.md": "tests/spark/test_outputs.py",
-    "docs/write-a-source.md": "tests/spark/test_readme.py",
+    "README.md": "tests/spark/test_readme.py::test_the_code_of_readme_gives_what_readme_says",
+    "docs/blue-green.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
+    "docs/choosing-a-state.md": "tests/spark/test_pages.py::test_choosing_a_state",
+    "docs/command-line.md": "tests/spark/test_pages.py::test_command_line",
+    "docs/delivery.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
+    "docs/files.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
+    "docs/first-task.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
+    "docs/flows.md": "tests/test_pages.py::test_flows",
+    "docs/from-gearpump.md": "tests/test_pages.py::test_coming_from_gearpump",
+    "docs/going-back.md": "tests/spark/test_pages.py::test_going_back",
+    "docs/joins.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
+    "docs/kafka.md": "tests/spark/test_pages.py::test_kafka",
+    "docs/metrics.md": "tests/spark/test_pages.py::test_metrics",
+    "docs/monoids.md": "tests/test_pages.py::test_monoids",
+    "docs/open-state.md": "tests/test_open_state.py::test_the_code_of_the_page_does_what_it_says",
+    "docs/ordered.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
+    "docs/outputs.md": "tests/spark/test_pages.py::test_outputs",
+    "docs/pipelines.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
+    "docs/platforms.md": "tests/spark/test_doctor.py::test_the_job_that_runs_an_application",
+    "docs/running.md": "tests/spark/test_pages.py::test_running",
+    "docs/sources.md": "tests/spark/test_pages.py::test_sources",
+    "docs/spark-connect.md": "tests/spark/test_connect.py::test_a_graph_with_outputs_of_each_kind_is_exact_after_a_stop",
+    "docs/spark-source.md": "tests/spark/test_store_source.py::test_the_code_of_the_page_does_what_it_says",
+    "docs/stores.md": "tests/sources/test_object_stores.py::test_the_code_of_the_page_on_stores",
+    "docs/windows.md": "tests/test_pages.py::test_windows",
+    "docs/write-a-sink.md": "tests/spark/test_outputs.py::test_the_sink_of_the_guide_works",
+    "docs/write-a-source.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
 }
-"""The file whose tests run the Python of a page."""
+"""The test that runs the Python of a page, and names the page."""
 
 
 def names(**more: Any) -> dict[str, Any]:
@@ -61,8 +62,32 @@ def test_the_python_of_each_page_is_run() -> None:
     pages = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
     pages += [f"docs/{page.name}" for page in (page_code.ROOT / "docs").glob("*.md")]
     assert {page for page in pages if page_code.blocks_of(page_code.text_of(page))} == {*RUN_BY}
-    for page, file in RUN_BY.items():
-        assert Path(page).stem in page_code.text_of(file), f"{file} names no {page}"
+    for page, test in RUN_BY.items():
+        file, _, name = test.partition("::")
+        assert names_page(page_code.text_of(file), name, page), f"{test} is gone, or does not name {page}"
+
+
+def test_a_page_whose_test_is_gone_or_leaves_it_out_is_found() -> None:
+    for page, test in RUN_BY.items():
+        file, _, name = test.partition("::")
+        text = page_code.text_of(file)
+        assert not names_page(text.replace(source_of(text, name), ""), name, page)
+        assert not names_page(text.replace(page, "").replace(f'"{Path(page).stem}"', "None"), name, page)
+
+
+def names_page(text: str, test: str, page: str) -> bool:
+    """Whether a test of a file with this text is there and names a page: by its path, or as a parameter."""
+    source = source_of(text, test)
+    return page in source or f'"{Path(page).stem}"' in source
+
+
+def source_of(text: str, test: str) -> str:
+    """The source of a test of a file with this text, with its decorators; empty if there is none."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == test:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            return "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])
+    return ""
 
 
 def test_a_page_that_says_another_value_and_a_set_up_that_is_not_called_are_found() -> None:

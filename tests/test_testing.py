@@ -35,6 +35,8 @@ from persistent_state import (
     WindowState,
     run_local,
 )
+from persistent_state.store.log import Log
+from tests import core
 
 MINUTE = 60_000_000
 
@@ -96,6 +98,49 @@ def reasons(run: LocalRun) -> dict[str, int]:
     for row in run.late:
         found[row["reason"]] = found.get(row["reason"], 0) + 1
     return found
+
+
+class Totals(PersistentTask):
+    """Adds up a column in any monoid."""
+
+    key, value = "word", "n"
+
+    def __init__(self, monoid: Monoid[Any]) -> None:
+        self.monoid = monoid
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(self.monoid)
+
+
+@pytest.mark.parametrize(
+    ("type", "value", "total"),
+    [
+        (pa.decimal128(5, 2), Decimal("999.99"), Decimal("1999.98")),
+        (pa.decimal128(38, 2), Decimal("9" * 36 + ".99"), None),
+        (pa.int64(), 2**63 - 1, -2),
+    ],
+    ids=["beyond the digits of the type", "beyond 38 digits", "beyond int64"],
+)
+def test_a_sum_that_grows_is_here_what_it_is_in_a_store(type: pa.DataType, value: Any, total: Any) -> None:
+    messages = [Message(at, {"word": "a", "n": value}) for at in (1, 2)]
+    schema = pa.schema([("ts", pa.int64()), ("word", pa.string()), ("n", type)])
+    plan = core.plan_of(Totals(Sum(type)), schema)
+    log = Log(plan.files, plan.application)
+    core.start(log, [plan])
+    rows = pa.RecordBatch.from_pylist([{"ts": message.timestamp, **message} for message in messages], schema)
+
+    def here() -> dict[Any, Any]:
+        return dict(run_local(Totals(Sum(type)), messages, schema=schema.remove(0)).state)
+
+    def stored() -> dict[Any, Any]:
+        return {key: sum for (key,), sum in core.state_at(core.play(log, plan, rows), plan, None).items()}
+
+    for state in (here, stored):
+        if total is not None:
+            assert state() == {"a": total}
+            continue
+        with pytest.raises(TaskFailedError, match=r"a sum has more digits than decimal128\(38, 2\) holds"):
+            state()
 
 
 class TestStates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from monoids import Aggregator, Last, List, Map, Max, Min, Monoid, MonoidError, 
 from persistent_state import (
     Application,
     Changes,
+    Context,
     FileSource,
     Message,
     NonWindowState,
+    OrderedTask,
     PersistentTask,
     SlidingWindow,
     TaskFailedError,
@@ -199,6 +202,104 @@ def test_a_run_of_an_application_warns_of_the_task_that_makes_no_update(caplog: 
     run_local(app, {"Column": MESSAGES})
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said == "task=OfColumn: 2 messages read, and none of them made an update."
+
+
+class Rule(OrderedTask):
+    """It does with a message what a test says."""
+
+    key, state, emits = "k", pa.int64(), pa.schema([("v", pa.int64())])
+
+    def __init__(self, process: Callable[[Any, Any, Any], Any]) -> None:
+        self._process = process
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return self._process(state, message, context)
+
+
+NO_EFFECT = ", and process() has returned no state and emitted no row. Let it return the state that is to be kept."
+
+
+@pytest.mark.parametrize("batch_size", [1, 100])
+@pytest.mark.parametrize(
+    ("process", "warns"),
+    [
+        (lambda state, message, context: None, True),
+        (lambda state, message, context: state, True),
+        (lambda state, message, context: context.set_timer(timedelta(1)), True),
+        (lambda state, message, context: context.emit(v=1), False),
+        (lambda state, message, context: context.emit(v=1) if message["k"] == "b" else None, False),
+        (lambda state, message, context: 1 if message["k"] == "b" else None, False),
+        # Pairs of messages that begin and end something leave nothing at a clock.
+        (lambda state, message, context: None if state else 1, False),
+    ],
+    ids=["nothing", "the state", "a timer", "rows", "a row", "a state", "pairs"],
+)
+def test_a_run_warns_of_an_ordered_task_whose_messages_had_no_effect(
+    process: Callable[[Any, Any, Any], Any], warns: bool, batch_size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [Message(at, {"k": key}) for at, key in enumerate("aabb")]
+    with caplog.at_level(logging.WARNING, "persistent_state"):
+        run_local(Rule(process), pairs, batch_size=batch_size)
+    assert caplog.messages == ["task=Rule: 4 messages read" + NO_EFFECT] * warns
+
+
+def test_a_run_says_of_bad_rows_that_they_are_bad_and_not_that_they_had_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warnings(process: Callable[[Any, Any, Any], Any]) -> list[str]:
+        caplog.clear()
+        run_local(Rule(process), MESSAGES)
+        return [message.partition(":")[2][:24] for message in caplog.messages]
+
+    assert warnings(lambda state, message, context: "text") == [" 2 rows did not count: 2"]
+    text_of_a = lambda state, message, context: "text" if message["k"] == "a" else None  # noqa: E731
+    assert warnings(text_of_a) == [" 1 rows did not count: 1", " 2 messages read, and pr"]
+
+
+# Messages without a key
+
+
+class Ordered(Rule):
+    def __init__(self) -> None:
+        super().__init__(lambda state, message, context: (state or 0) + message["v"])
+
+
+@pytest.mark.parametrize("task", [Column, Ordered])
+@pytest.mark.parametrize("schema", [None, "k string, v long"])
+def test_a_run_warns_of_messages_without_a_key_column(
+    task: Callable[[], Any], schema: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(*rows: dict[str, Any]) -> list[str]:
+        caplog.clear()
+        ran = run_local(task(), [Message(at, row) for at, row in enumerate(rows, 1)], schema=schema)
+        assert ran.state == {row.get("k"): row["v"] for row in rows}
+        return caplog.messages
+
+    given = {"k": "a", "v": 1}
+    assert warnings(given, {"k": None, "v": 2}) == []
+    name = task().task_name
+    assert warnings(given, {"K": "b", "v": 2}) == [
+        f"task={name}: 1 of 2 messages has no key column 'k' and counts under None: message 1 has K, v. Give each message the "
+        "column, if only with None."
+    ]
+
+
+def test_a_run_of_an_application_warns_of_messages_without_the_key_column_of_an_input(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def file(name: str) -> FileSource:
+        return FileSource(name, timestamp="ts", schema="ts timestamp, k string, v long")
+
+    app = Application("app", "memory://none", checkpoint_interval="1 minute")
+    app.add(Column(), {"x": file("x"), "y": file("y")}).add(OfColumn(), Changes("Column", every="1 minute"))
+    stamp = datetime(2026, 1, 1)
+    rows: list[dict[str, Any]] = [{"k": "a", "v": 1}, {"v": 2}, {"v": 3}]
+    x, y = ([Message(stamp, {"ts": stamp, **row}) for row in some] for some in (rows[:1], rows))
+    run_local(app, {"Column": {"x": x, "y": y}})
+    assert [message for message in caplog.messages if "key column" in message] == [
+        "input 'y' of task=Column: 2 of 3 messages have no key column 'k' and count under None: message 1 has ts, v. Give each "
+        "message the column, if only with None."
+    ]
 
 
 # Updates that are changed later

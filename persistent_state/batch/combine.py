@@ -61,6 +61,7 @@ def combine(
         coarse=_coarsest([coarse for of_task in sums for coarse in of_task.coarse]),
         counts=dict(read.counts),
         notes=dict(read.notes),
+        firsts=dict(read.sightings.firsts),
         silent_for=basis.silent_for,
         visited=basis.visited,
         reach=basis.reach,

@@ -1,18 +1,19 @@
 """Refuse what the first rows of an input show to be wrong: the unit of its timestamps, or this machine's clock.
 
-A task that has a clock is never stopped, nor one in whose input any channel was believed before: one broken clock poisons
-nothing.
+A task that has a clock is never stopped, nor one with an input of which a message was committed before: one broken clock
+poisons nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.messages import Basis, FirstRows, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
@@ -32,31 +33,42 @@ _FEWEST = 100
 _NEARLY_ALL = 0.9
 
 
-def is_first(plan: Plan, basis: Basis, believed: Collection[str]) -> bool:
-    """Return whether an input begins, and none of its channels was `believed` before."""
-    if basis.clock != BEGINNING or plan.input in basis.begun:
-        return False
-    return all(input_of(name, plan.among) != plan.input for name in believed)
+def is_first(plan: Plan, basis: Basis) -> bool:
+    """Return whether an input begins: no message of an earlier micro-batch has moved a clock or a channel of it."""
+    return basis.clock == BEGINNING and plan.input not in basis.begun
 
 
-def check_wall_clock(plan: Plan, basis: Basis, timestamps: NDArray[np.int64]) -> None:
-    """Refuse the first timestamps of an input if nearly all of them are ahead of the wall clock.
+def is_believed(plan: Plan, believed: Collection[str]) -> bool:
+    """Return whether a channel of the input is among those that were `believed` before."""
+    return any(input_of(name, plan.among) == plan.input for name in believed)
 
-    Put aside they would be bad rows for good, and no rewind could bring them back.
+
+def count_ahead(plan: Plan, basis: Basis, timestamps: NDArray[np.int64]) -> FirstRows:
+    """Return how many of the first timestamps of an input are ahead of the wall clock."""
+    ahead = timestamps > basis.now + plan.settings.ahead
+    example = int(timestamps[ahead.argmax()]) if ahead.any() else None
+    return FirstRows(plan.named, len(timestamps), int(np.count_nonzero(ahead)), example)
+
+
+def check_wall_clock(reports: Sequence[Report]) -> None:
+    """Refuse the first micro-batch of an input if nearly all of its rows are ahead of the wall clock, by the parts' reports.
+
+    Put aside they would be bad rows for good, and no rewind could bring them back. Files and partitions may be small, and parts
+    many: so only the micro-batch as a whole shows it.
 
     Raises:
-        InvalidInputError: they are.
+        InvalidInputError: They are.
     """
-    ahead = timestamps > basis.now + plan.settings.ahead
-    count = np.count_nonzero(ahead)
-    if len(timestamps) < _FEWEST or count < _NEARLY_ALL * len(timestamps):
-        return
-    first = show_clock(int(timestamps[ahead.argmax()]))
-    raise InvalidInputError(
-        f"task={plan.named}: of the first {len(timestamps):,} rows {count:,} are ahead of this machine's "
-        f"clock, {show_clock(basis.now)}, by more than max_ahead: one is of {first}. Put the machine's clock right, correct "
-        "timestamp_unit, or give the application a greater max_ahead."
-    )
+    for input in {input for report in reports for input in report.firsts}:
+        first = reduce(FirstRows.plus, (report.firsts[input] for report in reports if input in report.firsts))
+        if first.rows < _FEWEST or first.ahead < _NEARLY_ALL * first.rows:
+            continue
+        raise InvalidInputError(
+            f"task={first.task}: of the first {first.rows:,} rows {first.ahead:,} are ahead of this machine's clock, "
+            f"{show_clock(max(report.now for report in reports))}, by more than max_ahead: one is of "
+            f"{show_clock(first.example)}. Put the machine's clock right, correct timestamp_unit, or give the application a "
+            "greater max_ahead."
+        )
 
 
 def check_unit(plan: Plan, timestamps: NDArray[np.int64]) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from monoids.nested import codec_of
 from persistent_state.batch.as_stored import as_stored
+from persistent_state.batch.messages import ACTED, PROCESSED
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.process import Emitted, KeyState, Program, process
 from persistent_state.batch.row_messages import row_messages
@@ -325,6 +326,7 @@ def _processed(
     """Yield what a task makes of messages, and of keys with these states."""
     before = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
     now = {**before}
+    processed = acted = 0
     # A key alone may have more messages than there is room for.
     for low, high in pairwise(cut(came, span, MOST)):
         messages = passed(came, plan.layout, low, high)
@@ -341,6 +343,7 @@ def _processed(
             some = [*islice(waiting, own.get(key, 0))]
             found = process(program, key[0] if len(key) == 1 else key, now.get(key, KeyState()), some, high)
             now[key] = found.kept
+            processed, acted = processed + len(some), acted + found.acted
             for number, misfit in found.bad.items():
                 bad.append(first + number)
                 misfits.setdefault(some[number].input, misfit)
@@ -354,8 +357,10 @@ def _processed(
             yield replace(_kept_chunk(plan, fed, [], high, name), aside=aside)
         if emitted:
             yield _emitted_chunk(plan, fed, emitted, name)
-    if changed := [(key, kept) for key, kept in now.items() if kept.differs(before.get(key, KeyState()))]:
-        yield _kept_chunk(plan, fed, changed, span.clock, name)
+    changed = [(key, kept) for key, kept in now.items() if kept.differs(before.get(key, KeyState()))]
+    if changed or processed:
+        for_report = {PROCESSED: processed, ACTED: acted}
+        yield replace(_kept_chunk(plan, fed, changed, span.clock, name), counts=for_report)
 
 
 def cut(came: Levels, span: Span, most: int) -> list[int]:

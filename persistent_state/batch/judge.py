@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from persistent_state.batch.first_rows import check_unit, check_wall_clock, is_first
+from persistent_state.batch.first_rows import check_unit, count_ahead, is_believed, is_first
 from persistent_state.batch.groups import NO_ROWS
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.messages import Basis, FirstRows
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import Mask, Place
 from persistent_state.event_time import clocks
@@ -44,12 +44,13 @@ class Sightings:
 
     `newest` holds each channel's newest timestamp (None: only late rows or jumps so far), `beyond` how many jumps in a row a
     channel is at, and `replaying` the channels of which rows came that are none of this micro-batch: they came again, or lie
-    outside the bounds of their input.
+    outside the bounds of their input. `firsts` counts the rows of each input that begins.
     """
 
     newest: dict[str, int | None] = field(default_factory=dict)
     beyond: dict[str, int] = field(default_factory=dict)
     replaying: set[str] = field(default_factory=set)
+    firsts: dict[str, FirstRows] = field(default_factory=dict)
 
 
 def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], sightings: Sightings) -> Codes:
@@ -59,7 +60,7 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
     read before the micro-batch.
 
     Raises:
-        InvalidInputError: The first timestamps are integers of another unit than microseconds, or ahead of the wall clock.
+        InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
     codes = np.zeros(len(place.timestamps), np.int8)
     # A row without a timestamp was taken back with the clock if it can be delivered again, so only its position counts.
@@ -70,10 +71,12 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
         # Its moments are clocks. They are at or above the one that the flow has taken last, and move no channel.
         return codes
     fresh = codes == ACCEPTED
-    if is_first(plan, basis, sightings.newest):
+    if is_first(plan, basis):
         stamps = place.timestamps[fresh & place.valid]
-        check_unit(plan, stamps)
-        check_wall_clock(plan, basis, stamps)
+        if not is_believed(plan, sightings.newest):
+            check_unit(plan, stamps)
+        counted, known = count_ahead(plan, basis, stamps), sightings.firsts.get(plan.input)
+        sightings.firsts[plan.input] = counted if known is None else known.plus(counted)
     foreign = [name for name in place.channels.names if not plan.input and input_of(name, plan.among)]
     if not fresh.all():
         sightings.replaying.update({*place.channels.met(~fresh)}.difference(foreign))

@@ -133,12 +133,14 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
 
     Raises:
         TaskFailedError: User code raised, or a row is bad and bad rows are to fail.
-        InvalidInputError: The first timestamps are integers of another unit than microseconds, or ahead of the wall clock.
+        InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
     flow = flow.by_input[chunk.input]
-    if isinstance(chunk, StepChunk) and chunk.aside is not None:
-        # The step has asked whether they are to fail: their inputs say that.
-        lifted[0].sides.append(chunk.aside)
+    if isinstance(chunk, StepChunk):
+        read.counts.update(chunk.counts)
+        if chunk.aside is not None:
+            # The step has asked whether they are to fail: their inputs say that.
+            lifted[0].sides.append(chunk.aside)
     read.notes = {(chunk.input, column): note for column, note in chunk.notes.items()} | read.notes
     place = place_of(flow.first, chunk)
     before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]

@@ -34,6 +34,9 @@ GATHERED_ROWS, GATHERED_BYTES = 1 << 16, 1 << 25
 
 _ALIGNED = 8
 
+PROCESSED, ACTED = "processed", "acted"
+"""The counts of an ordered task's step: the messages that it has processed, and the keys that had a state or rows by that."""
+
 FIRST = 0
 """The number of the first part, which carries what the planner tells shards and driver. Only a part without rows is lower."""
 
@@ -183,6 +186,28 @@ class Sender:
 
 
 @dataclass(frozen=True)
+class FirstRows:
+    """Counts of the first rows of an input, before any of them is committed.
+
+    Attributes:
+        task: The task that an error names.
+        rows: How many rows there are.
+        ahead: How many of them are ahead of the wall clock.
+        example: The timestamp of one of these; None without any.
+    """
+
+    task: str
+    rows: int
+    ahead: int
+    example: int | None
+
+    def plus(self, other: FirstRows) -> FirstRows:
+        """Return the counts of these rows and of others, as of one chunk."""
+        example = self.example if self.example is not None else other.example
+        return FirstRows(self.task, self.rows + other.rows, self.ahead + other.ahead, example)
+
+
+@dataclass(frozen=True)
 class Report:
     """The report of one part to the driver, which works out from all reports how far the flow comes.
 
@@ -190,8 +215,9 @@ class Report:
     `ends` (partition, position after the last row), `replaying` the channels of which rows came that are none of this
     micro-batch. `low` is the lowest start of an interval of any task, `coarse` how coarse their intervals are. `counts` has
     "messages" and "replayed", the late and bad rows of the flow by reason, and as "outside" how many new rows outside their
-    bounds are not kept. `notes` are what a source wants people to read, by input and column. The part was told `now`,
-    `silent_for`, `visited`, `reach` and `step`.
+    bounds are not kept; of a step of an ordered task also `PROCESSED` and `ACTED`. `notes` are what a source wants people to
+    read, by input and column. `firsts` counts the rows of each input that begins. The part was told `now`, `silent_for`,
+    `visited`, `reach` and `step`.
     """
 
     sender: Sender
@@ -204,6 +230,7 @@ class Report:
     coarse: Coarse | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    firsts: Mapping[str, FirstRows] = field(default_factory=dict)
     silent_for: Mapping[str, int] = field(default_factory=dict)
     visited: int = clocks.BEGINNING
     reach: Reach | None = None

@@ -122,7 +122,11 @@ class Plan:
 
     @property
     def without_updates(self) -> str:
-        """The end of a sentence about messages of which none made an update."""
+        """The end of a sentence about messages of which none made an update, or had an effect."""
+        if isinstance(self.task, OrderedPart):
+            return (
+                ", and process() has returned no state and emitted no row. Let it return the state that is to be kept"
+            )
         why = "" if self.task.value is None else f": its value column {self.task.value!r} is null in all of them"
         return f", and none of them made an update{why}"
 

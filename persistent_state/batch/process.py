@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from heapq import heappop, heappush
 from typing import Any
 
@@ -35,6 +35,9 @@ each before they fill the memory. A chain goes on, and so do many timers that ea
 
 YEAR = 366 * UNITS["day"]
 """A timer that is further before the moment in hand, in microseconds, was not meant so."""
+
+LAST = read_clock(datetime.max.replace(tzinfo=timezone.utc))
+"""The last time, in microseconds, that Python can show. A timer is beyond it only if the messages are."""
 
 OF_TIMER = -1
 """The rank of rows that a due timer emits: they come before those of the moment's messages."""
@@ -88,11 +91,15 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for a key. `bad` has the numbers of the messages that were bad rows, with what did not fit."""
+    """The outcome for a key. `bad` has the numbers of the messages that were bad rows, with what did not fit.
+
+    `acted` is False if the key had no state at any time, and no row was emitted.
+    """
 
     kept: KeyState
     rows: list[Emitted]
     bad: dict[int, str]
+    acted: bool
 
 
 def process(program: Program, key: Any, kept: KeyState, messages: Sequence[Message], upto: int) -> Outcome:
@@ -154,6 +161,7 @@ class _Turn(Context):
         self._set = set(self._heap)
         self._rows: list[Emitted] = []
         self._bad: dict[int, str] = {}
+        self._had_state = kept.state is not None
         # What timers have set since the last message for times before the end of the interval in hand, and how many timers
         # there were then.
         self._chained, self._end, self._before = 0, BEGINNING, 0
@@ -184,7 +192,8 @@ class _Turn(Context):
         timers = tuple(Timer(*timer) for timer in sorted(self._set)) if self._set else ()
         # What user code calls later, of a context that it has kept, is an error.
         self._task = self._wishes = _OVER
-        return Outcome(KeyState(self._state, timers, self._newest), self._rows, self._bad)
+        acted = self._had_state or bool(self._rows)
+        return Outcome(KeyState(self._state, timers, self._newest), self._rows, self._bad, acted)
 
     # What user code calls
 
@@ -221,6 +230,9 @@ class _Turn(Context):
             self._wishes.append((False, None, name))
             return
         timestamp = _time_of(timestamp, name, self.timestamp)
+        # A time of long ago may be that of a timer that was called.
+        if (unlikely := _unlikely(timestamp, self.timestamp)) and _meant(timestamp, self.timestamp):
+            raise _refused(timestamp, unlikely, self.timestamp)
         self._wishes.append((False, max(timestamp, self.timestamp), name))
 
     def _time_to_set(self, given: TimerTime, name: str) -> int:
@@ -230,12 +242,8 @@ class _Turn(Context):
             InvalidInputError: It can't be set for this time.
         """
         timestamp, moment = _time_of(given, name, self.timestamp), self.timestamp
-        # A moment near 1970 is that of a test with small numbers.
-        if timestamp < moment - YEAR and moment > YEAR:
-            raise InvalidInputError(
-                f"a timer has timestamp={timestamp}, which is over a year before the moment in hand, {show_clock(moment)}; "
-                f"give microseconds UTC, or a timedelta from the moment{_meant(timestamp, moment)}."
-            )
+        if unlikely := _unlikely(timestamp, moment):
+            raise _refused(timestamp, unlikely, moment)
         if self._timer is not None and timestamp <= moment:
             raise InvalidInputError(
                 f"{self._timer!r} sets a timer for {timestamp}, which is no later time; add to timer.timestamp."
@@ -302,6 +310,7 @@ class _Turn(Context):
         if state is None:
             self._set, self._heap = set(), []
             return True
+        self._had_state = True
         for is_set, at, name in self._wishes:
             if at is None:
                 self._set = {timer for timer in self._set if timer[1] != name}
@@ -382,9 +391,26 @@ def _check_name(name: str) -> None:
             raise InvalidInputError(f"a timer has name={name!r}, which is not Unicode text; give a text.") from None
 
 
+def _unlikely(timestamp: int, moment: int) -> str:
+    """Return what makes a time unlikely for a timer that is set at a moment, or nothing."""
+    # A moment near 1970 is that of a test with small numbers.
+    if timestamp < moment - YEAR and moment > YEAR:
+        return f"over a year before the moment in hand, {show_clock(moment)}"
+    return "beyond the year 9999" if timestamp > LAST >= moment else ""
+
+
+def _refused(timestamp: int, unlikely: str, moment: int) -> InvalidInputError:
+    """Return the error that refuses a time at a moment."""
+    return InvalidInputError(
+        f"a timer has timestamp={timestamp}, which is {unlikely}; give microseconds UTC, or a timedelta from the "
+        f"moment{_meant(timestamp, moment)}."
+    )
+
+
 def _meant(timestamp: int, moment: int) -> str:
     """Return in parentheses what a time would be in another unit, if that is within a year of the moment, or nothing."""
-    for unit, factor in COARSER_UNITS.items():
-        if abs(timestamp * factor - moment) <= YEAR:
-            return f" (in {unit} this would be {show_clock(timestamp * factor)})"
+    in_other_units = {unit: timestamp * factor for unit, factor in COARSER_UNITS.items()}
+    for unit, time in {**in_other_units, "nanoseconds": timestamp // 1_000}.items():
+        if abs(time - moment) <= YEAR:
+            return f" (in {unit} this would be {show_clock(time)})"
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,7 +36,7 @@ class TakenBack(Chunk):
 
 @dataclass(frozen=True)
 class StepChunk(Chunk):
-    """Rows that a step made of messages. `aside` are the messages that were bad, as a side table.
+    """Rows that a step made of messages. `aside` are the messages that were bad, as a side table. `counts` are for the report.
 
     Chunks come in the order of the hashes of keys: one with another `high` than the chunk before it has no hash below that
     chunk's `high`. All of its own are below its `high`.
@@ -44,6 +44,7 @@ class StepChunk(Chunk):
 
     aside: pa.Table | None = None
     high: int = 1 << 64
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

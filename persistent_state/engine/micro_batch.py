@@ -17,7 +17,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from persistent_state.batch.messages import DRIVER, Advance, Answers, Blob, Descriptor, Report, new_notes
+from persistent_state.batch.messages import (
+    ACTED,
+    DRIVER,
+    PROCESSED,
+    Advance,
+    Answers,
+    Blob,
+    Descriptor,
+    Report,
+    new_notes,
+)
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
 from persistent_state.drive.turn import Part
@@ -76,7 +86,9 @@ class Progress:
             the source does not know.
         slowest: The live channel that is furthest behind: the clock follows it. None if no channel is live.
         waits_for: What the global clock waits for, after this commit, as a sentence.
-        made_updates: True if any message of the micro-batch made an update, and after a step.
+        made_updates: True if any message of the micro-batch made an update, and after a step. After a step of an `OrderedTask`
+            that processed messages: True if a key had a state, or a row was emitted.
+        processed: After a step of an `OrderedTask`: how many messages it processed. None otherwise.
         pending: By partition: for how many seconds it has had positions that can't be read yet, as those of a transaction that
             is open. None after a step that asked no source.
 
@@ -108,6 +120,7 @@ class Progress:
     waits_for: str = ""
     pending: Mapping[str, float] | None = None
     made_updates: bool = True
+    processed: int | None = None
 
 
 def is_committing() -> bool:
@@ -388,6 +401,7 @@ def progress(
 ) -> Progress:
     """Return the progress of a task whose flow a micro-batch or a step has moved, by the entry that commits it."""
     flow, counts = entry.flow_of(name), after.counts
+    processed = counts.get(PROCESSED)
     reasons = entry.late_counts_of(name)
     late = reasons.get(LATE, 0)
     return Progress(
@@ -410,7 +424,8 @@ def progress(
         slowest=after.slowest,
         waits_for=waits_for,
         pending=after.pending,
-        made_updates=made_updates,
+        made_updates=made_updates if not processed else counts.get(ACTED, 0) > 0,
+        processed=processed,
     )
 
 

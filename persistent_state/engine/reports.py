@@ -80,6 +80,8 @@ class Reports:
         self.newest[progress.task] = progress
         report, messages = self._by_part[progress.task], progress.messages - progress.replayed
         report.note_updates(progress.task, messages - progress.copies, progress.made_updates)
+        if progress.processed is not None:
+            report.note_processed(progress.task, progress.processed, progress.made_updates)
         report.note_dropped(progress.task, progress.replayed_or_late)
         if warning := report.note(progress.task, messages, progress.reasons, time.monotonic()):
             _logger.warning("%s", warning)
@@ -167,6 +169,8 @@ class TaskReport:
         self._messages = 0
         self._without_copies = 0
         self._made_updates = False
+        self._processed = 0
+        self._had_effect = False
         self._dropped = 0
         self._reported = 0
         self._due = first
@@ -195,6 +199,12 @@ class TaskReport:
             self._without_copies += messages
             self._made_updates |= made_updates
 
+    def note_processed(self, part: str, messages: int, had_effect: bool) -> None:
+        """Take in whether a step of an ordered task, which processed so many messages, had an effect."""
+        if part == self._plan.named:
+            self._processed += messages
+            self._had_effect |= had_effect
+
     def note_dropped(self, part: str, rows: int) -> None:
         """Take in how many rows of a micro-batch were dropped, as a source without positions can't tell replayed from late."""
         if part == self._plan.name:
@@ -202,7 +212,9 @@ class TaskReport:
 
     @property
     def _lacks_updates(self) -> bool:
-        """Return whether messages counted, and none of them made an update."""
+        """Return whether messages counted and none of them made an update, or an ordered task kept and emitted nothing."""
+        if self._processed and not self._had_effect:
+            return self._processed > self._of_parts.get(self._plan.named, Counter())[UNFIT]
         aside = sum(n for reason, n in self._aside.items() if _is_of_rows(reason)) + self._outside
         return not self._made_updates and self._without_copies > aside
 

@@ -167,6 +167,48 @@ def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
         combine(core.alone(plan), basis, 0, 1, chunks[::-1])
 
 
+NOW = 10_000
+"""The wall clock of a start."""
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 50])
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(
+    ("ahead", "rows", "has_begun", "is_refused"),
+    [(90, 100, False, True), (89, 100, False, False), (99, 99, False, False), (100, 100, True, False)],
+)
+def test_a_first_micro_batch_of_which_nearly_all_rows_are_ahead_is_refused_however_small_its_files_are(
+    ahead: int, rows: int, has_begun: bool, is_refused: bool, pieces: int, parts: int
+) -> None:
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
+    plan = core.plan_of(Rows(), schema, settings=Settings(10, ahead=20))
+    log = Log(plan.files, plan.application)
+    entry = core.start(log, [plan])
+    if has_begun:
+        before = pa.RecordBatch.from_pylist([{"ts": NOW, "k": "a", "n": 1}], schema)
+        entry = core.play(log, plan, before, now=NOW, channels={"": False, "silent": False})
+    first = rows * has_begun
+    flow = core.alone(plan)
+    basis = commits.plan_batch(entry, flow, Reach({"": first + rows}), NOW)
+    # The first ones are right, so that no piece but the last ones shows it.
+    stamps = [NOW + (21 if number >= rows - ahead else 20) for number in range(rows)]
+    chunks = [
+        Chunk("", first + low, pa.RecordBatch.from_pylist([{"ts": ts, "k": "a", "n": 1} for ts in some], schema))
+        for low, some in ((low, stamps[low : low + rows // pieces]) for low in range(0, rows, rows // pieces))
+    ]
+    sent = [combine(flow, basis.of_part(part, None), part, parts, chunks[part::parts]) for part in range(parts)]
+    if not is_refused:
+        entry = core.commit(log, plan, core.merged(plan, sent), now=NOW)
+        assert entry.late_rows_of("Rows").counts() == {"timestamp ahead of the batch time": ahead}
+        return
+    assert problem(lambda: core.commit(log, plan, core.merged(plan, sent), now=NOW)) == (
+        "task=Rows: of the first 100 rows 90 are ahead of this machine's clock, 1970-01-01T00:00:00.010000Z, by more than "
+        "max_ahead: one is of 1970-01-01T00:00:00.010021Z. Put the machine's clock right, correct timestamp_unit, or give the "
+        "application a greater max_ahead."
+    )
+    assert log.newest() == entry
+
+
 COLUMNS = pa.schema([("ts", pa.int64()), ("k", pa.string())])
 
 

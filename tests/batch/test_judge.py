@@ -30,9 +30,8 @@ from persistent_state.batch.judge import (
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.batch.rows import place_of
-from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.channels import Channel, beyond_limit
-from persistent_state.event_time.clocks import BEGINNING, Bounds, Settings
+from persistent_state.event_time.clocks import Bounds, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
 from persistent_state.sources.base import Chunk, Reach
@@ -72,26 +71,6 @@ def judged(plan: Plan, basis: Basis, rows: Sequence[tuple[Any, ...]], sightings:
     chunk = Chunk("p", int(at.min()), pa.record_batch(columns, schema=SCHEMA), at=at)
     position = basis.positions.get("p", Position())
     return judge(plan, basis, place_of(plan, chunk), [position], sightings or Sightings()).tolist()
-
-
-@pytest.mark.parametrize(
-    ("ahead", "rows", "clock", "is_refused"),
-    [(90, 100, BEGINNING, True), (89, 100, BEGINNING, False), (99, 99, BEGINNING, False), (100, 100, CLOCK, False)],
-)
-def test_a_first_start_of_which_nearly_all_rows_are_ahead_is_refused(
-    ahead: int, rows: int, clock: int, is_refused: bool
-) -> None:
-    plan, basis = planned(ahead=20)
-    basis = replace(basis, clock=clock)
-    stamps = [(NOW + (21 if number < ahead else 20), number) for number in range(rows)]
-    if not is_refused:
-        assert judged(plan, basis, stamps).count(AHEAD) == ahead
-        return
-    sentence = r"of the first 100 rows 90 are ahead of this machine's clock, .*\. Put the machine's clock right"
-    with pytest.raises(InvalidInputError, match=sentence.replace("; Put", r"\. Put")):
-        judged(plan, basis, stamps)
-    known = Sightings(newest={"a": NOW})
-    assert judged(plan, basis, stamps, known).count(AHEAD) == ahead
 
 
 def test_a_channel_that_is_named_as_one_of_another_input_is_none() -> None:

@@ -22,6 +22,7 @@ from persistent_state.errors import TaskFailedError
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.task import Message
 from persistent_state.testing import run_local
+from tests.core import micros
 
 STATE = pa.struct([("log", pa.list_(pa.string())), ("n", pa.int64())])
 ROW = pa.schema([("said", pa.string()), ("n", pa.int64())])
@@ -547,29 +548,63 @@ def test_a_timer_may_replace_itself() -> None:
     assert called(chain, 0, upto=MOMENT + 50 * SECOND) == [(1, "next"), (21, "next"), (41, "next")]
 
 
-def test_a_timer_of_another_unit_is_refused_with_what_was_meant() -> None:
-    def refused(given: Any) -> str:
-        with pytest.raises(TaskFailedError) as caught:
-            called(Sets(lambda context: context.set_timer(given)), 60)
-        return str(caught.value).split(": ", 1)[1]
+def refusal(act: Callable[[Context], None], *moments: int) -> str:
+    """The sentence that refuses what a task does with its context at the last of these moments."""
+    with pytest.raises(TaskFailedError) as caught:
+        called(Sets(act), *moments)
+    return str(caught.value).split(": ", 1)[1]
 
+
+LATER = MOMENT + 120 * SECOND
+OTHER_UNITS = {"seconds": LATER // SECOND, "milliseconds": LATER // 1000, "nanoseconds": LATER * 1000}
+"""One time in the units that are not meant."""
+
+ACTS: dict[str, Callable[[Context, Any], None]] = {
+    "set": lambda context, time: context.set_timer(time),
+    "replace": lambda context, time: context.replace_timer("", time),
+    "delete": lambda context, time: context.delete_timer(time),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("unit", OTHER_UNITS)
+def test_a_timer_of_another_unit_is_refused_with_what_was_meant(unit: str, act: str) -> None:
+    given = OTHER_UNITS[unit]
+    is_what = "is beyond the year 9999" if unit == "nanoseconds" else "is over a year before the moment in hand, {}"
     said = (
-        "a timer has timestamp={}, which is over a year before the moment in hand, 2026-01-01T00:01:00Z; give microseconds "
-        "UTC, or a timedelta from the moment{}."
+        f"a timer has timestamp={given}, which {is_what}; give microseconds UTC, or a timedelta from the moment (in {unit} "
+        "this would be 2026-01-01T00:02:00Z)."
     )
-    meant = " (in {} this would be 2026-01-01T00:02:00Z)"
-    later = MOMENT + 120 * SECOND
-    assert refused(later // 1000) == said.format(later // 1000, meant.format("milliseconds"))
-    assert refused(later // SECOND) == said.format(later // SECOND, meant.format("seconds"))
-    assert refused(60 * SECOND) == said.format(60 * SECOND, "")
-    assert "has no zone; give one" in refused(datetime(2026, 1, 1))
-    assert "timestamp=True" in refused(True)
+    assert refusal(lambda context: ACTS[act](context, given), 60) == said.format("2026-01-01T00:01:00Z")
+
+
+def test_a_timer_that_can_not_be_meant_is_refused() -> None:
+    last = micros(datetime.max.replace(tzinfo=timezone.utc))
+    far = "a timer has timestamp={}, which is beyond the year 9999; give microseconds UTC, or a timedelta from the moment."
+    for time in (last + 1, 2**63 - 1):
+        assert refusal(lambda context, time=time: context.set_timer(time), 0) == far.format(time)
+        assert refusal(lambda context, time=time: context.replace_timer("", time), 0) == far.format(time)
+    assert refusal(lambda context: context.set_timer(60 * SECOND), 60) == (
+        f"a timer has timestamp={60 * SECOND}, which is over a year before the moment in hand, 2026-01-01T00:01:00Z; give "
+        "microseconds UTC, or a timedelta from the moment."
+    )
+    assert "has no zone; give one" in refusal(lambda context: context.set_timer(datetime(2026, 1, 1)), 0)
+    assert "timestamp=True" in refusal(lambda context: context.set_timer(True), 0)
+
+
+def test_a_timer_that_may_be_meant_is_taken() -> None:
     # What is a little before is due at once, and so is all that a test with small numbers sets.
     assert called(Sets(lambda context: context.set_timer(timedelta(days=-365))), 0) == [(0, "")]
     early = Sets(lambda context: context.set_timer(context.timestamp - 10**9))
     assert len(process(program(early), 1, KeyState(), [Message(10, {})], 20).rows) == 1
-    # The time of a timer that was called long ago deletes nothing.
-    assert called(Sets(lambda context: context.delete_timer(1)), 0) == []
+    never = datetime.max.replace(tzinfo=timezone.utc)
+    assert called(Sets(lambda context: context.set_timer(never)), 0) == []
+    # Where the messages are beyond the year 9999, timers are, too.
+    beyond = Sets(lambda context: context.set_timer(context.timestamp + 1))
+    assert len(process(program(beyond), 1, KeyState(), [Message(2**61, {})], 2**62).rows) == 1
+    # The time of a timer that was called long ago, or that can't be set, deletes nothing.
+    for time in (1, MOMENT - 3 * 366 * 86_400 * SECOND, 2**63 - 1):
+        assert called(Sets(lambda context, time=time: context.delete_timer(time)), 0) == []
 
 
 class Unfit(Told):

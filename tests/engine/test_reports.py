@@ -24,6 +24,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.late_rows import LATE, NO_TIMESTAMP, UNFIT
 from persistent_state.store.log import Log
+from persistent_state.task import messages_of, rows_of
 from tests import core
 from tests.core import combine
 from tests.engine.test_lines import PROGRESS
@@ -122,6 +123,35 @@ def test_a_run_hears_of_each_commit_whether_it_made_updates() -> None:
         (report,) = reports._of_tasks
         said.append(report._lacks_updates)
     assert said == [True, False, False]
+
+
+def test_a_run_hears_of_each_step_of_an_ordered_task_whether_it_had_an_effect() -> None:
+    class Rule(OrderedTask):
+        key, state = "word", pa.int64()
+
+        def process(self, state: Any, message: Any, context: Any) -> None:
+            pass
+
+    def lacks(*steps: tuple[int | None, bool], bad: int = 0) -> bool:
+        app = Application("app", "memory://reports").add(Rule(), FileSource("in", timestamp="ts", schema=SCHEMA))
+        plans = [*app.plans(core.memory(), 1, lambda task, source: (source, SCHEMA, None)).values()]
+        log = Log(plans[0].files, plans[0].application)
+        entry = core.start(log, [FlowPlan((plans[0],)), FlowPlan((plans[1], plans[2]))])
+        reports = Reports("run", plans, entry, False, lambda progress: None)
+        reports.hear(replace(PROGRESS, task=messages_of("Rule"), messages=5))
+        for processed, made in steps:
+            of_step = {"processed": processed, "made_updates": made, "reasons": {UNFIT: bad}}
+            for part in ("Rule", rows_of("Rule")):
+                reports.hear(replace(PROGRESS, task=part, **of_step))
+        (report,) = reports._of_tasks
+        return report._lacks_updates
+
+    assert lacks((2, False), (0, False))
+    # Where a step processed nothing, messages still wait, or nothing has changed.
+    assert not lacks((0, False), (None, True))
+    assert lacks((2, False), (None, True))
+    assert not lacks((2, False), (1, True), (3, False))
+    assert [lacks((2, False), bad=bad) for bad in (1, 2)] == [True, False]
 
 
 def test_a_run_says_what_lies_above_its_clock_and_how_to_get_it(tmp_path: Path) -> None:

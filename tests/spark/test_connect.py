@@ -243,6 +243,7 @@ def test_a_graph_with_outputs_of_each_kind_is_exact_after_a_stop(server: Server,
     assert clients.end(first) == 0, clients.log.read_text()[-4000:]
     for file in range(2, 4):
         pipeline.grow(folder, file, range(file * seconds // 4, (file + 1) * seconds // 4))
+    # A client that reads to the end runs the Python of docs/spark-connect.md.
     client = clients.start(2, "--graph")
     assert clients.end(client) == 0, clients.log.read_text()[-4000:]
     assert pipeline.check(folder, seconds) > 0

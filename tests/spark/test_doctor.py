@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-TRY, RUN = blocks_of(text_of("docs/platforms.md"))
-
 
 def test_the_job_that_tries_a_platform_asks_workers_and_the_driver(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
-    job.write_text(TRY)
+    job.write_text(blocks_of(text_of("docs/platforms.md"))[0])
     env = sessions.environment(PYSPARK_PYTHON=sys.executable)
     # As on a platform, which decides where a job's Spark runs.
     command = [f"{sessions.spark_home()}/bin/spark-submit", "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
@@ -43,5 +41,6 @@ def test_the_job_that_runs_an_application(spark: SparkSession, tmp_path: Path, m
     app = Application("shop", str(tmp_path / "store"), scratch=str(tmp_path / "scratch")).add(Revenue(), source)
     monkeypatch.setitem(sys.modules, "shop", types.ModuleType("shop"))
     monkeypatch.setitem(sys.modules, "shop.streams", types.SimpleNamespace(app=app))
-    run(f"```python\n{RUN}```", {})
+    _, job = blocks_of(text_of("docs/platforms.md"))
+    run(f"```python\n{job}```", {})
     assert read_state(str(tmp_path / "store"), "shop", "Revenue").to_pylist() == [{"shop": "Oslo", "value": 100}]

@@ -34,6 +34,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from tests import page_code
 from tests.spark.files import write
 from tests.waiting import PATIENCE, until
 
@@ -366,8 +367,7 @@ def test_outputs_that_can_not_work_are_refused(spark: SparkSession, tmp_path: Pa
 
 
 def test_the_sink_of_the_guide_works(spark: SparkSession, tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "write-a-sink.md").read_text(encoding="utf-8")
-    code, _, test = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    code, _, test = page_code.blocks_of(page_code.text_of("docs/write-a-sink.md"))
     names: dict[str, Any] = {}
     exec(code, names)
     exec(test, names)

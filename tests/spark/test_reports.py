@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persistent_state import Application, FileSource, InvalidInputError, read_state
+from persistent_state import Application, Context, FileSource, InvalidInputError, Message, OrderedTask, read_state
 from tests.waiting import until
 from tests.words import SCHEMA, Words
 
@@ -23,7 +23,23 @@ if TYPE_CHECKING:
 SECOND = 1_000_000
 
 
-def ran(spark: SparkSession, folder: Path, *tasks: Words, drain: bool = False) -> Running:
+class Mute(OrderedTask):
+    """It keeps nothing, and emits nothing."""
+
+    key, state, emits = "word", pa.int64(), pa.schema([("n", pa.int64())])
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        pass
+
+
+class Speaking(Mute):
+    """It keeps nothing, and emits rows."""
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        context.emit(n=1)
+
+
+def ran(spark: SparkSession, folder: Path, *tasks: Words | OrderedTask, drain: bool = False) -> Running:
     app = Application(
         "words", str(folder / "store"), checkpoint_interval="10 seconds", allowed_delay="1 minute", shards=1
     )
@@ -39,11 +55,17 @@ def test_a_run_tells_of_a_task_that_made_no_update(
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"ts": [1, 2], "word": ["a", "b"]}, SCHEMA), tmp_path / "in" / "0.parquet")
     with caplog.at_level(logging.INFO, "persistent_state"):
-        running = ran(spark, tmp_path, Words(), Words("Silent", None), drain=True)
+        running = ran(spark, tmp_path, Words(), Words("Silent", None), Mute(), Speaking(), drain=True)
     lines = [f"{record.levelname} {record.getMessage().partition('.')[0]}" for record in caplog.records]
     assert "INFO task=Words: 2 messages read" in lines
     assert "WARNING task=Silent: 2 messages read, and none of them made an update" in lines
+    assert "WARNING task=Mute: 2 messages read, and process() has returned no state and emitted no row" in lines
+    assert "INFO task=Speaking: 2 messages read" in lines
     assert not running.progress["Silent"].made_updates
+    told = {
+        name: (running.progress[name].processed, running.progress[name].made_updates) for name in ("Mute", "Speaking")
+    }
+    assert told == {"Mute": (2, False), "Speaking": (2, True)}
 
 
 def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "spark-source.md"
 ROWS = 40
 VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))
 HAS_PUSH_DOWN, ENDS_AT_THE_NEWEST = VERSION >= (4, 1), VERSION >= (4, 2)
@@ -423,5 +422,5 @@ def test_spark_connect_reads_and_follows(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("filters")
 def test_the_code_of_the_page_does_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
     write_shop(tmp_path / "apps")
-    page = PAGE.read_text(encoding="utf-8").replace('"/data/apps"', repr(str(tmp_path / "apps")))
+    page = page_code.text_of("docs/spark-source.md").replace('"/data/apps"', repr(str(tmp_path / "apps")))
     assert page_code.run(page.replace('"/data/', f'"{tmp_path}/'), {"spark": spark}) > 12
