@@ -160,6 +160,12 @@ class TestFormats:
         assert at(chunks) == [*range(10), *range(FILE, FILE + 5)]
         assert not bad(chunks)
 
+    def test_a_header_may_be_longer_than_a_block(self, tmp_path: Path) -> None:
+        names = [f"{i}-{'x' * 100}" for i in range(20_000)]
+        write(tmp_path, "a.csv", f"value,{','.join(names)}\n1{',' * len(names)}\n")
+        chunks = read_all(tmp_path)
+        assert (values(chunks), bad(chunks)) == ([1], [])
+
     def test_a_given_format_needs_no_ending(self, tmp_path: Path) -> None:
         write(tmp_path, "part-0", encode(table(0, 3), ".csv"))
         assert values(read_all(tmp_path, format="csv")) == [0, 1, 2]
@@ -781,7 +787,7 @@ class TestOrder:
         driver = Driver(lambda: source(tmp_path))
         end = driver.source.reach({}, False).ends
         splits = driver.source.splits({}, end, 4)
-        assert [ordinal for split in splits for ordinal, _, _ in split] == [*range(20)]
+        assert [ordinal for split in splits for ordinal, *_ in split] == [*range(20)]
         assert [len(split) for split in splits] == [5] * 4
         assert len(driver.source.splits({}, end, 100)) == 20
         assert driver.source.splits(end, end, 4) == []
