@@ -35,7 +35,7 @@ from persistent_state.formatting import iso_time
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
-from persistent_state.sources.casts import Unfit, plain_schema
+from persistent_state.sources.casts import Unfit, leaves, plain_schema
 from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.listing import (
     TABLES,
@@ -195,6 +195,8 @@ class FileSource(TimeReplayableSource):
         self._transform = transform
         self._options = dict(storage_options or {})
         self._stored = None if schema is None else plain_schema(arrow_schema(schema))
+        self._takes_schema = schema is None
+        self._begun: list[str] = []
         self._made: pa.Schema | None = None
         self._opened: _Opened | None = None
         self._maker = os.getpid()
@@ -203,7 +205,8 @@ class FileSource(TimeReplayableSource):
         return f"FileSource({shown(self.path)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        # A copy has the schema, or finds it as this one does.
+        return {**self.__dict__, "_opened": None, "_begun": self._begun if self._stored is None else []}
 
     @property
     def schema(self) -> pa.Schema:
@@ -217,6 +220,24 @@ class FileSource(TimeReplayableSource):
                     f"transform of {self!r} {formats.what_it_did(error)}, for a batch without rows."
                 ) from error
         return self._made
+
+    @property
+    def takes_schema(self) -> bool:
+        """Whether the schema is that of a file."""
+        return self._takes_schema
+
+    def go_on_from(self, journal: Sequence[str]) -> None:
+        """Take the schema from the first file that was read, and not from one that came later and sorts before it.
+
+        Args:
+            journal: A line of JSON per file that was read, in order.
+
+        Raises:
+            InvalidInputError: The journal is another source's.
+        """
+        begun = [file.path for file in _files_in(journal)]
+        if self._takes_schema and begun[:1] != self._begun[:1]:
+            self._begun, self._stored, self._made = begun, None, None
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
         """Begin a start. A file of the journal is never taken for a new one.
@@ -236,6 +257,8 @@ class FileSource(TimeReplayableSource):
                 f"{self!r} is to go on from {known[PARTITION]}, but its journal has only {len(files)} files; "
                 "the task had another source: give it another name, or reset it."
             )
+        if self._stored is None:
+            self._begun = [file.path for file in files]
         is_whole = self.finite and len(files) < len(journal)
         self._opened = _Opened(files, len(files), {file.path for file in files}, is_whole=is_whole)
         self._take()
@@ -390,16 +413,22 @@ class FileSource(TimeReplayableSource):
                 f"file={path!r} of {self!r} can't be read: {raised(error)}. Move it away, or give it another format."
             ) from error
 
-    def _with_folder_columns(self, file: io.IOBase, path: str) -> Iterator[formats.Piece]:
-        """Yield the records of a file, with the columns that its folders say."""
-        schema, fault = self._record_schema(), ""
+    def _of_folders(self, path: str) -> tuple[dict[str, pa.Scalar], str]:
+        """Return the values of the columns that a path says, and why they make the rows bad; "" if they don't."""
         values: dict[str, pa.Scalar] = {}
+        fault = ""
         for name, text in folder_columns(path).items():
-            if name in schema.names:
+            if name in (schema := self._record_schema()).names:
                 try:
                     values[name] = formats.of_text(text, schema.field(name))
                 except Unfit as error:
                     values[name], fault = pa.scalar(None, schema.field(name).type), f"{error}, in its folder's name"
+        return values, fault
+
+    def _with_folder_columns(self, file: io.IOBase, path: str) -> Iterator[formats.Piece]:
+        """Yield the records of a file, with the columns that its folders say."""
+        schema = self._record_schema()
+        values, fault = self._of_folders(path)
         # A batch without columns has no rows. So a file without any has one that is left out.
         rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.string())])
         for piece in formats.read_pieces(file, *self._kind(path), rest if values else schema, self._csv, fault):
@@ -529,8 +558,7 @@ class FileSource(TimeReplayableSource):
                 alike.setdefault(look, []).append(file)
         moved = {path: then for path, then in state.moved.items() if path in new}
         copies: dict[str, str] = {}
-        sizes, seconds = {file.size for file in new.values()}, {_second(file) for file in new.values()}
-        near = [file for file in state.files if file.size in sizes or _second(file) in seconds] if new else []
+        near = _near(state.files, [*new.values()]) if new else []
         first = _first_of_names(state.files, {_name(path) for path in new}) if near else {}
         compared = set()
         for other in (*near, *sorted(new.values(), key=lambda file: file.path)):
@@ -577,7 +605,7 @@ class FileSource(TimeReplayableSource):
 
     def _is_like(self, look: Look, other: File, new: File) -> bool:
         """Return whether a file that has a look in common with another one may be what the other was."""
-        if not self._is_opened(other.path):
+        if not self._is_opened(other.path) or self._of_folders(other.path)[1]:
             return False
         if look[0] != _SAME_TIME and folder_columns(other.path) != folder_columns(new.path):
             return False
@@ -596,11 +624,12 @@ class FileSource(TimeReplayableSource):
         return 0
 
     def _stand_in(self, gone: File, stamps: Mapping[tuple[int, int | None], list[File]]) -> str | None:
-        """Return the path of the file that a file that is gone has become under the name of another kind, if there is one."""
+        """Return the path of the file that a file that is gone has become under its right name or folder, if there is one."""
         system, root = self._system()
         for other in stamps.get((gone.size, gone.modified), ()):
             is_like = _has_fraction(gone) or _title(gone.path) == _title(other.path)
-            if is_like and self._is_opened(other.path) and self._kind(gone.path) != self._kind(other.path):
+            is_other = self._kind(gone.path) != self._kind(other.path) or self._of_folders(gone.path)[1]
+            if is_like and is_other and other.path != gone.path and self._is_opened(other.path):
                 with self._asking(other.path):
                     if system.exists(f"{root}/{other.path}"):
                         return other.path
@@ -651,24 +680,36 @@ class FileSource(TimeReplayableSource):
 
     def _record_schema(self) -> pa.Schema:
         if self._stored is None:
-            files = [
-                file for file in self._in_order(self._listed().files) if self._kind(file.path)[0] == formats.PARQUET
-            ]
-            if not files:
-                raise InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
-            try:
-                with self._open(files[0].path, files[0].size) as file:
-                    parquet = formats.open_parquet(pa.PythonFile(file, mode="r"))
-                    stored = plain_schema(parquet.schema_arrow).remove_metadata()
-                    of_folders = [pa.field(name, pa.string()) for name in folder_columns(files[0].path)]
-                    self._stored = pa.schema(
-                        [*stored, *(field for field in of_folders if field.name not in stored.names)]
+            there = {file.path: file for file in self._listed().files if self._kind(file.path)[0] == formats.PARQUET}
+            begun = [there.pop(path) for path in self._begun if path in there]
+            unread = None
+            for file in (*begun, *self._in_order([*there.values()])):
+                try:
+                    self._stored = self._schema_of(file)
+                    return self._stored
+                except formats.UNDECODABLE as error:
+                    # It is a bad record, which says nothing of the others.
+                    unread = unread or InvalidInputError(
+                        f"file={file.path!r} of {self!r} has no schema: {error}; give schema=."
                     )
-            except formats.UNDECODABLE as error:
-                raise InvalidInputError(
-                    f"file={files[0].path!r} of {self!r} has no schema: {error}; give schema=."
-                ) from error
+            raise unread or InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
         return self._stored
+
+    def _schema_of(self, file: File) -> pa.Schema:
+        """Return the schema of the records of a Parquet file, with the columns that its folders say."""
+        with self._open(file.path, file.size) as stored:
+            parquet = formats.open_parquet(pa.PythonFile(stored, mode="r"))
+            schema = plain_schema(parquet.schema_arrow).remove_metadata()
+        names = [name for name in folder_columns(file.path) if name not in schema.names]
+        if untyped := [each.name for each in schema if pa.null() in leaves([each.type])]:
+            _logger.warning(
+                "The schema of %r is that of file=%r, whose columns %s hold only nulls, so that they have no type and other "
+                "files with values there are bad; give schema=.",
+                self,
+                file.path,
+                ", ".join(map(repr, untyped)),
+            )
+        return pa.schema([*schema, *(pa.field(name, pa.string()) for name in names)])
 
     def _transformed_piece(self, piece: formats.Piece, path: str) -> formats.Piece:
         try:
@@ -935,6 +976,20 @@ def _has_fraction(file: File) -> bool:
 
 def _second(file: File) -> int:
     return -1 if file.modified is None else file.modified // 1_000_000
+
+
+def _near(files: Sequence[File], new: Sequence[File]) -> list[File]:
+    """Return the files that may have a look in common with a new one. It takes little time for each file that has none."""
+    stamps = {(file.size, file.modified) for file in new}
+    sizes, seconds = {file.size for file in new}, {_second(file) for file in new}
+    plain = {_unpacked(_name(file.path)) for file in new}
+    names = {_name(file.path) for file in new} | plain | {f"{name}.{codec}" for name in plain for codec in _CODECS}
+    return [
+        file
+        for file in files
+        if (file.size, file.modified) in stamps
+        or ((file.size in sizes or _second(file) in seconds) and _name(file.path) in names)
+    ]
 
 
 def _first_of_names(files: Sequence[File], names: Collection[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -13,17 +14,27 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
+import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import Application, NonWindowState, ParquetSink, PersistentTask, SqlSink, ValuesAtClock
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.sources import files, listing
-from tests.sources.test_files import FILE, Driver, bad, counted, encode, source, table, values, write
+from persistent_state.sources.files import FileSource
+from persistent_state.store.log import Log
+from tests import core
+from tests.soak import soak_or
+from tests.sources.test_files import FILE, SCHEMA, Driver, bad, counted, encode, source, table, values, write
+
+if TYPE_CHECKING:
+    from persistent_state.engine.queries import Setup
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 
@@ -264,7 +275,15 @@ def test_a_file_that_was_never_opened_is_read_under_its_right_name_and_never_mis
 
 
 @pytest.mark.parametrize("modified", [1e9, 1e9 + 0.5])
-@pytest.mark.parametrize(("name", "right"), [("0.csv", "0.csv.gz"), ("0.csv.gz", "0.csv"), ("0.json", "0.csv")])
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("0.csv", "0.csv.gz"),
+        ("0.csv.gz", "0.csv"),
+        ("0.json", "0.csv"),
+        ("key=a/value=some/0.csv", "key=b/0.csv"),
+    ],
+)
 def test_a_file_that_gets_the_name_of_its_own_kind_is_read_and_its_bad_records_stay(
     tmp_path: Path, name: str, right: str, modified: float
 ) -> None:
@@ -272,6 +291,7 @@ def test_a_file_that_gets_the_name_of_its_own_kind_is_read_and_its_bad_records_s
     before = driver(tmp_path)
     first = before.next()
     assert (values(first), len(bad(first)) > 0) == ([], True)
+    (tmp_path / right).parent.mkdir(exist_ok=True)
     (tmp_path / name).rename(tmp_path / right)
     assert values(before.next()) == [0, 1, 2]
     again = driver(tmp_path, before)
@@ -374,6 +394,65 @@ def test_a_copy_is_read_and_named(
         f"{name!r} (as '0.csv') of FileSource({str(tmp_path)!r}): read, although it looks like a copy of another file that is "
         "read. If it is one, its rows count twice: move it out of the folder, and name the task in rebuild."
     ]
+
+
+def add(folder: Path, number: int) -> None:
+    write(folder, f"{number}.csv.part", f"value\n{number}\n", 1e9 + number + 0.5)
+
+
+def rename(folder: Path, path: Path) -> None:
+    path.rename(path.with_name(path.name.removesuffix(".part")))
+
+
+def archive(folder: Path, path: Path) -> None:
+    (folder / "archive").mkdir(exist_ok=True)
+    path.rename(folder / "archive" / path.name)
+
+
+def copy_and_delete(folder: Path, path: Path) -> None:
+    write(folder, f"old/{path.relative_to(folder)}", path.read_bytes(), 2e9 + path.stat().st_mtime % 1e9)
+    path.unlink()
+
+
+def compress(folder: Path, path: Path) -> None:
+    if path.suffix == ".csv":
+        write(path.parent, f"{path.name}.gz", gzip.compress(path.read_bytes()), int(path.stat().st_mtime))
+        path.unlink()
+
+
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=60, soak=3_000))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([rename, archive, copy_and_delete, compress]), st.integers(1, 9)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_each_row_counts_once_whatever_moves_between_listings(
+    moves: list[tuple[Callable[[Path, Path], None], int]],
+) -> None:
+    """A file is moved once after it was read, as one that is moved twice looks like the first place no more."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, found = Path(made), list[int]()
+        for number in range(1, 4):
+            add(folder, number)
+        read = driver(folder)
+        read.next()
+        for move, number in moves:
+            for path in [
+                each for each in folder.rglob(f"{number}.csv*") if each.suffix == ".part" or each.parent == folder
+            ]:
+                if (path.suffix == ".part") == (move is rename):
+                    move(folder, path)
+            found += values(read.next())
+            # A start at the same place knows what its journal says.
+            read = driver(folder, read, read.position.get("", 0))
+            found += values(read.next())
+        for path in folder.rglob("*.part"):
+            rename(folder, path)
+        found += values(read.next())
+        assert sorted(found) == [1, 2, 3]
 
 
 def test_files_that_are_alike_by_chance_are_read_in_silence(tmp_path: Path, warnings: Warnings) -> None:
@@ -535,3 +614,23 @@ def test_a_store_has_one_place_however_its_url_is_written(folder: str, place: st
     assert source(folder).reads(place)
     assert source(place).reads(folder) == (not place.rstrip("/").endswith("out"))
     assert not source(folder).reads(place.replace("/in", "/in-2"))
+
+
+def test_a_later_start_has_the_schema_of_the_first_file_that_was_read(tmp_path: Path) -> None:
+    write(tmp_path / "in", "b.parquet", table(0, 1))
+
+    def begun() -> tuple[FileSource, Setup]:
+        read = source(tmp_path / "in", schema=None)
+        app = Application("a", store=str(tmp_path / "store"), max_ahead="36500 days")
+        app.add(Total(), read)
+        return read, app._rewind_setup()
+
+    read, setup = begun()
+    ((plan, _, _),) = [(part.plan, part.source, part.outputs) for part in setup.parts]
+    core.start(log := Log(setup.files, "a"), [plan])
+    read.open([], {})
+    assert core.play_source(log, plan, read)
+    write(tmp_path / "in", "a.parquet", pa.table({"ts": [1.5], "value": ["x"]}))
+    write(tmp_path / "in", "0.parquet", b"")
+    _, setup = begun()
+    assert [part.plan.schema for part in setup.parts] == [SCHEMA]
