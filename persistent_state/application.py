@@ -239,7 +239,7 @@ class Application:
                     f"task={task.task_name} and task={taken[name]} need the name {name} in the store; give one another name."
                 )
         check_places({each.task.task_name: each.outputs for each in (*self._added, *added)})
-        _check_apart([*self._added, *added], self.store)
+        _check_apart([*self._added, *added], self)
         self._added += added
         return self
 
@@ -759,13 +759,17 @@ def _in_parts(
     ]
 
 
-def _check_apart(tasks: Sequence[_Added], store: str) -> None:
-    """Refuse a store, or the folder of a sink, in a folder whose files are read.
+def _check_apart(tasks: Sequence[_Added], application: Application) -> None:
+    """Refuse a store, Spark's scratch folder, or the folder of a sink, in a folder whose files are read.
 
     Raises:
         InvalidInputError: One is.
     """
-    places = [(f"the store {shown(store)!r}", store)]
+    store, scratch = application.store, application.scratch
+    # The files of an application lie in a folder of its name.
+    places = [(f"the store {shown(store)!r}", place) for place in (store, f"{store}/{application.name}")]
+    if isinstance(scratch, str):
+        places.append((f"scratch={shown(scratch)!r}", scratch))
     for each in tasks:
         for output in each.outputs.at_clock:
             records = (record for record in output.place.records(each.task.task_name) if isinstance(record, tuple))

@@ -95,7 +95,9 @@ _WRITTEN_AGAIN = (
 )
 """Warnings of files."""
 _SAME_FILE, _SAME_TIME, _SAME_NAME, _SAME_TEXT = range(4)
-"""What two files have in common: size, name and time, size and time, size and name, or name and time but for a compression."""
+"""The looks of two files, by what they have in common: size, name and time; size and time; size and name; name and time of a
+text that is compressed otherwise.
+"""
 _WHOLE = '{"finite": true}'
 """The line of the journal behind the last file of a finite source."""
 
@@ -223,7 +225,7 @@ class FileSource(TimeReplayableSource):
 
     @property
     def takes_schema(self) -> bool:
-        """Whether the schema is that of a file."""
+        """True if the schema is that of a file."""
         return self._takes_schema
 
     def go_on_from(self, journal: Sequence[str]) -> None:
@@ -987,8 +989,8 @@ def _near(files: Sequence[File], new: Sequence[File]) -> list[File]:
     return [
         file
         for file in files
-        if (file.size, file.modified) in stamps
-        or ((file.size in sizes or _second(file) in seconds) and _name(file.path) in names)
+        if (file.size in sizes and (file.size, file.modified) in stamps)
+        or ((file.size in sizes or (file.modified or 0) // 1_000_000 in seconds) and _name(file.path) in names)
     ]
 
 

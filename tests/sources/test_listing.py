@@ -586,10 +586,18 @@ def test_a_sink_or_a_store_within_the_folder_of_a_source_is_refused(tmp_path: Pa
         return
     with pytest.raises(InvalidInputError, match=sentence.format("Total", "sink")):
         Application("a", store=str(tmp_path / "store")).add(Total(), read, ParquetSink(place))
+    with pytest.raises(InvalidInputError, match=r"reads all files below .*, and scratch='.*' writes there; give one"):
+        Application("a", store=str(tmp_path / "store"), scratch=place).add(Total(), read)
     app = Application("a", store=str(tmp_path / "store"))
     app.add(Total(), source(tmp_path / "other"), ParquetSink(place))
     with pytest.raises(InvalidInputError, match=sentence.format("Other", "sink")):
         app.add(Other(), read)
+
+
+def test_a_source_of_the_files_of_its_own_application_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"and the store '.*' writes there"):
+        Application("a", store=str(tmp_path)).add(Total(), source(tmp_path / "a"))
+    Application("b", store=str(tmp_path)).add(Total(), source(tmp_path / "a"))
 
 
 def test_a_sink_beside_the_folder_or_under_an_ignored_name_is_taken(tmp_path: Path) -> None:
