@@ -51,7 +51,7 @@ from persistent_state.sources.listing import (
 from persistent_state.sources.names import folder_columns, other_name
 from persistent_state.sources.schemas import AnySchema, arrow_schema
 
-Look: TypeAlias = "tuple[int, int, str]"
+Look: TypeAlias = "tuple[int, int, str, str]"
 Split: TypeAlias = (
     "tuple[tuple[int, str, int, str], ...]"  # (ordinal, path, size, path where its bytes are now) of files
 )
@@ -564,7 +564,7 @@ class FileSource(TimeReplayableSource):
         first = _first_of_names(state.files, {_name(path) for path in new}) if near else {}
         compared = set()
         for other in (*near, *sorted(new.values(), key=lambda file: file.path)):
-            if other.path in copies:
+            if other.path in copies or not self._is_opened(other.path) or self._of_folders(other.path)[1]:
                 continue
             for look in [each for each in self._looks(other, first) if each in alike]:
                 is_gone = other.path not in new and self._is_gone(other, listing)
@@ -586,31 +586,28 @@ class FileSource(TimeReplayableSource):
         """Yield what two files have in common if one of them is the other, moved, copied or compressed.
 
         The name of a known file says which it is if no file before it had the name, as those of days may all be `orders.csv`.
-        `first` has the first path of each name. A new file may have any folders before the path of a known one.
+        `first` has the first path of each name. A new file may have any folders before the path of a known one. Where folders
+        hold columns, other values of these make other rows.
         """
-        name = _name(file.path)
+        *folders, name = file.path.split("/")
+        columns = "/".join(folder for folder in folders if "=" in folder)
         if file.modified is not None:
-            yield _SAME_FILE, file.size, f"{file.modified} {name}"
+            yield _SAME_FILE, file.size, f"{file.modified} {name}", columns
             # Many files may be of one second, such as those of an archive that was unpacked.
             if _has_fraction(file):
-                yield _SAME_TIME, file.size, str(file.modified)
+                yield _SAME_TIME, file.size, str(file.modified), ""
             # Some programs that compress a file give the result its time without a fraction.
             own = self._kind(file.path)[1]
             codecs = [own] if first is None else {None, *_CODECS.values()} - {own}
-            yield from ((_SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}") for codec in codecs)
+            yield from ((_SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}", columns) for codec in codecs)
         if first is None:
-            folders = file.path.split("/")
-            names = {"/".join(folders[i:]) for i in range(1, len(folders))} | {name}
+            names = {"/".join([*folders[i:], name]) for i in range(1, len(folders) + 1)} | {name}
         else:
             names = {file.path} | ({name} if first.get(name) == file.path else set())
-        yield from ((_SAME_NAME, file.size, each) for each in names)
+        yield from ((_SAME_NAME, file.size, each, columns) for each in names)
 
     def _is_like(self, look: Look, other: File, new: File) -> bool:
-        """Return whether a file that has a look in common with another one may be what the other was."""
-        if not self._is_opened(other.path) or self._of_folders(other.path)[1]:
-            return False
-        if look[0] != _SAME_TIME and folder_columns(other.path) != folder_columns(new.path):
-            return False
+        """Return whether a file that has a look in common with another one, which has had records, may be what that was."""
         then, now = self._kind(other.path), self._kind(new.path)
         if look[0] != _SAME_TEXT:
             # Under the name of another kind the same bytes have had other records, or none.

@@ -455,6 +455,20 @@ def test_each_row_counts_once_whatever_moves_between_listings(
         assert sorted(found) == [1, 2, 3]
 
 
+def test_partitions_that_are_alike_are_kept_apart_by_their_folders(tmp_path: Path, warnings: Warnings) -> None:
+    for day in (1, 2, 3):
+        write(tmp_path, f"value={day}/0.csv", "ts\n2026-01-01\n", 1e9)
+    before = driver(tmp_path)
+    assert values(before.next()) == [1, 2, 3]
+    for day in (1, 2):
+        write(tmp_path, f"old/value={day}/0.csv.gz", gzip.compress((tmp_path / f"value={day}/0.csv").read_bytes()), 1e9)
+        (tmp_path / f"value={day}/0.csv").unlink()
+    write(tmp_path, "value=4/0.csv", "ts\n2026-01-01\n", 1e9)
+    assert values(before.next()) == [4]
+    (warning,) = warnings()
+    assert all(f"'old/value={day}/0.csv.gz' (read as 'value={day}/0.csv')" in warning for day in (1, 2))
+
+
 def test_files_that_are_alike_by_chance_are_read_in_silence(tmp_path: Path, warnings: Warnings) -> None:
     # Of one whole second and size, and of one name and size.
     for i in range(3):
