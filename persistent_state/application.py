@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +19,7 @@ from persistent_state.batch.changes import check as check_fed
 from persistent_state.batch.changes import schema_of
 from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
-from persistent_state.errors import InvalidInputError, check_whole
+from persistent_state.errors import InvalidInputError, StateError, check_whole
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
@@ -38,8 +39,9 @@ from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
+from persistent_state.store import lists
 from persistent_state.store.files import Files, open_files
-from persistent_state.store.log import check_name
+from persistent_state.store.log import Log, check_name
 from persistent_state.task import PersistentTask, check_process_message, instance_of, messages_of
 
 if TYPE_CHECKING:
@@ -237,7 +239,7 @@ class Application:
                     f"task={task.task_name} and task={taken[name]} need the name {name} in the store; give one another name."
                 )
         check_places({each.task.task_name: each.outputs for each in (*self._added, *added)})
-        _check_apart([*self._added, *added], self.store)
+        _check_apart([*self._added, *added], self)
         self._added += added
         return self
 
@@ -463,6 +465,7 @@ class Application:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
         shards = self.shards or shards or (1 if spark is None else parallelism(spark))
+        self._take_up_schemas(files)
         plans = self.plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
         shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}
@@ -492,6 +495,21 @@ class Application:
             metrics=metrics,
             show_progress=show_progress,
         )
+
+    def _take_up_schemas(self, files: Files) -> None:
+        """Let sources whose schema is that of a file take it from what they have read, before they are asked for it."""
+        sources = [
+            (added.task.task_name, name, of.source)
+            for added in self._added
+            for name, of in added.inputs.items()
+            if isinstance(of.source, FileSource) and of.source.takes_schema
+        ]
+        # What is wrong with the log is for the start to say.
+        with suppress(StateError):
+            newest = Log(files, self.name).newest() if sources else None
+            for task, name, source in sources:
+                if newest is not None and task in newest.tasks and name in newest.flow_of(task).inputs:
+                    source.go_on_from(lists.read(files, newest.flow_of(task).inputs[name].journal))
 
     def _keeping(self) -> Keeping:
         """Return which checkpoints are kept.
@@ -743,13 +761,17 @@ def _in_parts(
     ]
 
 
-def _check_apart(tasks: Sequence[_Added], store: str) -> None:
-    """Refuse a store, or the folder of a sink, in a folder whose files are read.
+def _check_apart(tasks: Sequence[_Added], application: Application) -> None:
+    """Refuse a store, Spark's scratch folder, or the folder of a sink, in a folder whose files are read.
 
     Raises:
         InvalidInputError: One is.
     """
-    places = [(f"the store {shown(store)!r}", store)]
+    store, scratch = application.store, application.scratch
+    # The files of an application lie in a folder of its name.
+    places = [(f"the store {shown(store)!r}", place) for place in (store, f"{store}/{application.name}")]
+    if isinstance(scratch, str):
+        places.append((f"scratch={shown(scratch)!r}", scratch))
     for each in tasks:
         for output in each.outputs.at_clock:
             records = (record for record in output.place.records(each.task.task_name) if isinstance(record, tuple))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from persistent_state.batch.in_order import Messages
 from persistent_state.batch.judge import (
     ACCEPTED,
     ASIDE,
+    NO_TIMESTAMP,
     OUTSIDE,
     REPLAYED_OR_LATE,
     SKIPPED,
@@ -143,11 +144,16 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
             lifted[0].sides.append(chunk.aside)
     read.notes = {(chunk.input, column): note for column, note in chunk.notes.items()} | read.notes
     place = place_of(flow.first, chunk)
+    reasons = ASIDE
+    if flow.first.channel in chunk.lacks:
+        # All rows would be of one channel, which is none. Like rows without a timestamp they move no clock.
+        place = replace(place, valid=np.zeros(len(place.valid), np.bool_))
+        reasons = {**ASIDE, NO_TIMESTAMP: late_rows.NO_COLUMN + repr(flow.first.channel)}
     before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]
     if not flow.first.is_fed_by_task:
         _note_ends(basis, place, read.ends)
     codes = judge(flow.first, basis, place, before, read.sightings)
-    _put_aside(flow, chunk, place, before[0], codes, read)
+    _put_aside(flow, chunk, place, before[0], codes, reasons, read)
     if not flow.first.settings.bounds.keep:
         _count_outside(place, before, codes, read.counts)
     if not isinstance(chunk, TakenBack):
@@ -282,14 +288,22 @@ def _note_ends(basis: Basis, place: Place, ends: dict[str, int]) -> None:
             ends[name] = max(position + 1, ends.get(name, 0))
 
 
-def _put_aside(flow: FlowPlan, chunk: Chunk, place: Place, position: Position, codes: Codes, read: Read) -> None:
+def _put_aside(
+    flow: FlowPlan,
+    chunk: Chunk,
+    place: Place,
+    position: Position,
+    codes: Codes,
+    reasons: Mapping[int, str],
+    read: Read,
+) -> None:
     """Put aside the records that could not be decoded, and the rows that are not accepted."""
     if bad := [record for record in chunk.bad if record.position >= position.next]:
         read.put_aside(flow, bad_record_table(flow.first, chunk, bad))
     if not codes.any():
         return
     rows = chunk.rows.select(flow.first.schema.names)
-    for verdict, reason in ASIDE.items():
+    for verdict, reason in reasons.items():
         if (aside := codes == verdict).any() and (verdict != OUTSIDE or flow.first.settings.bounds.keep):
             read.put_aside(flow, side_table(flow.first, rows, aside, reason, place))
 

@@ -52,7 +52,7 @@ _BESIDE = pa.schema(
 """The columns beside the rows of a source: what the part starts from, and the place of each row.
 
 A row before the rows of a chunk holds the original records of those rows that are set aside whatever their updates are, and
-another one the notes of the chunk, as a header.
+another one the notes of the chunk and the columns that it lacks, as a header.
 """
 
 DAY = 86_400_000_000
@@ -96,6 +96,7 @@ def _quoted(name: str) -> str:
 def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chunk]:
     """Yield the chunks that a reader sent through Spark as rows, and raise the error that it sent instead of the rest."""
     originals: dict[str, Originals] = {}
+    lacks: tuple[str, ...] = ()
     for batch in batches:
         for header in batch.column(_HEADER).drop_null().to_pylist():
             if error := failures.error_of(header):
@@ -113,7 +114,7 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
                 records = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
                 originals = {partition: partial(_looked_up, records)}
             elif are_notes:
-                notes = pickle.loads(batch.column(_HEADER)[begin].as_py())
+                notes, lacks = pickle.loads(batch.column(_HEADER)[begin].as_py())
                 yield Chunk(partition, 0, rows.slice(0, 0), at=positions[:0], notes=notes)
             elif is_bad:
                 reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
@@ -122,7 +123,7 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
             else:
                 some, came = rows.slice(begin, end - begin), originals.get(partition)
                 replay = None if replays[begin] == _NONE else int(replays[begin])
-                yield Chunk(partition, int(at[0]), some, replay=replay, at=at, originals=came)
+                yield Chunk(partition, int(at[0]), some, replay=replay, at=at, originals=came, lacks=lacks)
 
 
 def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
@@ -149,8 +150,13 @@ class RowReader(ArrowReader):
         part: Part = partition.value
         yield row(pickle.dumps(replace(part, reads=None)))
         try:
+            lacks: tuple[str, ...] = ()
             for chunk in part.chunks(self.flow, self.source):
+                if chunk.notes or chunk.lacks != lacks:
+                    about = pa.array([pickle.dumps((dict(chunk.notes), chunk.lacks))], pa.binary())
+                    yield _record_batch(schema, 1, {_PARTITION: pa.array([chunk.partition]), _HEADER: about})
                 yield from self._sent(chunk, part.basis, schema)
+                lacks = chunk.lacks
         except StateError as error:
             yield row(failures.as_row(error, self.attempts))
 
@@ -158,12 +164,10 @@ class RowReader(ArrowReader):
         count, bad = chunk.rows.num_rows, chunk.bad
         # Spark changes the values, so find the unfit keys before.
         unfit = {plan.unfit_column: unfit_rows(plan, chunk.rows, chunk.lacks) for plan in self.flow.tasks}
-        if (originals := self._originals(chunk, basis, np.any([*unfit.values()], axis=0))) is not None:
+        unread = np.any([*unfit.values()], axis=0) | (self.flow.first.channel in chunk.lacks)
+        if (originals := self._originals(chunk, basis, unread)) is not None:
             partition = pa.array([chunk.partition], pa.string())
             yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})
-        if chunk.notes:
-            notes = pa.array([pickle.dumps(dict(chunk.notes))], pa.binary())
-            yield _record_batch(schema, 1, {_PARTITION: pa.array([chunk.partition]), _HEADER: notes})
         yield _record_batch(
             schema,
             count,

@@ -59,7 +59,7 @@ class Chunk:
         originals: Returns the records at given positions as they came, of rows and of bad ones; None if the source has none.
         input: The name of the task's input that the rows are of. A source leaves it out.
         lacks: The columns that are null because what the source reads does not have them at all. The rows are bad for a task
-            whose key, value or message id is one of them.
+            whose key, value or message id is one of them, and for all tasks if the source's channel is.
         notes: By column: a sentence that people are to read in the log, once for each start.
 
     Example:

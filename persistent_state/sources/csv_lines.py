@@ -109,7 +109,8 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
         why = "not as many fields as in the header"
         try:
             first = pa_csv.ParseOptions(**rules)
-            names = pa_csv.read_csv(io.BytesIO(header + b"\n"), parse_options=first).column_names
+            whole = pa_csv.ReadOptions(block_size=len(header) + 1)
+            names = pa_csv.read_csv(io.BytesIO(header + b"\n"), whole, first).column_names
         except UnicodeDecodeError:
             raise Unfit("its header is not UTF-8") from None
     wanted = [name for name in names if name in schema.names]

@@ -35,9 +35,10 @@ from persistent_state.formatting import iso_time
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
-from persistent_state.sources.casts import Unfit, plain_schema
+from persistent_state.sources.casts import Unfit, leaves, plain_schema
 from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.listing import (
+    TABLES,
     UNREADABLE,
     File,
     Listing,
@@ -50,7 +51,10 @@ from persistent_state.sources.listing import (
 from persistent_state.sources.names import folder_columns, other_name
 from persistent_state.sources.schemas import AnySchema, arrow_schema
 
-Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
+Look: TypeAlias = "tuple[int, int, str, str]"
+Split: TypeAlias = (
+    "tuple[tuple[int, str, int, str], ...]"  # (ordinal, path, size, path where its bytes are now) of files
+)
 
 _logger = logging.getLogger("persistent_state")
 
@@ -63,6 +67,8 @@ _CODECS: dict[str, formats.Codec] = {"gz": "gzip", "gzip": "gzip", "bz2": "bz2",
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
 """The protocols of stores that have no folders: one that has no file can't be told from one that nobody ever thought of."""
+_ALIASES = {"local": "file", "s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs"}
+"""Other names of protocols."""
 _OR = "or name the task in rebuild, which reads all files as they are now (reset begins at zero)"
 """The way out where a file can't be brought back."""
 
@@ -72,8 +78,12 @@ _NAMED = 3
 _WATCHED = 100
 """The number of the newest known files of a folder of this machine that a listing looks at: whether they have changed."""
 _MOVED = (
-    "not read, as a file of that size and time was read and is gone, so that its rows would count twice. Move it back, or out "
-    "of the folder; if it is another file, write it again"
+    "not read, as it looks like a file that was read under another path, so that its rows would count twice. Move it back, as "
+    "it was, or out of the folder; if it is another file, write it again under another name"
+)
+_COPIED = (
+    "read, although it looks like a copy of another file that is read. If it is one, its rows count twice: move it out of the "
+    "folder, and name the task in rebuild"
 )
 _OTHER_SIZE = (
     "the size has changed since it was listed. What was written since is not read, and a start that has to read the file again "
@@ -84,6 +94,10 @@ _WRITTEN_AGAIN = (
     "file"
 )
 """Warnings of files."""
+_SAME_FILE, _SAME_TIME, _SAME_NAME, _SAME_TEXT = range(4)
+"""The looks of two files, by what they have in common: size, name and time; size and time; size and name; name and time of a
+text that is compressed otherwise.
+"""
 _WHOLE = '{"finite": true}'
 """The line of the journal behind the last file of a finite source."""
 
@@ -183,6 +197,8 @@ class FileSource(TimeReplayableSource):
         self._transform = transform
         self._options = dict(storage_options or {})
         self._stored = None if schema is None else plain_schema(arrow_schema(schema))
+        self._takes_schema = schema is None
+        self._begun: list[str] = []
         self._made: pa.Schema | None = None
         self._opened: _Opened | None = None
         self._maker = os.getpid()
@@ -191,7 +207,8 @@ class FileSource(TimeReplayableSource):
         return f"FileSource({shown(self.path)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        # A copy has the schema, or finds it as this one does.
+        return {**self.__dict__, "_opened": None, "_begun": self._begun if self._stored is None else []}
 
     @property
     def schema(self) -> pa.Schema:
@@ -205,6 +222,24 @@ class FileSource(TimeReplayableSource):
                     f"transform of {self!r} {formats.what_it_did(error)}, for a batch without rows."
                 ) from error
         return self._made
+
+    @property
+    def takes_schema(self) -> bool:
+        """True if the schema is that of a file."""
+        return self._takes_schema
+
+    def go_on_from(self, journal: Sequence[str]) -> None:
+        """Take the schema from the first file that was read, and not from one that came later and sorts before it.
+
+        Args:
+            journal: A line of JSON per file that was read, in order.
+
+        Raises:
+            InvalidInputError: The journal is another source's.
+        """
+        begun = [file.path for file in _files_in(journal)]
+        if self._takes_schema and begun[:1] != self._begun[:1]:
+            self._begun, self._stored, self._made = begun, None, None
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
         """Begin a start. A file of the journal is never taken for a new one.
@@ -224,6 +259,8 @@ class FileSource(TimeReplayableSource):
                 f"{self!r} is to go on from {known[PARTITION]}, but its journal has only {len(files)} files; "
                 "the task had another source: give it another name, or reset it."
             )
+        if self._stored is None:
+            self._begun = [file.path for file in files]
         is_whole = self.finite and len(files) < len(journal)
         self._opened = _Opened(files, len(files), {file.path for file in files}, is_whole=is_whole)
         self._take()
@@ -295,18 +332,20 @@ class FileSource(TimeReplayableSource):
             InvalidInputError: Files are gone, or have changed of which the state at the clock may have rows.
         """
         known, read = _files_in(journal), _files_in(newest)
-        again = known[start.get(PARTITION, 0) >> ROW_BITS :]
+        again = [file for file in known[start.get(PARTITION, 0) >> ROW_BITS :] if self._is_opened(file.path)]
         sizes = {file.path: file.size for file in again}
         if _WHOLE not in journal:
             taken = {file.path for file in known}
-            again += [file for file in read if file.path not in taken]
+            again += [file for file in read if file.path not in taken and self._is_opened(file.path)]
         if not again:
             return
         there = {file.path: file.size for file in self._listed().files}
         system, root = self._system()
         with self._asking(""):
             # Some listings leave out files that they could not look at.
-            gone = [file.path for file in again if file.path not in there and not system.exists(f"{root}/{file.path}")]
+            missing = [file for file in again if file.path not in there and not system.exists(f"{root}/{file.path}")]
+            stamps = _by_stamp(read) if missing else {}
+            gone = [file.path for file in missing if self._stand_in(file, stamps) is None]
         # Of these the state at the clock may have rows, by their places.
         changed = [path for path, size in sizes.items() if there.get(path, size) != size]
         for paths, what in ((gone, "are gone"), (changed, "have another size than they had")):
@@ -324,20 +363,22 @@ class FileSource(TimeReplayableSource):
         first = start.get(PARTITION, 0) >> ROW_BITS
         files = self._state.files[first : end.get(PARTITION, 0) >> ROW_BITS]
         ends = list(accumulate(file.size + _OPENING_BYTES for file in files))
-        groups: dict[int, list[tuple[int, str, int]]] = {}
+        groups: dict[int, list[tuple[int, str, int, str]]] = {}
         for i, file in enumerate(files):
             # A file belongs to the part that its middle is in.
             middle = ends[i] - (file.size + _OPENING_BYTES) // 2
-            groups.setdefault(middle * parts // ends[-1], []).append((first + i, file.path, file.size))
+            place = self._state.places.get(file.path, file.path)
+            groups.setdefault(middle * parts // ends[-1], []).append((first + i, file.path, file.size, place))
         return [tuple(group) for group in groups.values()]
 
     def partitions_in(self, split: Split) -> Collection[str]:
         return (PARTITION,)
 
     def read(self, split: Split) -> Iterator[Chunk]:
-        for ordinal, path, size in split:
+        for ordinal, path, size, place in split:
             start = position = ordinal << ROW_BITS
-            with self._open(path, size) as file:
+            # The only record of a file that is never opened says so. It may be gone by now, under the name of a format.
+            with self._open(place, size) if self._is_opened(path) else io.BytesIO() as file:
                 for piece in self._pieces(file, path):
                     if self._transform is not None:
                         piece = self._transformed_piece(piece, path)
@@ -364,7 +405,7 @@ class FileSource(TimeReplayableSource):
         folder = f", and its folder has {alike}" if alike else ""
         return f"file={path!r} of {self!r} has no column {column!r}{instead}{folder}: it is null there."
 
-    def _pieces(self, file: _StoredFile, path: str) -> Iterator[formats.Piece]:
+    def _pieces(self, file: io.IOBase, path: str) -> Iterator[formats.Piece]:
         try:
             yield from self._with_folder_columns(file, path)
         except (StateError, MemoryError):
@@ -374,18 +415,24 @@ class FileSource(TimeReplayableSource):
                 f"file={path!r} of {self!r} can't be read: {raised(error)}. Move it away, or give it another format."
             ) from error
 
-    def _with_folder_columns(self, file: _StoredFile, path: str) -> Iterator[formats.Piece]:
-        """Yield the records of a file, with the columns that its folders say."""
-        schema, fault = self._record_schema(), ""
+    def _of_folders(self, path: str) -> tuple[dict[str, pa.Scalar], str]:
+        """Return the values of the columns that a path says, and why they make the rows bad; "" if they don't."""
         values: dict[str, pa.Scalar] = {}
+        fault = ""
         for name, text in folder_columns(path).items():
-            if name in schema.names:
+            if name in (schema := self._record_schema()).names:
                 try:
                     values[name] = formats.of_text(text, schema.field(name))
                 except Unfit as error:
                     values[name], fault = pa.scalar(None, schema.field(name).type), f"{error}, in its folder's name"
-        # A batch without columns has no rows.
-        rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.null())])
+        return values, fault
+
+    def _with_folder_columns(self, file: io.IOBase, path: str) -> Iterator[formats.Piece]:
+        """Yield the records of a file, with the columns that its folders say."""
+        schema = self._record_schema()
+        values, fault = self._of_folders(path)
+        # A batch without columns has no rows. So a file without any has one that is left out.
+        rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.string())])
         for piece in formats.read_pieces(file, *self._kind(path), rest if values else schema, self._csv, fault):
             if values:
                 count = piece.rows.num_rows
@@ -393,7 +440,10 @@ class FileSource(TimeReplayableSource):
                     pa.repeat(values[name], count) if name in values else piece.rows.column(name)
                     for name in schema.names
                 ]
-                piece = replace(piece, rows=pa.RecordBatch.from_arrays(columns, schema=schema))
+                absent = tuple(each for each in piece.absent if each[0])
+                lacks = tuple(filter(None, piece.lacks))
+                rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+                piece = replace(piece, rows=rows, absent=absent, lacks=lacks)
             yield piece
 
     @property
@@ -420,14 +470,17 @@ class FileSource(TimeReplayableSource):
         """List the folder, and number the files that are new. A finite source that has its files takes no new one."""
         state = self._state
         listing = self._listed(state.paths)
-        self._check_tables(listing)
+        self._check_tables(listing.tables, "has")
+        if state.is_opening:
+            self._check_tables(self._tables_above(), "lies below the folder of")
         if state.present is not None:
             state.present = listing.there or {}
         self._warn_of_changes(listing)
-        state.moved = self._moved(listing)
+        state.moved, copies = self._moved(listing)
         self._warn(_MOVED, {path: f"{path!r} (read as {then!r})" for path, then in state.moved.items()})
         if state.is_whole:
             return
+        self._warn(_COPIED, {path: f"{path!r} (as {other!r})" for path, other in copies.items()})
         unreadable = [path for path, why in listing.left_out.items() if why == UNREADABLE]
         if self.finite and unreadable:
             raise StoreUnavailableError(
@@ -452,12 +505,30 @@ class FileSource(TimeReplayableSource):
             more = f" and {len(new) - _NAMED:,} more" if new[_NAMED:] else ""
             _logger.warning("%s%s of %r: %s.", names, more, self, why)
 
-    def _check_tables(self, listing: Listing) -> None:
+    def _check_tables(self, tables: Mapping[str, str], where: str) -> None:
         """Refuse to begin with a folder that is a table. A source that has begun goes on, with a warning."""
-        for path, what in listing.tables.items():
+        for path, what in tables.items():
             if self._state.is_opening and not self._state.files:
-                raise InvalidInputError(f"{self!r} has {path!r}, so its files are {what}.")
+                raise InvalidInputError(f"{self!r} {where} {path!r}, so its files are {what}.")
             self._warn(f"its files are {what}", [path])
+
+    def _tables_above(self) -> dict[str, str]:
+        """Return the marks of tables that this folder lies in, with what to use instead."""
+        system, root = self._system()
+        root = os.path.realpath(root) if type(system) is LocalFileSystem else root
+        found: dict[str, str] = {}
+        folder = root.rpartition("/")[0]
+        while folder:
+            # Who may read a folder need not be permitted to look at those above it.
+            with suppress(OSError):
+                found |= {
+                    f"{folder}/{name}": what for name, what in TABLES.items() if system.exists(f"{folder}/{name}")
+                }
+                names = system.ls(f"{folder}/metadata", detail=False)
+                for mark in (table_mark("metadata/" + _name(name)) for name in names):
+                    found |= {f"{folder}/{path}": what for path, what in mark.items()}
+            folder = folder.rpartition("/")[0]
+        return {mark: what for mark, what in found.items() if not f"{root}/".startswith(f"{mark}/")}
 
     def _warn_of_changes(self, listing: Listing) -> None:
         """Warn of known files that were written again, where the listing looks at known files; else of the newest ones."""
@@ -466,6 +537,7 @@ class FileSource(TimeReplayableSource):
             files = files[-_WATCHED:]
             there = {file.path: now for file in files if (now := self._on_this_machine(file.path)) is not None}
         present = [(file, there[file.path]) for file in files if file.path in there]
+        present = [(file, now) for file, now in present if self._is_opened(file.path)]
         self._warn(_OTHER_SIZE, [file.path for file, now in present if file.size != now.size])
         self._warn(_WRITTEN_AGAIN, [file.path for file, now in present if _is_written_again(file, now)])
 
@@ -474,23 +546,102 @@ class FileSource(TimeReplayableSource):
             return local_file(path, os.path.join(self._system()[1], path))
         return None
 
-    def _moved(self, listing: Listing) -> dict[str, str]:
-        """Return the new files that are known ones under another path, with the path that each had."""
-        stamps: dict[tuple[int, int | None], list[File]] = {}
-        for file in listing.files:
-            if file.size and file.modified is not None:
-                stamps.setdefault((file.size, file.modified), []).append(file)
-        found: dict[str, str] = {}
-        for known in self._state.files if stamps else ():
-            alike = [new for new in stamps.get((known.size, known.modified), ()) if _may_be_moved(known, new)]
-            if alike and self._is_gone(known.path, listing):
-                found.update((new.path, known.path) for new in alike if new.path not in found)
-        return found
+    def _moved(self, listing: Listing) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the new files that are other files under another path, and those that may be copies of other files.
 
-    def _is_gone(self, path: str, listing: Listing) -> bool:
-        if listing.there is not None:
-            return path not in listing.there
-        return not os.path.lexists(os.path.join(self._system()[1], path))
+        Each comes with the path of the other file. One that was moved stays so until the next start, since the other file may
+        be brought back by a copy.
+        """
+        state = self._state
+        new = {file.path: file for file in listing.files if file.size}
+        alike: dict[Look, list[File]] = {}
+        for file in new.values():
+            for look in self._looks(file):
+                alike.setdefault(look, []).append(file)
+        moved = {path: then for path, then in state.moved.items() if path in new}
+        copies: dict[str, str] = {}
+        near = _near(state.files, [*new.values()]) if new else []
+        first = _first_of_names(state.files, {_name(path) for path in new}) if near else {}
+        compared = set()
+        for other in (*near, *sorted(new.values(), key=lambda file: file.path)):
+            if other.path in copies or not self._is_opened(other.path) or self._of_folders(other.path)[1]:
+                continue
+            for look in [each for each in self._looks(other, first) if each in alike]:
+                is_gone = other.path not in new and self._is_gone(other, listing)
+                key = (look, is_gone, other.size, self._kind(other.path))
+                if key in compared or not (is_gone or look[0] in (_SAME_FILE, _SAME_TEXT)):
+                    continue
+                compared.add(key)
+                for file in alike[look]:
+                    if file is other or not self._is_like(look, other, file):
+                        continue
+                    if not is_gone:
+                        copies.setdefault(file.path, other.path)
+                    elif file.path not in moved or look[2] == other.path:
+                        moved[file.path] = other.path
+        is_copy = {path: path not in moved and self._is_opened(path) for path in copies}
+        return moved, {path: other for path, other in copies.items() if is_copy[path]}
+
+    def _looks(self, file: File, first: Mapping[str, str] | None = None) -> Iterator[Look]:
+        """Yield what two files have in common if one of them is the other, moved, copied or compressed.
+
+        The name of a known file says which it is if no file before it had the name, as those of days may all be `orders.csv`.
+        `first` has the first path of each name. A new file may have any folders before the path of a known one. Where folders
+        hold columns, other values of these make other rows.
+        """
+        *folders, name = file.path.split("/")
+        columns = "/".join(folder for folder in folders if "=" in folder)
+        if file.modified is not None:
+            yield _SAME_FILE, file.size, f"{file.modified} {name}", columns
+            # Many files may be of one second, such as those of an archive that was unpacked.
+            if _has_fraction(file):
+                yield _SAME_TIME, file.size, str(file.modified), ""
+            # Some programs that compress a file give the result its time without a fraction.
+            own = self._kind(file.path)[1]
+            codecs = [own] if first is None else {None, *_CODECS.values()} - {own}
+            yield from ((_SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}", columns) for codec in codecs)
+        if first is None:
+            names = {"/".join([*folders[i:], name]) for i in range(1, len(folders) + 1)} | {name}
+        else:
+            names = {file.path} | ({name} if first.get(name) == file.path else set())
+        yield from ((_SAME_NAME, file.size, each, columns) for each in names)
+
+    def _is_like(self, look: Look, other: File, new: File) -> bool:
+        """Return whether a file that has a look in common with another one, which has had records, may be what that was."""
+        then, now = self._kind(other.path), self._kind(new.path)
+        if look[0] != _SAME_TEXT:
+            # Under the name of another kind the same bytes have had other records, or none.
+            return then == now or not self._is_opened(new.path)
+        # With the same bytes it was renamed, unless by chance.
+        is_packed = other.size != new.size or (now[1] is not None and self._text_size(new, now[1]) == other.size)
+        return then[0] == now[0] and is_packed
+
+    def _text_size(self, file: File, codec: formats.Codec) -> int:
+        """Return how many bytes a compressed file has as a text; 0 if it can't be read."""
+        with suppress(StateError, *formats.UNDECODABLE), self._open(file.path, file.size) as stored:
+            return sum(map(len, formats.decompressed(pa.PythonFile(stored, mode="r"), codec)))
+        return 0
+
+    def _stand_in(self, gone: File, stamps: Mapping[tuple[int, int | None], list[File]]) -> str | None:
+        """Return the path of the file that a file that is gone has become under its right name or folder, if there is one."""
+        system, root = self._system()
+        for other in stamps.get((gone.size, gone.modified), ()):
+            is_like = _has_fraction(gone) or _title(gone.path) == _title(other.path)
+            is_other = self._kind(gone.path) != self._kind(other.path) or self._of_folders(gone.path)[1]
+            if is_like and is_other and other.path != gone.path and self._is_opened(other.path):
+                with self._asking(other.path):
+                    if system.exists(f"{root}/{other.path}"):
+                        return other.path
+        return None
+
+    def _is_opened(self, path: str) -> bool:
+        """Return whether the file of a path is opened when it is read. Others have one bad record, whatever they hold."""
+        format = self._kind(path)[0]
+        return format is not None and format not in formats.NOT_READ
+
+    def _is_gone(self, known: File, listing: Listing) -> bool:
+        """Return whether a known file is no longer there, or another one is in its place."""
+        return known != (self._on_this_machine(known.path) if listing.there is None else listing.there.get(known.path))
 
     def _end_of_batch(self, first: int) -> int:
         files = self._state.files[first : first + self._files_per_batch]
@@ -498,12 +649,22 @@ class FileSource(TimeReplayableSource):
         return first + max(sum(size <= self._bytes_per_batch for size in sizes), min(1, len(files)))
 
     def _check_replayed(self, file: File) -> None:
-        now = (self._state.present or {}).get(file.path)
+        if not self._is_opened(file.path):
+            return
+        state = self._state
+        now = (state.present or {}).get(file.path)
         if now is None:
             # No listing told it: some leave out files that they could not look at.
             system, root = self._system()
             with self._asking(file.path):
-                info = system.info(f"{root}/{file.path}")
+                try:
+                    info = system.info(f"{root}/{file.path}")
+                except FileNotFoundError:
+                    state.stamps = state.stamps or _by_stamp(state.files)
+                    if (place := self._stand_in(file, state.stamps)) is None:
+                        raise
+                    state.places[file.path] = place
+                    return
             now = File(file.path, _size(info), _modified(info))
         if now.size != file.size:
             raise self._changed(file.path, file.size, now.size)
@@ -518,24 +679,36 @@ class FileSource(TimeReplayableSource):
 
     def _record_schema(self) -> pa.Schema:
         if self._stored is None:
-            files = [
-                file for file in self._in_order(self._listed().files) if self._kind(file.path)[0] == formats.PARQUET
-            ]
-            if not files:
-                raise InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
-            try:
-                with self._open(files[0].path, files[0].size) as file:
-                    parquet = formats.open_parquet(pa.PythonFile(file, mode="r"))
-                    stored = plain_schema(parquet.schema_arrow).remove_metadata()
-                    of_folders = [pa.field(name, pa.string()) for name in folder_columns(files[0].path)]
-                    self._stored = pa.schema(
-                        [*stored, *(field for field in of_folders if field.name not in stored.names)]
+            there = {file.path: file for file in self._listed().files if self._kind(file.path)[0] == formats.PARQUET}
+            begun = [there.pop(path) for path in self._begun if path in there]
+            unread = None
+            for file in (*begun, *self._in_order([*there.values()])):
+                try:
+                    self._stored = self._schema_of(file)
+                    return self._stored
+                except formats.UNDECODABLE as error:
+                    # It is a bad record, which says nothing of the others.
+                    unread = unread or InvalidInputError(
+                        f"file={file.path!r} of {self!r} has no schema: {error}; give schema=."
                     )
-            except formats.UNDECODABLE as error:
-                raise InvalidInputError(
-                    f"file={files[0].path!r} of {self!r} has no schema: {error}; give schema=."
-                ) from error
+            raise unread or InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
         return self._stored
+
+    def _schema_of(self, file: File) -> pa.Schema:
+        """Return the schema of the records of a Parquet file, with the columns that its folders say."""
+        with self._open(file.path, file.size) as stored:
+            parquet = formats.open_parquet(pa.PythonFile(stored, mode="r"))
+            schema = plain_schema(parquet.schema_arrow).remove_metadata()
+        names = [name for name in folder_columns(file.path) if name not in schema.names]
+        if untyped := [each.name for each in schema if pa.null() in leaves([each.type])]:
+            _logger.warning(
+                "The schema of %r is that of file=%r, whose columns %s hold only nulls, so that they have no type and other "
+                "files with values there are bad; give schema=.",
+                self,
+                file.path,
+                ", ".join(map(repr, untyped)),
+            )
+        return pa.schema([*schema, *(pa.field(name, pa.string()) for name in names)])
 
     def _transformed_piece(self, piece: formats.Piece, path: str) -> formats.Piece:
         try:
@@ -630,7 +803,7 @@ class FileSource(TimeReplayableSource):
             moved = {} if self._opened is None else self._opened.moved
             if new := next((new for new, then in moved.items() if then == path), None):
                 return InvalidInputError(
-                    f"file={path!r} of {self!r} is gone, and file={new!r} looks like it; move that back, {_OR}."
+                    f"file={path!r} of {self!r} is gone, and file={new!r} looks like it; move that back, as it was, {_OR}."
                 )
             return InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, {_OR}.")
         why = without_secrets(error, self._options)
@@ -668,6 +841,9 @@ class _Opened:
     """The ends of the newest reach of a finite source, if that had anything to read."""
     is_opening: bool = True
     moved: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    """The paths under which files are read that are gone from their own."""
+    stamps: dict[tuple[int, int | None], list[File]] = field(default_factory=dict)
     warned: set[tuple[str, str]] = field(default_factory=set)
     """The paths of which people were warned since the source was opened, each with why."""
 
@@ -738,8 +914,13 @@ def _file_of_line(line: str, ordinal: int) -> File:
 
 def _same_for_all(place: str) -> str:
     """Return a path or a URL as one text, however it is written."""
-    place = place.removeprefix("file://").removeprefix("file:")
-    return re.sub("^s3a:", "s3:", place).rstrip("/") if "://" in place else os.path.realpath(os.path.expanduser(place))
+    protocol, colon, rest = place.partition("://")
+    if not colon and (match := re.match("(file|local):", place, re.IGNORECASE)):
+        protocol, colon, rest = match[1], ":", place[match.end() :]
+    protocol = _ALIASES.get(protocol.lower(), protocol.lower()) if colon else "file"
+    if protocol == "file":
+        return os.path.realpath(os.path.expanduser(rest if colon else place))
+    return f"{protocol}://" + re.sub("//+", "/", rest).strip("/")
 
 
 def _has_folders(system: Any) -> bool:
@@ -770,13 +951,60 @@ def _is_written_again(file: File, now: File) -> bool:
     )
 
 
-def _may_be_moved(known: File, new: File) -> bool:
-    """Return whether a file that has the size and the time of a known one may be that file under another path.
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
-    Many files may be of one second, such as those of an archive that was unpacked.
-    """
-    has_name = known.path.rpartition("/")[2] == new.path.rpartition("/")[2]
-    return has_name or (known.modified or 0) % 1_000_000 != 0
+
+def _unpacked(name: str) -> str:
+    """Return the name of a file without the ending of a compression."""
+    rest, _, ending = name.rpartition(".")
+    return rest if rest and ending.lower() in _CODECS else name
+
+
+def _title(path: str) -> str:
+    """Return the name of a file without the endings of its format and compression."""
+    name = _unpacked(_name(path))
+    rest, _, ending = name.rpartition(".")
+    return rest if ending.lower() in _FORMATS else name
+
+
+def _has_fraction(file: File) -> bool:
+    """Return whether the time of a file says more than a second, so that hardly another file has it."""
+    return file.modified is not None and file.modified % 1_000_000 != 0
+
+
+def _second(file: File) -> int:
+    return -1 if file.modified is None else file.modified // 1_000_000
+
+
+def _near(files: Sequence[File], new: Sequence[File]) -> list[File]:
+    """Return the files that may have a look in common with a new one. It takes little time for each file that has none."""
+    stamps = {(file.size, file.modified) for file in new}
+    sizes, seconds = {file.size for file in new}, {_second(file) for file in new}
+    plain = {_unpacked(_name(file.path)) for file in new}
+    names = {_name(file.path) for file in new} | plain | {f"{name}.{codec}" for name in plain for codec in _CODECS}
+    return [
+        file
+        for file in files
+        if (file.size in sizes and (file.size, file.modified) in stamps)
+        or ((file.size in sizes or (file.modified or 0) // 1_000_000 in seconds) and _name(file.path) in names)
+    ]
+
+
+def _first_of_names(files: Sequence[File], names: Collection[str]) -> dict[str, str]:
+    """Return the path of the first file of each of these names."""
+    found: dict[str, str] = {}
+    for file in files:
+        if (name := _name(file.path)) in names:
+            found.setdefault(name, file.path)
+    return found
+
+
+def _by_stamp(files: Sequence[File]) -> dict[tuple[int, int | None], list[File]]:
+    found: dict[tuple[int, int | None], list[File]] = {}
+    for file in files:
+        found.setdefault((file.size, file.modified), []).append(file)
+    return found
 
 
 def _size(info: Mapping[str, Any]) -> int:

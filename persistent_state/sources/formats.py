@@ -86,7 +86,7 @@ class Piece:
 
 
 def read_pieces(
-    file: io.RawIOBase,
+    file: io.IOBase,
     format: str | None,
     codec: Codec | None,
     schema: pa.Schema,
@@ -107,7 +107,7 @@ def read_pieces(
         elif format in NOT_READ:
             raise Unfit(NOT_READ[format].format(format))
         else:
-            parts = _decompressed(stored, codec) if codec else _parts(stored)
+            parts = decompressed(stored, codec) if codec else _parts(stored)
             blocks = _line_blocks(csv_texts(csv, parts) if format == CSV else parts)
             yield from (_refused(piece, fault) for piece in _text_pieces(blocks, format, schema, csv))
     except UNDECODABLE as error:
@@ -379,7 +379,7 @@ def _parts(file: pa.NativeFile, size: int | None = None) -> Iterator[bytes]:
         yield data
 
 
-def _decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
+def decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
     """Yield the text of a compressed file in parts. What comes before a sudden end is read.
 
     Other damage is noticed too late: what was decompressed since the part before it may be wrong.

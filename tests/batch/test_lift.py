@@ -125,6 +125,19 @@ def test_rows_that_lack_a_column_which_the_task_needs_step_aside_and_move_the_cl
     assert read.notes == {("", lacks): "No."}
 
 
+def test_rows_that_lack_the_channel_column_step_aside_and_are_of_no_channel() -> None:
+    plan, basis = planned(Sums(), Position(1))
+    plan = replace(plan, channel="key")
+    chunk = chunk_of([(110, None, 1), (90, None, 2), (10**6, None, 3), (None, None, 4)], lacks=("key",))
+    read, found = lifted(plan, basis, chunk, chunk_of([(120, "a", 5)], 4))
+    assert aside(read.late) == [("its file has no column 'key'", i) for i in (1, 2, 3)]
+    assert [row["row"]["n"] for row in read.late[0].to_pylist()] == [2, 3, 4]
+    assert (read.sightings.newest, read.ends) == ({"a": 120}, {"p": 5})
+    assert [row["value"] for table in found.tables for row in table.to_pylist()] == [5]
+    with pytest.raises(TaskFailedError, match=r"met a bad row \(its file has no column 'key'\)"):
+        lifted(replace(plan, on_bad_row=FAIL), basis, chunk)
+
+
 class ByTime(Sums):
     """Sums by a time, of which one of nanoseconds can't be stored."""
 

@@ -160,6 +160,12 @@ class TestFormats:
         assert at(chunks) == [*range(10), *range(FILE, FILE + 5)]
         assert not bad(chunks)
 
+    def test_a_header_may_be_longer_than_a_block(self, tmp_path: Path) -> None:
+        names = [f"{i}-{'x' * 100}" for i in range(20_000)]
+        write(tmp_path, "a.csv", f"value,{','.join(names)}\n1{',' * len(names)}\n")
+        chunks = read_all(tmp_path)
+        assert (values(chunks), bad(chunks)) == ([1], [])
+
     def test_a_given_format_needs_no_ending(self, tmp_path: Path) -> None:
         write(tmp_path, "part-0", encode(table(0, 3), ".csv"))
         assert values(read_all(tmp_path, format="csv")) == [0, 1, 2]
@@ -244,6 +250,54 @@ class TestFormats:
         write(tmp_path, "c.parquet", table(0, 3).drop(["key"]))
         assert source(tmp_path, schema=None).schema == SCHEMA
         assert source(tmp_path, schema=SCHEMA.remove(0)).schema == SCHEMA.remove(0)
+
+    def test_the_schema_stays_that_of_the_first_file_that_was_read(self, tmp_path: Path) -> None:
+        write(tmp_path, "b.parquet", table(0, 1))
+        before = Driver(lambda: source(tmp_path, schema=None))
+        assert values(before.next()) == [0]
+        write(tmp_path, "a.parquet", table(1, 1).drop(["key"]))
+        again = source(tmp_path, schema=None)
+        again.open(before.journal, {"": FILE})
+        assert again.schema == SCHEMA
+        # Also if it is asked for the schema before.
+        asked = source(tmp_path, schema=None)
+        assert asked.schema == SCHEMA.remove(1)
+        asked.go_on_from(before.journal)
+        assert asked.schema == pickle.loads(pickle.dumps(asked)).schema == SCHEMA
+        given = source(tmp_path, schema=SCHEMA.remove(0))
+        given.go_on_from(before.journal)
+        assert given.schema == SCHEMA.remove(0)
+
+    @pytest.mark.parametrize("content", [b"", b"junk", b"PAR1" * 3])
+    def test_a_file_that_can_not_be_read_gives_no_schema_to_the_others(self, tmp_path: Path, content: bytes) -> None:
+        write(tmp_path, "a.parquet", content)
+        write(tmp_path, "b.parquet", table(0, 1))
+        before = Driver(lambda: source(tmp_path, schema=None))
+        chunks = before.rest()
+        assert (values(chunks), [reason for _, reason, _ in bad(chunks)]) == (
+            [0],
+            ["unreadable file: damaged, or not parquet"],
+        )
+        again = source(tmp_path, schema=None)
+        again.open(before.journal, {"": 2 * FILE})
+        assert again.schema == SCHEMA
+
+    def test_columns_of_nulls_in_the_file_of_the_schema_are_named_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rows = table(0, 1).drop(["key"]).append_column("key", pa.nulls(1)).append_column("l", pa.array([[None]]))
+        write(tmp_path, "a.parquet", rows)
+        write(tmp_path, "b.parquet", table(1, 1))
+        made = source(tmp_path, schema=None)
+        # As a start asks before all else.
+        assert made.schema.field("key").type == pa.null()
+        chunks = Driver(lambda: made).rest()
+        assert [reason for _, reason, _ in bad(chunks)] == ["unreadable file: column key is string, not null"]
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert "is that of file='a.parquet', whose columns 'key', 'l' hold only nulls, so" in message
+        assert message.endswith("give schema=.")
+        read_all(tmp_path)
+        assert len(caplog.records) == 1
 
     def test_extreme_values_survive_every_format(self, tmp_path: Path) -> None:
         schema = pa.schema(
@@ -781,7 +835,7 @@ class TestOrder:
         driver = Driver(lambda: source(tmp_path))
         end = driver.source.reach({}, False).ends
         splits = driver.source.splits({}, end, 4)
-        assert [ordinal for split in splits for ordinal, _, _ in split] == [*range(20)]
+        assert [ordinal for split in splits for ordinal, *_ in split] == [*range(20)]
         assert [len(split) for split in splits] == [5] * 4
         assert len(driver.source.splits({}, end, 100)) == 20
         assert driver.source.splits(end, end, 4) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -11,17 +12,29 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import Application, NonWindowState, ParquetSink, PersistentTask, SqlSink, ValuesAtClock
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.sources import files, listing
-from tests.sources.test_files import FILE, Driver, source, table, values, write
+from persistent_state.sources.files import FileSource
+from persistent_state.store.log import Log
+from tests import core
+from tests.soak import soak_or
+from tests.sources.test_files import FILE, SCHEMA, Driver, bad, counted, encode, source, table, values, write
+
+if TYPE_CHECKING:
+    from persistent_state.engine.queries import Setup
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 
@@ -158,6 +171,43 @@ def test_a_table_is_refused_at_first_and_a_source_that_has_begun_warns(
     assert all(what in text for text in warnings())
 
 
+@pytest.mark.parametrize(
+    ("mark", "folder", "what"),
+    [
+        ("metadata/v1.metadata.json", "data", "Iceberg table"),
+        ("metadata/v1.metadata.json", "data/day=1", "Iceberg table"),
+        ("_delta_log/x", "day=2026-01-01", "Delta table"),
+        (".hoodie/x", "a/b", "Hudi table"),
+        ("_spark_metadata/0", "day=1", "Spark's file sink"),
+        ("_table.json", "clock=1", "ParquetSink"),
+    ],
+)
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_folder_within_a_table_is_refused_at_first_and_a_source_that_has_begun_warns(
+    tmp_path: Path, warnings: Warnings, mark: str, folder: str, what: str, is_local: bool
+) -> None:
+    root = f"{tmp_path}/table" if is_local else f"memory://tables/{tmp_path.name}/table"
+    system = fsspec.filesystem("file" if is_local else "memory", auto_mkdir=True)
+    system.pipe_file(f"{root}/{folder}/a.csv", b"value\n1\n")
+    before = driver(f"{root}/{folder}")
+    assert values(before.next()) == [1]
+    system.pipe_file(f"{root}/{mark}", b"{}")
+    place = mark.removesuffix("/x").removesuffix("/0").removesuffix("/v1.metadata.json")
+    with pytest.raises(InvalidInputError, match=rf"lies below the folder of '.*/table/{place}', so its files.*{what}"):
+        driver(f"{root}/{folder}")
+    assert warnings() == []
+    driver(f"{root}/{folder}", before, FILE)
+    assert ["its files are those of" in text and what in text for text in warnings()] == [True]
+    # What lies beside the table does not.
+    system.pipe_file(f"{root}-2/a.csv", b"value\n2\n")
+    assert values(driver(f"{root}-2").next()) == [2]
+
+
+def test_the_log_of_a_table_may_be_read_by_itself(tmp_path: Path) -> None:
+    write(tmp_path, "_delta_log/0.json", '{"value": 1}\n')
+    assert values(driver(tmp_path / "_delta_log").next()) == [1]
+
+
 def test_a_file_that_is_moved_below_the_folder_does_not_count_twice(tmp_path: Path, warnings: Warnings) -> None:
     write(tmp_path, "0.csv", table(0, 2))
     write(tmp_path, "1.csv", table(2, 1))
@@ -169,9 +219,9 @@ def test_a_file_that_is_moved_below_the_folder_does_not_count_twice(tmp_path: Pa
     assert values(before.next()) == [3]
     assert len(before.journal) == 3
     assert warnings() == [
-        f"'archive/0.csv' (read as '0.csv') of FileSource({str(tmp_path)!r}): not read, as a file of that size and time was "
-        "read and is gone, so that its rows would count twice. Move it back, or out of the folder; if it is another file, "
-        "write it again."
+        f"'archive/0.csv' (read as '0.csv') of FileSource({str(tmp_path)!r}): not read, as it looks like a file that "
+        "was read under another path, so that its rows would count twice. Move it back, as it was, or out of the folder; if it "
+        "is another file, write it again under another name."
     ]
     with pytest.raises(
         InvalidInputError, match=r"'0.csv' .* is gone, and file='archive/0.csv' looks like it; move that back"
@@ -188,11 +238,8 @@ def test_only_a_file_that_looks_like_one_that_is_gone_was_moved(tmp_path: Path, 
     write(tmp_path, "a/2.csv", "")
     before = driver(tmp_path)
     before.next()
-    # A copy, beside what was read.
-    write(tmp_path, "b/0.csv", table(0, 1), 1e9 + 0.5)
-    assert values(before.next()) == [0]
     shutil.rmtree(tmp_path / "a")
-    # Of one whole second, with another name; without rows; of another time; of another size.
+    # Of one whole second, with another name; without rows; of another time and name; of another size.
     write(tmp_path, "c/3.csv", table(1, 1), 1e9)
     write(tmp_path, "c/2.csv", "")
     write(tmp_path, "c/4.csv", table(4, 1), 1e9 + 0.75)
@@ -203,8 +250,258 @@ def test_only_a_file_that_looks_like_one_that_is_gone_was_moved(tmp_path: Path, 
     assert before.next() == []
     assert len(warnings()) == 1
     # It is said to be another file.
-    os.utime(tmp_path / "d/1.csv")
+    (tmp_path / "d/1.csv").rename(tmp_path / "d/9.csv")
+    os.utime(tmp_path / "d/9.csv")
     assert values(before.next()) == [1]
+
+
+@pytest.mark.parametrize("name", ["0.csv.part", "0.csv._COPYING_", "upload-123", "0.txt", "0.csv.xz"])
+def test_a_file_that_was_never_opened_is_read_under_its_right_name_and_never_missed(
+    tmp_path: Path, warnings: Warnings, name: str
+) -> None:
+    write(tmp_path, name, encode(table(0, 1), ".csv"))
+    before = driver(tmp_path)
+    ((_, reason, _),) = bad(before.next())
+    # It may grow, too.
+    write(tmp_path, name, encode(table(0, 2), ".csv"))
+    assert before.next() == []
+    (tmp_path / name).rename(tmp_path / "0.csv")
+    assert values(before.next()) == [0, 1]
+    assert warnings() == []
+    again = driver(tmp_path, before)
+    chunks = again.rest()
+    assert (values(chunks), [why for _, why, _ in bad(chunks)], again.journal) == ([0, 1], [reason], before.journal)
+    source(tmp_path).check_again({}, before.journal, before.journal)
+
+
+@pytest.mark.parametrize("modified", [1e9, 1e9 + 0.5])
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("0.csv", "0.csv.gz"),
+        ("0.csv.gz", "0.csv"),
+        ("0.json", "0.csv"),
+        ("key=a/value=some/0.csv", "key=b/0.csv"),
+    ],
+)
+def test_a_file_that_gets_the_name_of_its_own_kind_is_read_and_its_bad_records_stay(
+    tmp_path: Path, name: str, right: str, modified: float
+) -> None:
+    write(tmp_path, name, encode(table(0, 3), right), modified)
+    before = driver(tmp_path)
+    first = before.next()
+    assert (values(first), len(bad(first)) > 0) == ([], True)
+    (tmp_path / right).parent.mkdir(exist_ok=True)
+    (tmp_path / name).rename(tmp_path / right)
+    assert values(before.next()) == [0, 1, 2]
+    again = driver(tmp_path, before)
+    chunks = again.rest()
+    # A replay reads the bytes of the file where they are now.
+    assert (values(chunks), bad(chunks), len(again.journal)) == ([0, 1, 2], bad(first), 2)
+    source(tmp_path).check_again({}, before.journal, before.journal)
+    (tmp_path / right).unlink()
+    with pytest.raises(InvalidInputError, match=r"2 of the 2 files of .* are gone"):
+        source(tmp_path).check_again({}, before.journal, before.journal)
+
+
+def moved_in_place(folder: Path) -> None:
+    (folder / "new").mkdir()
+    (folder / "0.csv").rename(folder / "new/0.csv")
+
+
+def compressed_in_place(folder: Path, name: str = "0.csv.gz", modified: float | None = None) -> None:
+    stamp = (folder / "0.csv").stat().st_mtime if modified is None else modified
+    write(folder, name, encode(pa_csv.read_csv(folder / "0.csv"), name), stamp)
+    (folder / "0.csv").unlink()
+
+
+def copied_and_deleted(folder: Path) -> None:
+    time.sleep(0.01)
+    (folder / "new").mkdir()
+    shutil.copyfile(folder / "0.csv", folder / "new/0.csv")
+    (folder / "0.csv").unlink()
+
+
+def rotated(folder: Path) -> None:
+    moved_in_place(folder)
+    write(folder, "0.csv", table(7, 1))
+
+
+@pytest.mark.parametrize(
+    ("move", "path"),
+    [
+        (moved_in_place, "new/0.csv"),
+        (compressed_in_place, "0.csv.gz"),
+        (partial(compressed_in_place, name="new/0.csv.bz2"), "new/0.csv.bz2"),
+        (partial(compressed_in_place, modified=1e9), "0.csv.gz"),
+        (copied_and_deleted, "new/0.csv"),
+        (rotated, "new/0.csv"),
+    ],
+)
+def test_a_file_that_is_moved_compressed_or_copied_and_deleted_counts_once_also_when_it_is_brought_back(
+    tmp_path: Path, warnings: Warnings, move: Callable[[Path], None], path: str
+) -> None:
+    write(tmp_path, "0.csv", table(0, 2), 1e9 + 0.5)
+    content = (tmp_path / "0.csv").read_bytes()
+    before = driver(tmp_path)
+    assert values(before.next()) == [0, 1]
+    move(tmp_path)
+    assert before.next() == []
+    assert [text for text in warnings() if text.startswith(f"{path!r} (read as '0.csv') of")]
+    if move is not rotated:
+        with pytest.raises(InvalidInputError, match=rf"'0.csv' .* is gone, and file={path!r} looks like it; move that"):
+            driver(tmp_path, before).next()
+    # It is brought back by a copy, which makes it no other one.
+    write(tmp_path, "0.csv", content, None if path == "new/0.csv" else 1e9 + 0.5)
+    assert before.next() == []
+    again = driver(tmp_path, before)
+    if path == "new/0.csv":
+        assert (values(again.rest()), len(again.journal)) == ([0, 1], 1)
+    (tmp_path / path).unlink()
+    again = driver(tmp_path, before)
+    assert (values(again.rest()), len(again.journal)) == ([0, 1], 1)
+
+
+def test_a_move_within_a_store_that_copies_and_deletes_does_not_count_twice(tmp_path: Path, warnings: Warnings) -> None:
+    system, folder = fsspec.filesystem("memory"), f"memory://moves/{tmp_path.name}"
+    for day in (1, 2):
+        system.pipe_file(f"{folder}/{day}/orders.csv", b"value\n1\n")
+    before = driver(folder)
+    assert values(before.next()) == [1, 1]
+    system.mv(f"{folder}/1/orders.csv", f"{folder}/new/orders.csv")
+    system.mv(f"{folder}/2/orders.csv", f"{folder}/archive/2/orders.csv")
+    assert before.next() == []
+    (warning,) = warnings()
+    assert "'archive/2/orders.csv' (read as '2/orders.csv'), 'new/orders.csv' (read as '1/orders.csv') of" in warning
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("modified", [1e9, 1e9 + 0.5])
+@pytest.mark.parametrize("name", ["new/0.csv", "0.csv.gz"])
+def test_a_copy_is_read_and_named(
+    tmp_path: Path, warnings: Warnings, name: str, modified: float, is_known: bool
+) -> None:
+    write(tmp_path, "0.csv", table(0, 1), modified)
+    before = driver(tmp_path)
+    if is_known:
+        before.next()
+    write(tmp_path, name, table(0, 1), modified)
+    if not is_known:
+        before = driver(tmp_path)
+    before.rest()
+    assert len(before.journal) == 2
+    assert warnings() == [
+        f"{name!r} (as '0.csv') of FileSource({str(tmp_path)!r}): read, although it looks like a copy of another file that is "
+        "read. If it is one, its rows count twice: move it out of the folder, and name the task in rebuild."
+    ]
+
+
+def add(folder: Path, number: int) -> None:
+    write(folder, f"{number}.csv.part", f"value\n{number}\n", 1e9 + number + 0.5)
+
+
+def rename(folder: Path, path: Path) -> None:
+    path.rename(path.with_name(path.name.removesuffix(".part")))
+
+
+def archive(folder: Path, path: Path) -> None:
+    (folder / "archive").mkdir(exist_ok=True)
+    path.rename(folder / "archive" / path.name)
+
+
+def copy_and_delete(folder: Path, path: Path) -> None:
+    write(folder, f"old/{path.relative_to(folder)}", path.read_bytes(), 2e9 + path.stat().st_mtime % 1e9)
+    path.unlink()
+
+
+def compress(folder: Path, path: Path) -> None:
+    if path.suffix == ".csv":
+        write(path.parent, f"{path.name}.gz", gzip.compress(path.read_bytes()), int(path.stat().st_mtime))
+        path.unlink()
+
+
+@pytest.mark.soak
+@settings(max_examples=soak_or(ci=60, soak=3_000))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([rename, archive, copy_and_delete, compress]), st.integers(1, 9)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_each_row_counts_once_whatever_moves_between_listings(
+    moves: list[tuple[Callable[[Path, Path], None], int]],
+) -> None:
+    """A file is moved once after it was read, as one that is moved twice looks like the first place no more."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, found = Path(made), list[int]()
+        for number in range(1, 4):
+            add(folder, number)
+        read = driver(folder)
+        read.next()
+        for move, number in moves:
+            for path in [
+                each for each in folder.rglob(f"{number}.csv*") if each.suffix == ".part" or each.parent == folder
+            ]:
+                if (path.suffix == ".part") == (move is rename):
+                    move(folder, path)
+            found += values(read.next())
+            # A start at the same place knows what its journal says.
+            read = driver(folder, read, read.position.get("", 0))
+            found += values(read.next())
+        for path in folder.rglob("*.part"):
+            rename(folder, path)
+        found += values(read.next())
+        assert sorted(found) == [1, 2, 3]
+
+
+def test_partitions_that_are_alike_are_kept_apart_by_their_folders(tmp_path: Path, warnings: Warnings) -> None:
+    for day in (1, 2, 3):
+        write(tmp_path, f"value={day}/0.csv", "ts\n2026-01-01\n", 1e9)
+    before = driver(tmp_path)
+    assert values(before.next()) == [1, 2, 3]
+    for day in (1, 2):
+        write(tmp_path, f"old/value={day}/0.csv.gz", gzip.compress((tmp_path / f"value={day}/0.csv").read_bytes()), 1e9)
+        (tmp_path / f"value={day}/0.csv").unlink()
+    write(tmp_path, "value=4/0.csv", "ts\n2026-01-01\n", 1e9)
+    assert values(before.next()) == [4]
+    (warning,) = warnings()
+    assert all(f"'old/value={day}/0.csv.gz' (read as 'value={day}/0.csv')" in warning for day in (1, 2))
+
+
+def test_files_that_are_alike_by_chance_are_read_in_silence(tmp_path: Path, warnings: Warnings) -> None:
+    # Of one whole second and size, and of one name and size.
+    for i in range(3):
+        write(tmp_path, f"{i}.csv", table(i, 1), 1e9)
+        write(tmp_path, f"{i}/orders.csv", table(i, 1), 2e9 + i)
+        # As partitions are written, all within a tick of the clock of files.
+        write(tmp_path, f"value={i}/0.csv", table(0, 1), 3e9 + 0.5)
+        write(tmp_path, f"{i + 10}.csv", table(i, 1), 3e9 + 0.75)
+    before = driver(tmp_path)
+    assert len(before.rest()) == 12
+    write(tmp_path, "3/orders.csv", table(3, 1), 3e9)
+    write(tmp_path, "value=3/0.csv", table(0, 1), 4e9)
+    (tmp_path / "1/orders.csv").unlink()
+    shutil.rmtree(tmp_path / "value=0")
+    assert values(before.next()) == [3, 3]
+    assert warnings() == []
+
+
+def test_a_listing_of_many_files_that_are_alike_takes_linear_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compared(count: int) -> int:
+        calls: list[str] = []
+        made = source(tmp_path)
+        monkeypatch.setattr(made, "_is_like", counted(made._is_like, calls))
+        made._opened = opened = files._Opened([], 0, set(), is_opening=False)
+        opened.files = [listing.File(f"{i}/orders.csv", 7, 10**15) for i in range(count)]
+        found = [listing.File(f"new/{i}/orders.csv.gz", 7, 10**15) for i in range(count)]
+        found += [listing.File(f"new/{i}/orders.csv", 7, 10**15) for i in range(count)]
+        made._moved(listing.Listing(found, there={}))
+        return len(calls)
+
+    assert compared(100) < 12 * compared(10)
 
 
 @pytest.mark.parametrize("is_local", [True, False])
@@ -275,23 +572,46 @@ class Other(Total):
     pass
 
 
-@pytest.mark.parametrize("name", ["in", "in/out", "file://in/out", "link/out"])
-def test_a_sink_or_a_store_within_the_folder_of_a_source_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("begins", ["", "file://", "local://"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{}/in",
+        "{}/in/out",
+        "{}//in/./x/../out/",
+        "file://{}/in/out",
+        "file:{}/in/out",
+        "local://{}/in/out",
+        "{}/link/out",
+    ],
+)
+def test_a_sink_or_a_store_within_the_folder_of_a_source_is_refused(tmp_path: Path, name: str, begins: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "link").symlink_to("in")
-    place = name.replace("file://", f"file://{tmp_path}/") if "://" in name else str(tmp_path / name)
-    read = source(tmp_path / "in")
+    place = name.format(tmp_path)
+    read = source(f"{begins}{tmp_path}/in")
     sentence = (
         r"task={} reads all files below FileSource\(.*\), and the {} .*writes there; give one of the two another folder"
     )
-    with pytest.raises(InvalidInputError, match=sentence.format("Total", "sink")):
-        Application("a", store=str(tmp_path / "store")).add(Total(), read, ParquetSink(place))
     with pytest.raises(InvalidInputError, match=sentence.format("Total", "store")):
         Application("a", store=place).add(Total(), read)
+    if name.startswith("local"):
+        # A sink refuses that itself.
+        return
+    with pytest.raises(InvalidInputError, match=sentence.format("Total", "sink")):
+        Application("a", store=str(tmp_path / "store")).add(Total(), read, ParquetSink(place))
+    with pytest.raises(InvalidInputError, match=r"reads all files below .*, and scratch='.*' writes there; give one"):
+        Application("a", store=str(tmp_path / "store"), scratch=place).add(Total(), read)
     app = Application("a", store=str(tmp_path / "store"))
     app.add(Total(), source(tmp_path / "other"), ParquetSink(place))
     with pytest.raises(InvalidInputError, match=sentence.format("Other", "sink")):
         app.add(Other(), read)
+
+
+def test_a_source_of_the_files_of_its_own_application_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"and the store '.*' writes there"):
+        Application("a", store=str(tmp_path)).add(Total(), source(tmp_path / "a"))
+    Application("b", store=str(tmp_path)).add(Total(), source(tmp_path / "a"))
 
 
 def test_a_sink_beside_the_folder_or_under_an_ignored_name_is_taken(tmp_path: Path) -> None:
@@ -301,3 +621,38 @@ def test_a_sink_beside_the_folder_or_under_an_ignored_name_is_taken(tmp_path: Pa
     Application("a", store=str(tmp_path / "in/_apps")).add(Total(), read, sinks)
     with pytest.raises(InvalidInputError, match="writes there"):
         Application("a", store="s").add(Total(), read, SqlSink(f"sqlite:///{tmp_path}/in/db", "t"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "place"),
+    [
+        ("memory://in", "memory:///in//out/"),
+        ("s3://bucket/in", "s3a://bucket/in/out"),
+        ("gs://bucket/in/", "gcs://bucket/in"),
+        ("az://bucket/in", "abfss://bucket/in/out"),
+    ],
+)
+def test_a_store_has_one_place_however_its_url_is_written(folder: str, place: str) -> None:
+    assert source(folder).reads(place)
+    assert source(place).reads(folder) == (not place.rstrip("/").endswith("out"))
+    assert not source(folder).reads(place.replace("/in", "/in-2"))
+
+
+def test_a_later_start_has_the_schema_of_the_first_file_that_was_read(tmp_path: Path) -> None:
+    write(tmp_path / "in", "b.parquet", table(0, 1))
+
+    def begun() -> tuple[FileSource, Setup]:
+        read = source(tmp_path / "in", schema=None)
+        app = Application("a", store=str(tmp_path / "store"), max_ahead="36500 days")
+        app.add(Total(), read)
+        return read, app._rewind_setup()
+
+    read, setup = begun()
+    ((plan, _, _),) = [(part.plan, part.source, part.outputs) for part in setup.parts]
+    core.start(log := Log(setup.files, "a"), [plan])
+    read.open([], {})
+    assert core.play_source(log, plan, read)
+    write(tmp_path / "in", "a.parquet", pa.table({"ts": [1.5], "value": ["x"]}))
+    write(tmp_path / "in", "0.parquet", b"")
+    _, setup = begun()
+    assert [part.plan.schema for part in setup.parts] == [SCHEMA]

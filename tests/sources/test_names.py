@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state.sources.base import Chunk
+from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.names import absent_columns
 from tests.sources.test_files import FILE, SCHEMA, at, bad, read_all, table, values, write
 
@@ -70,6 +71,21 @@ class TestFolders:
         write(tmp_path, f"ts=2026-01-01/key=a/{name}", table(0, 3))
         chunks = read_all(tmp_path, schema=SCHEMA.remove(2))
         assert values(chunks, "key") == ["a"] * 3
+        assert (bad(chunks), notes(chunks), [chunk.lacks for chunk in chunks]) == ([], {}, [()])
+
+    @pytest.mark.parametrize("header", ["name", "position", "none"])
+    @pytest.mark.parametrize("text", ["x\n1\n2\n", '"",x\n0,1\n1,2\n', '""\n0\nb\n'])
+    def test_a_csv_file_needs_no_column_where_its_folders_have_all(
+        self, tmp_path: Path, header: str, text: str
+    ) -> None:
+        write(tmp_path, "ts=2026-01-01/key=a/a.csv", text)
+        chunks = read_all(tmp_path, schema=SCHEMA.remove(2), csv=CsvOptions(header=header))
+        if "," in text and header != "name":
+            assert {reason for _, reason, _ in bad(chunks)} == {"not as many fields as columns in the schema"}
+        else:
+            assert values(chunks, "key") == ["a"] * (3 if header == "none" else 2)
+            assert bad(chunks) == []
+        assert notes(chunks) == {}
 
 
 class TestAbsent:

@@ -62,3 +62,29 @@ def test_a_unit_is_that_of_rows_from_spark_and_of_those_that_go_through_it(spark
         assert read_state(app.store, app.name, task).to_pylist() == [{"k": "a", "value": 3}]
         (late,) = read_late_rows(app.store, app.name, task.task_name)
         assert late["reason"].to_pylist() == ["no timestamp"]
+
+
+def test_rows_of_a_file_without_a_column_step_aside_by_its_name_where_spark_computes_the_updates(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    rows = pa.table({"ts": [BEGIN, BEGIN + 5], "k": ["a", "b"], "n": [1, 2], "c": ["x", "x"]})
+    # A whole file comes after each that lacks a column.
+    for i, missing in enumerate([["c"], [], ["k"], []]):
+        pq.write_table(rows.drop(missing), tmp_path / "in" / f"{i}.parquet")
+    schema = "ts bigint, k string, n bigint, c string"
+    source = FileSource(tmp_path / "in", timestamp="ts", timestamp_unit="s", schema=schema, channel="c")
+    app = Application("lacks", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
+    app.add(ByValue(), source)
+    app.add(ByColumn(), source)
+    app.run(spark, drain=True)
+    for task in (ByValue(), ByColumn()):
+        state = sorted((row["k"], row["value"]) for row in read_state(app.store, app.name, task).to_pylist())
+        assert state == [("a", 2), ("b", 4)]
+        late = [row for table in read_late_rows(app.store, app.name, task.task_name) for row in table.to_pylist()]
+        assert sorted((row["reason"], row["origin"]["file"], row["row"]["n"]) for row in late) == [
+            ("its file has no column 'c'", "0.parquet", 1),
+            ("its file has no column 'c'", "0.parquet", 2),
+            ("its file has no column 'k'", "2.parquet", 1),
+            ("its file has no column 'k'", "2.parquet", 2),
+        ]
