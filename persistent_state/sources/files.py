@@ -344,7 +344,7 @@ class FileSource(TimeReplayableSource):
                     if position + piece.count > start + (1 << ROW_BITS):
                         raise InvalidInputError(f"file={path!r} of {self!r} has more than 2**32 rows; cut it up.")
                     bad = tuple(replace(record, position=position + record.position) for record in piece.bad)
-                    if piece.count:
+                    if piece.count or piece.absent:
                         originals = partial(_originals, path, position, piece.original)
                         yield Chunk(
                             PARTITION,
@@ -386,7 +386,11 @@ class FileSource(TimeReplayableSource):
                     values[name], fault = pa.scalar(None, schema.field(name).type), f"{error}, in its folder's name"
         # A batch without columns has no rows.
         rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.null())])
-        for piece in formats.read_pieces(file, *self._kind(path), rest if values else schema, self._csv, fault):
+        # A transform may make the timestamp of other columns.
+        timestamp = "" if self._transform else self.timestamp
+        for piece in formats.read_pieces(
+            file, *self._kind(path), rest if values else schema, self._csv, fault, timestamp
+        ):
             if values:
                 count = piece.rows.num_rows
                 columns = [
