@@ -191,8 +191,9 @@ def with_point(column: pa.Array[Any]) -> pa.Array[Any]:
 
 def check_once(names: list[str]) -> None:
     """Refuse a file of which a column that is read stands twice."""
-    if len(set(names)) < len(names):
-        raise Unfit("a column stands twice in it")
+    for name in names:
+        if names.count(name) > 1:
+            raise Unfit(f"column {name} stands twice in it")
 
 
 def _has_mark(type: pa.DataType) -> bool:

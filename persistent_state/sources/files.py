@@ -47,8 +47,8 @@ from persistent_state.sources.listing import (
     microseconds,
     table_mark,
 )
-from persistent_state.sources.names import folder_columns, other_name
-from persistent_state.sources.schemas import AnySchema, arrow_schema
+from persistent_state.sources.names import folder_column_twice, folder_columns, other_name
+from persistent_state.sources.schemas import AnySchema, arrow_schema, name_twice
 
 Split: TypeAlias = "tuple[tuple[int, str, int], ...]"  # (ordinal, path, size) of files
 
@@ -152,6 +152,17 @@ class FileSource(TimeReplayableSource):
         transform: formats.Transform | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        kinds: tuple[tuple[str, object, Any, str], ...] = (
+            ("path", path, (str, os.PathLike), "a text or a Path"),
+            ("timestamp", timestamp, str, "the name of a column"),
+            ("channel", channel, (str, type(None)), "the name of a column"),
+            ("finite", finite, bool, "True or False"),
+            ("storage_options", storage_options, (Mapping, type(None)), "a mapping"),
+        )
+        for name, given, kind, what in kinds:
+            if not isinstance(given, kind):
+                # Not the value itself, which may hold a secret.
+                raise InvalidInputError(f"{name} of a FileSource is of type {type(given).__name__}; give {what}.")
         path = os.fspath(path)
         if format is not None and format not in formats.FORMATS:
             raise InvalidInputError(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
@@ -377,6 +388,8 @@ class FileSource(TimeReplayableSource):
     def _with_folder_columns(self, file: _StoredFile, path: str) -> Iterator[formats.Piece]:
         """Yield the records of a file, with the columns that its folders say."""
         schema, fault = self._record_schema(), ""
+        if (twice := folder_column_twice(path, schema.names)) is not None:
+            fault = f"column {twice} stands twice in its folders' names"
         values: dict[str, pa.Scalar] = {}
         for name, text in folder_columns(path).items():
             if name in schema.names:
@@ -530,7 +543,7 @@ class FileSource(TimeReplayableSource):
             try:
                 with self._open(files[0].path, files[0].size) as file:
                     parquet = formats.open_parquet(pa.PythonFile(file, mode="r"))
-                    stored = plain_schema(parquet.schema_arrow).remove_metadata()
+                    stored = self._once(plain_schema(parquet.schema_arrow).remove_metadata(), files[0].path)
                     of_folders = [pa.field(name, pa.string()) for name in folder_columns(files[0].path)]
                     self._stored = pa.schema(
                         [*stored, *(field for field in of_folders if field.name not in stored.names)]
@@ -540,6 +553,20 @@ class FileSource(TimeReplayableSource):
                     f"file={files[0].path!r} of {self!r} has no schema: {error}; give schema=."
                 ) from error
         return self._stored
+
+    def _once(self, stored: pa.Schema, file: str) -> pa.Schema:
+        """Return the columns of a file that have a name of their own, and warn of the others."""
+        alike = {name: [field for field in stored if field.name == name] for name in stored.names}
+        twice = {name: path for name, fields in alike.items() if (path := name_twice(fields)) is not None}
+        for name in (self.timestamp, self.channel):
+            if name in twice:
+                raise InvalidInputError(
+                    f"file={file!r} of {self!r} has {name!r} twice; give it once, or choose another column by schema=."
+                )
+        if twice and self._maker == os.getpid():
+            names = " and ".join(map(repr, twice.values()))
+            _logger.warning("file=%r of %r has %s twice: columns that hold them are not read.", file, self, names)
+        return pa.schema([field for field in stored if field.name not in twice])
 
     def _transformed_piece(self, piece: formats.Piece, path: str) -> formats.Piece:
         try:

@@ -24,6 +24,7 @@ from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
 from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts, with_point
 from persistent_state.sources.json_lines import json_parser
 from persistent_state.sources.names import absent_columns, names_alike, other_name, struct_paths
+from persistent_state.sources.schemas import name_twice
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
@@ -146,7 +147,7 @@ def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBa
 
 
 class NoRowsError(Exception):
-    """A `transform` has returned something that is no batch of Arrow."""
+    """A `transform` has returned something that is no batch of Arrow, or one name for two columns."""
 
 
 def what_it_did(error: Exception) -> str:
@@ -163,6 +164,8 @@ def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordB
     made = rows if transform is None else transform(rows)
     if not isinstance(made, (pa.RecordBatch, pa.Table)):
         raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch")
+    if transform is not None and (name := name_twice(made.schema)) is not None:
+        raise NoRowsError(f"returned {name!r} twice and not each column once")
     return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
 
 

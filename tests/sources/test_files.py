@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import io
 import json
 import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
@@ -26,13 +29,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError
+from monoids import Sum
+from persistent_state import NonWindowState, PersistentTask
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, TaskFailedError
 from persistent_state.event_time.inputs import named
 from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
 from persistent_state.sources import files, formats, listing
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.sources.files import FileSource
+from tests import core
+from tests.sentences import problem
 
 UTC = timezone.utc
 STAMP = pa.timestamp("us", "UTC")
@@ -1117,6 +1124,13 @@ class TestPositions:
         return gzip.compress(text) if ending == "csv.gz" else text
 
 
+class Counts(PersistentTask):
+    key = "key"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
 class TestSetUp:
     def test_a_copy_for_a_worker_is_small_and_open_is_its_own(self, tmp_path: Path) -> None:
         for i in range(300):
@@ -1130,6 +1144,37 @@ class TestSetUp:
         first.open([], {})
         second.open([], {})
         assert first.reach({}, True) == second.reach({}, True) == opened.reach({}, True)
+
+    @pytest.mark.parametrize("name", [*inspect.signature(FileSource).parameters])
+    @pytest.mark.parametrize(
+        "value", [None, 0, -1.5, True, b"ts", "", "\0", ["ts"], {"ts": 1}, object(), pa.scalar("ts")],
+        ids=lambda value: type(value).__name__,
+    )  # fmt: skip
+    def test_an_argument_of_any_type_is_taken_or_refused_in_a_sentence(
+        self, tmp_path: Path, name: str, value: Any
+    ) -> None:
+        write(tmp_path, "a.csv", table(0, 1))
+        given = {"path": tmp_path, "timestamp": "ts", "schema": SCHEMA, name: value}
+        with suppress(StateError):
+            made = FileSource(**given)
+            made.open([], {})
+            plan = core.plan_of(Counts(), made.schema, timestamp=made.timestamp, channel=made.channel)
+            replace(plan, timestamp_unit=made.timestamp_unit).check()
+            made.reach({}, True)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("path", b"."),
+            ("timestamp", ["ts"]),
+            ("channel", 1),
+            ("finite", "no"),
+            ("storage_options", [("key", "S3CRET")]),
+        ],
+    )
+    def test_an_argument_of_another_type_is_refused(self, tmp_path: Path, name: str, value: Any) -> None:
+        said = problem(lambda: source(**{"folder": tmp_path, "folder" if name == "path" else name: value}))
+        assert said.startswith(f"{name} of a FileSource is of type {type(value).__name__}; give ")
 
     def test_secrets_are_in_no_text(self) -> None:
         made = source("failing://user:hunter2@host/x", storage_options={"secret": "hunter2"})
