@@ -57,7 +57,8 @@ class CsvOptions:
         decimal: The decimal mark of numbers in columns of floats and decimals, "." or ",".
         null: The texts that are null, unless they are quoted.
         header: "name": the first line names the columns. "position": the first line is passed over, and the columns are those
-            of the schema in its order. "none": the same, and the first line is a record.
+            of the schema in its order. "none": the same, and the first line is a record. A first line that can't be a header is
+            a bad record.
 
     Raises:
         InvalidInputError: An option is wrong.

@@ -775,7 +775,7 @@ def other_readers(content: bytes, stored: pa.Table) -> Iterator[str]:
         tables["DuckDB"] = base().sql(f"FROM read_parquet('{file.name}')").to_arrow_table()
     for reader, table in tables.items():
         for each in stored.schema:
-            if reader == "DuckDB" and each.name not in NAMES:
+            if reader == "DuckDB" and each.name not in {*NAMES}.intersection(table.column_names):
                 continue  # It has other names for odd ones.
             # Such decimals are floats to DuckDB, such dates are timestamps in Parquet, and a column of nulls has any type.
             kinds = [*leaves([each.type])]
