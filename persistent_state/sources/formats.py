@@ -476,9 +476,8 @@ def _no_header(
         if piece.bad:
             # A name does not fit its column, and has a field of its own.
             return "" if piece.bad[0].reason.startswith("column ") else f"its first line: {piece.bad[0].reason}"
-        values = [column for column in piece.rows.columns if not pa.types.is_string(column.type)]
-        is_record = any(column.null_count == 0 for column in values)
-        return "its first line is a record, which header='position' passes over" if is_record else ""
+        has_value = any(not piece.rows.column(field.name).null_count and not _is_text(field) for field in schema)
+        return "its first line is a record, which header='position' passes over" if has_value else ""
     if any(name and [name] != name.splitlines() and name not in schema.names for name in names):
         return "its first line goes on behind a line end that is not read as one"
     # The only column of a file whose columns are all in the names of its folders has no name.
@@ -487,6 +486,13 @@ def _no_header(
     if timestamp in schema.names and timestamp not in names:
         return f"its first line does not name the timestamp {timestamp!r}"
     return ""
+
+
+def _is_text(field: pa.Field) -> bool:
+    """Return whether any text is a value of a column."""
+    with suppress(Unfit):
+        return bool(of_text("any text", field).is_valid)
+    return False
 
 
 def _unseen(block: bytes, rows: pa.RecordBatch) -> tuple[tuple[str, str], ...]:

@@ -237,6 +237,13 @@ def test_a_first_line_that_may_be_a_header_is_no_record(content: str, options: d
     assert [piece.count for piece in pieces if piece.count] == []
 
 
+@pytest.mark.parametrize("type", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())])
+def test_texts_alone_do_not_tell_a_record_from_a_header(type: pa.DataType) -> None:
+    schema = pa.schema([("k", type), ("v", pa.int64())])
+    assert read(b"a,\nb,1\n", schema, header="position")[1] == []
+    assert len(read(b"a,7\nb,1\n", schema, header="position")[1]) == 1
+
+
 ROWS = st.lists(st.tuples(st.text("ab,;|'\"\\ é.", max_size=5), st.integers(-9, 9)), max_size=6)
 
 
