@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import io
 import json
@@ -53,9 +54,10 @@ _SOMETHING_BEHIND = (
     "unknown compression method",
     "no magic header",
     "Unknown frame descriptor",
-    "wrong sequence of calls",
 )
-"""Words of pyarrow, zlib, bzip2 and zstd: a file ends too early, or what stands behind a whole text is not compressed."""
+_EMPTY_PART = "wrong sequence of calls"
+"""Words of pyarrow, zlib, bzip2 and zstd: a file ends too early, what stands behind a whole text is not compressed, or
+pyarrow can't read on behind an empty part."""
 
 
 @dataclass(frozen=True)
@@ -401,7 +403,12 @@ def _decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
             yield data
             passed += len(data)
     except (OSError, pa.ArrowException) as error:
+        # To pyarrow it is no OSError behind an empty part of bzip2.
         why = str(error)
+        if _EMPTY_PART in why:
+            file.seek(0)
+            yield from _behind(passed, _bzip2(file))
+            return
         if not any(words in why for words in (_CUT_OFF, *_SOMETHING_BEHIND)):
             raise
         found = b""
@@ -414,8 +421,29 @@ def _decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
                     found += data
         # A line without its end belongs to the rest, which can't be read: it may go on there.
         yield found
-        # To pyarrow it is no OSError behind an empty stream of bzip2.
         raise OSError(why) from error
+
+
+def _bzip2(file: pa.NativeFile) -> Iterator[bytes]:
+    """Yield the text of a bzip2 file in parts, by Python. The parts before any damage are right: bzip2 checks each block."""
+    part = bz2.BZ2Decompressor()
+    for data in _parts(file, _STEP_BYTES):
+        while data or not (part.eof or part.needs_input):
+            if part.eof:
+                part = bz2.BZ2Decompressor()
+            yield part.decompress(data, _BLOCK_BYTES)
+            data = part.unused_data if part.eof else b""
+    if not part.eof:
+        raise OSError(_CUT_OFF)
+
+
+def _behind(count: int, parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what comes behind the first bytes of a text."""
+    for data in parts:
+        # Without bytes it would be the end to a decoder.
+        if rest := data[count:]:
+            yield rest
+        count = max(0, count - len(data))
 
 
 def _skip(stream: pa.NativeFile, count: int) -> None:

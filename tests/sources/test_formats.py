@@ -325,6 +325,21 @@ def test_what_stands_behind_an_empty_text_of_bzip2_is_one_bad_record(behind: byt
     assert pieces(content, CSV, "bz2", a=pa.int64()) == ([1], [(1, "unreadable file: damaged, or not csv")])
 
 
+@pytest.mark.parametrize("codec", [*PACK])
+@pytest.mark.parametrize("size", [3, 1 << 24])
+def test_parts_of_a_compressed_file_may_be_empty(monkeypatch: pytest.MonkeyPatch, codec: str, size: int) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    many = b"".join(b"%d\n" % number for number in range(300))
+    for texts in ([b"a\n1", b"", b"2\n", b"3\n"], [b"", b"", b"a\n12\n3\n"], [b"a\n12\n3\n", b"", b""]):
+        packed = [PACK[codec](text) for text in texts]
+        assert pieces(b"".join(packed), CSV, codec, a=pa.int64()) == ([12, 3], [])
+        reason = "unreadable file: damaged, or not csv"
+        assert pieces(b"".join([*packed, b"garbage"]), CSV, codec, a=pa.int64()) == ([12, 3], [(2, reason)])
+        assert pieces(b"".join([*packed, PACK[codec](many)]), CSV, codec, a=pa.int64()) == ([12, 3, *range(300)], [])
+        values, bad = pieces(b"".join([*packed, PACK[codec](many)[:-4]]), CSV, codec, a=pa.int64())
+        assert (values, bad) == ([12, 3, *range(len(values) - 2)], [(len(values), reason)])
+
+
 def test_a_parquet_file_with_a_name_that_is_not_utf_8_is_one_bad_record() -> None:
     buffer = io.BytesIO()
     pq.write_table(pa.table({"a": [1], "unused": [2]}), buffer, store_schema=False)
