@@ -499,6 +499,8 @@ def _no_header(
     first: bytes, names: Sequence[str], schema: pa.Schema, csv: CsvOptions, parse: Parser, timestamp: str
 ) -> str:
     """Return why the first line of a CSV file is no header; "" if it may be one. Equal reasons have equal words."""
+    if not any(schema.names):
+        return ""  # All columns are in the names of its folders, and the only one that is left has no name.
     if csv.header == "position":
         piece = _text_piece(first + b"\n", 1, CSV, schema, parse)
         if piece.bad:
@@ -508,8 +510,7 @@ def _no_header(
         return "its first line is a record, which header='position' passes over" if has_value else ""
     if any(name and [name] != name.splitlines() and name not in schema.names for name in names):
         return "its first line goes on behind a line end that is not read as one"
-    # The only column of a file whose columns are all in the names of its folders has no name.
-    if any(schema.names) and {*schema.names}.isdisjoint(names):
+    if {*schema.names}.isdisjoint(names):
         return "its first line names no column of the schema"
     if timestamp in schema.names and timestamp not in names:
         return f"its first line does not name the timestamp {timestamp!r}"
