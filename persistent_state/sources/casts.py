@@ -102,6 +102,8 @@ def cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     if pa.types.is_dictionary(given):
         # pyarrow can't take out of a dictionary of views.
         return cast(plain_column(column.dictionary).take(column.indices), type)
+    if isinstance(given, pa.RunEndEncodedType):
+        return cast(pc.run_end_decode(column), type)
     if pa.types.is_null(given):
         return pa.nulls(len(column), type)
     if pa.types.is_string_view(given) or pa.types.is_binary_view(given):
@@ -127,11 +129,13 @@ def hopeless(column: pa.Array[Any], type: pa.DataType) -> pa.BooleanArray | None
 
 
 def plain_type(type: pa.DataType) -> pa.DataType:
-    """Return a type without views, at all levels: pyarrow can't pick values out of views."""
+    """Return a type without views and run ends, at all levels: pyarrow can't pick values out of these."""
     if pa.types.is_string_view(type):
         return pa.string()
     if pa.types.is_binary_view(type):
         return pa.binary()
+    if isinstance(type, pa.RunEndEncodedType):
+        return plain_type(type.value_type)
     if pa.types.is_dictionary(type):
         return pa.dictionary(type.index_type, plain_type(type.value_type), type.ordered)
     if pa.types.is_struct(type):
@@ -146,12 +150,12 @@ def plain_type(type: pa.DataType) -> pa.DataType:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without views: see `plain_type`."""
+    """Return a schema without views and run ends: see `plain_type`."""
     return pa.schema([_plain_field(field) for field in schema], schema.metadata)
 
 
 def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows without views: see `plain_type`."""
+    """Return rows without views and run ends: see `plain_type`."""
     schema = plain_schema(rows.schema)
     if schema.equals(rows.schema):
         return rows
@@ -159,7 +163,7 @@ def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def plain_column(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return a column without views: see `plain_type`."""
+    """Return a column without views and run ends: see `plain_type`."""
     return cast(column, plain_type(column.type))
 
 

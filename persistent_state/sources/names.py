@@ -24,9 +24,19 @@ def folder_columns(path: str) -> dict[str, str | None]:
         >>> folder_columns("region=Troms%C3%B8/day=__HIVE_DEFAULT_PARTITION__/0.parquet")
         {'region': 'Tromsø', 'day': None}
     """
-    parts = (folder.split("=", 1) for folder in path.split("/")[:-1] if folder.find("=") > 0)
     # A byte that is not UTF-8 stays one, so that the text fits no column.
-    return {_decoded(name): None if value == _NULL else _decoded(value) for name, value in parts}
+    return {name: None if value == _NULL else _decoded(value) for name, value in _of_folders(path)}
+
+
+def folder_column_twice(path: str, wanted: Sequence[str]) -> str | None:
+    """Return one of the wanted columns that two folders of a path say; None if there is none."""
+    names = [name for name, _ in _of_folders(path)]
+    return next((name for name in names if names.count(name) > 1 and name in wanted), None)
+
+
+def _of_folders(path: str) -> list[tuple[str, str]]:
+    parts = (folder.split("=", 1) for folder in path.split("/")[:-1] if folder.find("=") > 0)
+    return [(_decoded(name), value) for name, value in parts]
 
 
 def _decoded(text: str) -> str:

@@ -249,8 +249,8 @@ def test_an_item_that_was_to_be_a_summary_is_told_with_what_makes_one(tmp_path: 
 def test_a_csv_file_without_a_header_is_told(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("1,a\n2,b\n")
     assert Run(tmp_path, Words()).read() == (
-        "task=Words: 1 of 1 rows did not count: 1 'no timestamp' (column 'ts' is null or missing; the first line of a CSV file "
-        f"must name the columns). {SEE.format('Words')}{STOP}"
+        "task=Words: 2 of 2 rows did not count: 1 'its first line names no column of the schema', 1 'no timestamp' (column "
+        f"'ts' is null or missing; the first line of a CSV file must name the columns). {SEE.format('Words')}{STOP}"
     )
 
 

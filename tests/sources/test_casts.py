@@ -278,7 +278,7 @@ def test_a_dictionary_of_views_becomes_plain() -> None:
 @pytest.mark.parametrize(
     "type", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.field("element", pa.int64(), False)), pa.uuid(), pa.json_(),
              pa.bool8(), pa.struct([]),
-             pa.dictionary(pa.int8(), pa.string(), True), pa.run_end_encoded(pa.int32(), pa.string())]
+             pa.dictionary(pa.int8(), pa.string(), True)]
 )  # fmt: skip
 def test_a_type_without_views_stays_what_it_is(type: pa.DataType) -> None:
     schema = pa.schema([pa.field("k", type, metadata={"a": "b"})], {"c": "d"})

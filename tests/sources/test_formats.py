@@ -285,10 +285,37 @@ def test_what_stands_behind_a_compressed_text_is_one_bad_record(codec: Any, behi
     content = {"gzip": gzip.compress, "bz2": bz2.compress}.get(
         codec, lambda text: pa.compress(text, "zstd", asbytes=True)
     )(whole)
-    assert pieces(content + behind, CSV, codec, a=pa.int64()) == (
-        [1, 2],
-        [(2, "unreadable file: damaged, or not csv")],
-    )
+    # A last line without its end may go on in what can't be read.
+    values = [1, 2] if end else [1]
+    reason = "unreadable file: damaged, or not csv"
+    assert pieces(content + behind, CSV, codec, a=pa.int64()) == (values, [(len(values), reason)])
+
+
+PACK: dict[str, Any] = {
+    "gzip": gzip.compress,
+    "bz2": bz2.compress,
+    "zstd": lambda text: pa.compress(text, "zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("codec", [*PACK])
+@pytest.mark.parametrize("format", ["csv", "json"])
+@pytest.mark.parametrize("size", [3, 1 << 24])
+def test_a_line_over_two_compressed_parts_of_which_one_is_damaged_is_no_other_line(
+    monkeypatch: pytest.MonkeyPatch, codec: str, format: str, size: int
+) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    first, second = {"csv": ("a\n7\n12", "34\n5\n"), "json": ('{"a":7}\n{"a":12}', ' \n{"a":5}\n')}[format]
+    one, two = PACK[codec](first.encode()), PACK[codec](second.encode())
+    whole = {"csv": [7, 1234, 5], "json": [7, 12, 5]}[format]
+    assert pieces(one + two, format, codec, a=pa.int64()) == (whole, [])
+    for at in range(len(two)):
+        flipped = two[:at] + bytes([two[at] ^ 0x5A]) + two[at + 1 :]
+        # The first part alone looks whole, and zstd has a mark of four bytes and no checksum.
+        for damaged in two[: at or -1], *([flipped, two[:at] + bytes(20)] if codec != "zstd" or at < 4 else []):
+            values, bad = pieces(one + damaged, format, codec, a=pa.int64())
+            assert values == whole[: len(values)], f"{at}: {damaged!r}"
+            assert len(values) == 3 or bad, f"{at}: {damaged!r}"
 
 
 @pytest.mark.parametrize("behind", [bytes(20), b"garbage"])
@@ -296,6 +323,21 @@ def test_what_stands_behind_an_empty_text_of_bzip2_is_one_bad_record(behind: byt
     # To pyarrow that is an unknown error.
     content = bz2.compress(b"a\n1\n") + bz2.compress(b"") + behind
     assert pieces(content, CSV, "bz2", a=pa.int64()) == ([1], [(1, "unreadable file: damaged, or not csv")])
+
+
+@pytest.mark.parametrize("codec", [*PACK])
+@pytest.mark.parametrize("size", [3, 1 << 24])
+def test_parts_of_a_compressed_file_may_be_empty(monkeypatch: pytest.MonkeyPatch, codec: str, size: int) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    many = b"".join(b"%d\n" % number for number in range(300))
+    for texts in ([b"a\n1", b"", b"2\n", b"3\n"], [b"", b"", b"a\n12\n3\n"], [b"a\n12\n3\n", b"", b""]):
+        packed = [PACK[codec](text) for text in texts]
+        assert pieces(b"".join(packed), CSV, codec, a=pa.int64()) == ([12, 3], [])
+        reason = "unreadable file: damaged, or not csv"
+        assert pieces(b"".join([*packed, b"garbage"]), CSV, codec, a=pa.int64()) == ([12, 3], [(2, reason)])
+        assert pieces(b"".join([*packed, PACK[codec](many)]), CSV, codec, a=pa.int64()) == ([12, 3, *range(300)], [])
+        values, bad = pieces(b"".join([*packed, PACK[codec](many)[:-4]]), CSV, codec, a=pa.int64())
+        assert (values, bad) == ([12, 3, *range(len(values) - 2)], [(len(values), reason)])
 
 
 def test_a_parquet_file_with_a_name_that_is_not_utf_8_is_one_bad_record() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from persistent_state import CsvOptions
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.names import absent_columns
 from tests.sources.test_files import FILE, SCHEMA, at, bad, read_all, table, values, write
 
@@ -199,6 +199,29 @@ class TestAbsent:
         assert chunk.lacks == ()
         assert [*chunk.notes] == ["ts", "value"]
         assert "has no column 'value' in any of 2 records: it is null there" in chunk.notes["value"]
+
+    def test_a_file_of_nothing_but_a_header_is_asked_for_its_columns_too(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", "ts,Key,value\n")
+        for transform in (None, as_it_is):
+            chunks = read_all(tmp_path, transform=transform)
+            assert ([chunk.rows.num_rows for chunk in chunks], bad(chunks), [*notes(chunks)]) == ([0], [], ["key"])
+
+    @pytest.mark.parametrize("header", ["name", "position"])
+    def test_files_of_one_line_without_a_header_are_bad_rows(self, tmp_path: Path, header: str) -> None:
+        for i in range(5):
+            write(tmp_path, f"{i}.csv", f"2026-01-01,a,{i}\n")
+        for transform in (None, as_it_is):
+            chunks = read_all(tmp_path, csv=CsvOptions(header=header), transform=transform)
+            assert [(place, text) for place, _, text in bad(chunks)] == [
+                (i * FILE, f"2026-01-01,a,{i}") for i in range(5)
+            ]
+            assert values(chunks) == []
+
+    def test_a_timestamp_of_a_folder_or_of_a_transform_need_not_be_in_a_header(self, tmp_path: Path) -> None:
+        write(tmp_path / "folder", "ts=2026-01-01/a.csv", "key,value\na,1\n")
+        write(tmp_path / "transform", "a.csv", "key,value\na,1\n")
+        assert not bad(read_all(tmp_path / "folder"))
+        assert not bad(read_all(tmp_path / "transform", transform=as_it_is))
 
     def test_a_transform_may_fill_what_is_absent(self, tmp_path: Path) -> None:
         write(tmp_path, "a.csv", "ts,value\n,1\n")

@@ -33,9 +33,10 @@ class Time:
 
 @dataclass(frozen=True)
 class Bad:
-    """A row that must be a bad row, as the values of these columns do not fit."""
+    """A row that must be a bad row, as the values of these columns do not fit, or for a reason with these words."""
 
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    words: str = ""
 
 
 Row: TypeAlias = "dict[str, Value] | Bad"
