@@ -108,7 +108,7 @@ def cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
         return cast(column.cast(plain_type(given)), type)
     if pa.types.is_struct(given) and pa.types.is_struct(type):
         return _struct(column, type)
-    if _is_list(given) and _is_list(type):
+    if is_list(given) and is_list(type):
         return _list(column, type)
     if _kind(type) not in _ALLOWED.get(_kind(given), ()):
         raise pa.ArrowNotImplementedError(f"{given} is not read as {type}")
@@ -142,7 +142,7 @@ def plain_type(type: pa.DataType) -> pa.DataType:
         return pa.list_(_plain_field(type.value_field), type.list_size)
     if pa.types.is_large_list(type) or pa.types.is_large_list_view(type):
         return pa.large_list(_plain_field(type.value_field))
-    return pa.list_(_plain_field(type.value_field)) if _is_list(type) else type
+    return pa.list_(_plain_field(type.value_field)) if is_list(type) else type
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -176,12 +176,13 @@ def leaves(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
             yield type
 
 
+def is_list(type: pa.DataType) -> bool:
+    """Return whether a type is a list of any kind, or a map."""
+    return isinstance(type, _LISTS)
+
+
 def _kind(type: pa.DataType) -> str:
     return next((kind for kind, is_kind in _KINDS.items() if is_kind(type)), "")
-
-
-def _is_list(type: pa.DataType) -> bool:
-    return isinstance(type, _LISTS)
 
 
 def _struct(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
