@@ -41,10 +41,10 @@ _KINDS = {
 }
 
 _ALLOWED = {
-    "boolean": {"boolean", "integer", "float", "text"},
+    "boolean": {"boolean", "integer", "float", "decimal", "text"},
     "integer": {"boolean", "integer", "float", "decimal", "text"},
     "float": {"boolean", "integer", "float", "decimal", "text"},
-    "decimal": {"integer", "float", "decimal", "text"},
+    "decimal": {"boolean", "integer", "float", "decimal", "text"},
     "text": {*_KINDS} - {"duration"},
     "binary": {"binary", "fixed binary", "text"},
     "fixed binary": {"binary", "fixed binary"},
@@ -62,6 +62,9 @@ _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, 
 
 _DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
 """The most digits of decimals, by the bits of their type. To such differences of digits after the point pyarrow's tables go."""
+
+_YEARS = (-719_162, 2_932_897)
+"""The days since 1970 of the first day of the year 1, and of the first one of the year 10000."""
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -224,13 +227,26 @@ def _list(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
 
 def _value(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     given, kind = _kind(column.type), _kind(type)
+    if pa.types.is_float16(column.type):
+        # pyarrow can't compute with such. Each of them is a double, too.
+        return _value(column.cast(pa.float64()), type)
     if given == "text":
         return _of_text(column.cast(pa.string()), type)
+    if pa.types.is_float16(type) and given != "decimal":
+        numbers = cast(column, pa.float64())
+        made = numbers.cast(type)
+        # pyarrow rounds, and makes 65504 of what is larger.
+        _check_same(made.cast(pa.float64()), numbers)
+        return made
+    if {given, kind} == {"boolean", "decimal"}:
+        return cast(cast(column, pa.int64()), type)
     if given == "float" and kind == "decimal":
         return _of_text(_float_texts(column), type)
     if given == "decimal" and kind == "float":
         # What pyarrow makes of the decimal itself need not be the nearest float.
         return _of_text(column.cast(pa.string()), type)
+    if kind == "text" and given in ("date", "time", "timestamp"):
+        _check_years(column)
     if kind == given == "timestamp" or kind == given == "time":
         return _cut(column, type)
     if given == "timestamp" and kind == "date":
@@ -253,7 +269,6 @@ def _value(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
 
 def _float_texts(column: pa.Array[Any]) -> pa.Array[Any]:
     """Return floats as the decimals that they stand for: the shortest ones, as pyarrow would round to another decimal."""
-    column = column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
     texts = column.cast(pa.string())
     is_whole = pc.and_(
         pc.is_finite(column), pc.greater_equal(pc.abs(column), 2.0 ** (24 if column.type.bit_width == 32 else 53))
@@ -271,6 +286,20 @@ def _check_same(made: pa.Array[Any], given: pa.Array[Any]) -> None:
         same = pc.or_(same, pc.and_(pc.is_nan(made), pc.is_nan(given)))
     if not pc.all(same, min_count=0).as_py():
         raise Unfit("a value would change")
+
+
+def _check_years(column: pa.Array[Any]) -> None:
+    """Refuse times that have no text: those outside the years 1 to 9999, and of more than a day.
+
+    pyarrow makes words of them, or another time.
+    """
+    type = column.type
+    ticks = pc.min_max(column.cast(pa.int32() if type.bit_width == 32 else pa.int64()))
+    if ticks["min"].is_valid:
+        per_day = 1 if type == pa.date32() else 86_400 * _PER_SECOND["ms" if pa.types.is_date(type) else type.unit]
+        first, end = (0, 1) if pa.types.is_time(type) else _YEARS
+        if ticks["min"].as_py() < first * per_day or ticks["max"].as_py() >= end * per_day:
+            raise Unfit("a time that has no text")
 
 
 def _cut(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:

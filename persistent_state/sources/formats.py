@@ -20,7 +20,7 @@ from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
 from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts
-from persistent_state.sources.json_lines import json_parser
+from persistent_state.sources.json_lines import in_one_line, json_parser
 from persistent_state.sources.json_names import lines_of, misnamed, unseen
 from persistent_state.sources.names import absent_columns
 
@@ -466,8 +466,7 @@ def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
         values = [value.removeprefix(codecs.BOM_UTF8) for value in values]
         lines = b"\n".join(values) + b"\n"
     if lines.count(b"\n") > len(values) or lines.startswith(b"{") + lines.count(b"\n{") < len(values):
-        # A line end in an object is white space, because a JSON text can't contain one.
-        values = [value.replace(b"\n", b" ").strip() for value in values]
+        values = [in_one_line(value) for value in values]
         lines = b"\n".join(values) + b"\n"
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
     starts = np.concatenate([[0], ends])[:-1]

@@ -22,6 +22,10 @@ _FEW = 32
 """The most lines of which Python looks at each, where the parser refuses them together."""
 
 _WHITE = b" \t\r\n"
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+"""A text of JSON from its first quote up to its last one."""
+_LINE_FEED = re.compile(rb"\\.|\n", re.DOTALL)
+
 _WHOLE = re.compile(r"-?[0-9]{1,20}")
 
 
@@ -116,6 +120,18 @@ def json_parser(schema: pa.Schema) -> Parser:
         return Unfit(f"column {name} is not {schema.field(name).type}", shortened(written[name]))
 
     return parse
+
+
+def in_one_line(value: bytes) -> bytes:
+    """Return a value of JSON without line feeds: those in a text are escaped, and others are white space."""
+    value = value.strip(_WHITE)
+    if b"\n" in value:
+        value = _TEXT.sub(lambda text: _LINE_FEED.sub(_escaped, text[0]), value).replace(b"\n", b" ")
+    return value
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return rb"\n" if found[0] == b"\n" else found[0]
 
 
 def _object(members: Mapping[str, str]) -> bytes:

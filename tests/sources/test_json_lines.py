@@ -147,3 +147,36 @@ def test_members_that_are_read_decide_alone(records: list[dict[str, Any]]) -> No
         assert isinstance(got, str) or got == whole
         alone = read([json.dumps(whole).encode()], schema)[0]
         assert got == alone
+
+
+@pytest.mark.parametrize(
+    ("value", "row"),
+    [
+        (b'{"k": "a\nb", "v": 1}', {"k": "a\nb", "v": 1}),
+        (b'\n {\n"k":\r\n "a\r\n\\"\n\t\\n\xc3\xa9",\n"v"\n:\n1\n}\n', {"k": 'a\r\n"\n\t\né', "v": 1}),
+        (b'{"k": "a\\\\\n",\n"v": 1}', {"k": "a\\\n", "v": 1}),
+        (b'{"k": "a\r"}', {"k": "a\r", "v": None}),
+        (b'{"k": "a\\\nb"}', "not a JSON object"),
+        (b'{"k": "a\n}', "not a JSON object"),
+        (b'{"k": "a"\n\\}', "not a JSON object"),
+        (b'\x0b{"k": "a"}', "not a JSON object"),
+        (b"\n", "not a JSON object"),
+    ],
+)
+@pytest.mark.parametrize("beside", [[], [b'{"v": 5}'], [b'{"v": 5}', b'\n{"v":\n5}', b' {"v": 5}']])
+def test_a_line_feed_in_a_kafka_record_is_a_part_of_a_text_or_white_space(
+    value: bytes, row: Any, beside: list[bytes]
+) -> None:
+    decoded = Json(SCHEMA).decode([*beside, value, *beside])
+    others = [{"k": None, "v": 5}] * len(beside)
+    assert come(decoded.rows, decoded.bad) == [*others, row, *others]
+
+
+@given(st.dictionaries(st.text("a\n\r\t\\\"{}é", max_size=5), st.text("a\n\r\t\\\"{}é", max_size=9), max_size=3), st.booleans())
+def test_texts_of_kafka_records_stay_what_they_are_over_several_lines(record: dict[str, str], is_raw: bool) -> None:
+    written = json.dumps({**record, "v": 1}, indent=1)
+    if is_raw:
+        written = written.replace("\\\\", "\0").replace("\\n", "\n").replace("\0", "\\\\")
+    ((name, text), *_) = [*record.items(), ("k", "")]
+    decoded = Json(pa.schema({name: pa.string(), "v": pa.int64()})).decode([written.encode()])
+    assert decoded.rows.to_pylist() == [{name: record.get(name), "v": 1}]
