@@ -30,7 +30,10 @@ TICKS = st.integers(-(10**18), 10**18) | st.sampled_from([0, -1, 86_400 * 10**6,
 GIVEN: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.bool_(): st.booleans(),
     pa.int8(): st.integers(-128, 127),
-    pa.int64(): st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 300) | st.integers(2_040, 2_060) | st.integers(65_500, 65_520),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1)
+    | st.integers(-3, 300)
+    | st.integers(2_040, 2_060)
+    | st.integers(65_500, 65_520),
     pa.uint64(): st.integers(0, 2**64 - 1),
     pa.float16(): st.floats(width=16),
     pa.float32(): st.floats(width=32) | st.floats(width=16),
@@ -88,7 +91,9 @@ def test_no_number_and_no_time_changes_without_a_word(
             assert str(made) == str(came)
         elif isinstance(came, Decimal) and isinstance(made, float):
             bits = 10 if wanted == pa.float16() else 23
-            assert abs(Fraction(made) - Fraction(came)) <= abs(Fraction(came)) / 2**bits + Fraction(1, 2**25), "the nearest"
+            assert abs(Fraction(made) - Fraction(came)) <= abs(Fraction(came)) / 2**bits + Fraction(1, 2**25), (
+                "the nearest"
+            )
         elif isinstance(came, float) and isinstance(made, Decimal):
             assert {pa.float16(): np.float16, pa.float32(): np.float32}.get(given, float)(made) == came
             assert abs(came) < 2**24 or came % 1 or int(made) == int(came), "a whole number is that number"

@@ -172,7 +172,10 @@ def test_a_line_feed_in_a_kafka_record_is_a_part_of_a_text_or_white_space(
     assert come(decoded.rows, decoded.bad) == [*others, row, *others]
 
 
-@given(st.dictionaries(st.text("a\n\r\t\\\"{}é", max_size=5), st.text("a\n\r\t\\\"{}é", max_size=9), max_size=3), st.booleans())
+@given(
+    st.dictionaries(st.text('a\n\r\t\\"{}é', max_size=5), st.text('a\n\r\t\\"{}é', max_size=9), max_size=3),
+    st.booleans(),
+)
 def test_texts_of_kafka_records_stay_what_they_are_over_several_lines(record: dict[str, str], is_raw: bool) -> None:
     written = json.dumps({**record, "v": 1}, indent=1)
     if is_raw:
