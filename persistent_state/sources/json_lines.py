@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def json_parser(schema: pa.Schema) -> Parser:
             except UnicodeEncodeError:
                 raise Unfit(f"column {field.name} is not UTF-8") from None
             if not _is_kind(value, field.type):
-                raise misfit(field.name, kept)
+                raise misfit(field.name, written)
         if odd:
             _check_decimals(_object(kept), schema)
         return kept
@@ -113,11 +114,15 @@ def json_parser(schema: pa.Schema) -> Parser:
                 try:
                     read(_object({name: kept[name]}))
                 except pa.ArrowInvalid:
-                    raise misfit(name, kept) from None
+                    raise misfit(name, _members(line)) from None
         raise Unfit("not a record of the schema")
 
-    def misfit(name: str, written: Mapping[str, str]) -> Unfit:
-        return Unfit(f"column {name} is not {schema.field(name).type}", shortened(written[name]))
+    def misfit(name: str, written: _Members) -> Unfit:
+        shown = None
+        # Python's parser goes deeper than its functions do.
+        with suppress(RecursionError):
+            shown = shortened(_shown(dict(written)[name]))
+        return Unfit(f"column {name} is not {schema.field(name).type}", shown)
 
     return parse
 
@@ -235,6 +240,18 @@ def _written(value: Any, type: pa.DataType) -> str:
     written = json.dumps(value, ensure_ascii=False)
     written.encode()
     return written
+
+
+def _shown(value: Any) -> str:
+    """Return a value as JSON, with all that is in it."""
+    if isinstance(value, _Members):
+        return f"{{{','.join(f'{_shown(name)}:{_shown(each)}' for name, each in value)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_shown, value))}]"
+    if isinstance(value, _Number):
+        return value
+    # Half a surrogate is no text.
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
 def _odd_decimals(schema: pa.Schema) -> str:

@@ -107,6 +107,32 @@ def test_a_reason_names_the_column(line: bytes, reason: str) -> None:
     assert read([good, line, good], schema) == [{**nothing, "v": 1}, reason, {**nothing, "v": 1}]
 
 
+@pytest.mark.parametrize(
+    ("value", "type"),
+    [
+        ("[1,[2]]", pa.int64()),
+        ("[1,[2]]", pa.list_(pa.int64())),
+        ('{"x":1,"y":[{"z":1e5}]}', pa.int64()),
+        ('{"x":{"y":-0.50},"a":"b"}', pa.struct({"a": pa.int64()})),
+        ('[{"a":true,"b":[]}]', pa.list_(pa.struct({"a": pa.string()}))),
+        ('{"é":"\\ud83d"}', pa.string()),
+        ("9223372036854775808", pa.int64()),
+        ('"soon"', pa.int64()),
+    ],
+)
+def test_the_value_that_is_shown_is_the_one_of_the_file(value: str, type: pa.DataType) -> None:
+    content = f'{{"x": 1, "c": {value}}}\n'.encode()
+    (piece,) = formats.read_pieces(io.BytesIO(content), formats.JSON, None, pa.schema({"c": type}))  # type: ignore[arg-type]
+    assert [(record.reason, piece.original(0).value) for record in piece.bad] == [(f"column c is not {type}", value)]
+
+
+@pytest.mark.parametrize("depth", [100, 400, 900, 3_000, 100_000])
+@pytest.mark.parametrize("name", [b"v", b"x", b"V"])
+def test_arrays_within_each_other_make_one_bad_row_however_deep(depth: int, name: bytes) -> None:
+    found = read([b'{"v": 1}', b'{"%b": %b%b}' % (name, b"[" * depth, b"]" * depth), b'{"v": 2}'])
+    assert (found[0], found[2]) == ({"k": None, "v": 1}, {"k": None, "v": 2})
+
+
 def test_times_within_structs_and_lists_are_texts_as_those_of_columns_are() -> None:
     schema = pa.schema([("s", pa.struct({"day": pa.date32(), "at": pa.list_(UTC)})), ("ts", pa.timestamp("ms", "UTC"))])
     line = b'{"s": {"day": "2026-01-01", "at": ["2026-01-01T00:00:00.1234567z", null]}, "ts": "2026-01-01 00:00:00,1239 UTC"}'
@@ -180,6 +206,6 @@ def test_texts_of_kafka_records_stay_what_they_are_over_several_lines(record: di
     written = json.dumps({**record, "v": 1}, indent=1)
     if is_raw:
         written = written.replace("\\\\", "\0").replace("\\n", "\n").replace("\0", "\\\\")
-    ((name, text), *_) = [*record.items(), ("k", "")]
+    name = next(iter(record), "k")
     decoded = Json(pa.schema({name: pa.string(), "v": pa.int64()})).decode([written.encode()])
     assert decoded.rows.to_pylist() == [{name: record.get(name), "v": 1}]
