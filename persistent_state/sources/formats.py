@@ -107,7 +107,7 @@ def read_pieces(
             raise Unfit(NOT_READ[format].format(format))
         else:
             parts = _decompressed(stored, codec) if codec else _parts(stored)
-            blocks = _line_blocks(csv_texts(csv, parts) if format == CSV else parts)
+            blocks = _filled(_line_blocks(csv_texts(csv, parts) if format == CSV else parts))
             yield from (_refused(piece, fault) for piece in _text_pieces(blocks, format, schema, csv))
     except UNDECODABLE as error:
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
@@ -428,6 +428,29 @@ def _line_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
         rest += data[end:]
     if rest:
         yield rest + b"\n"
+
+
+def _filled(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield blocks, a small one joined to that before it, such as a last line without its end.
+
+    What no record of a block has is judged by the block. So it should not be one of few records.
+    """
+    held: list[bytes] = []
+    size = 0
+    try:
+        for block in blocks:
+            if held and (len(block) >= _BLOCK_BYTES // 2 or size >= 2 * _BLOCK_BYTES):
+                yield b"".join(held)
+                held, size = [], 0
+            held.append(block)
+            size += len(block)
+    except UNDECODABLE:
+        # What came before the damage is whole.
+        if held:
+            yield b"".join(held)
+        raise
+    if held:
+        yield b"".join(held)
 
 
 def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions) -> Iterator[Piece]:

@@ -14,6 +14,7 @@ from persistent_state.kafka.decoders import Json
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.names import absent_columns
 from tests.sources.test_files import FILE, SCHEMA, at, bad, read_all, table, values, write
+from tests.sources.world_files import CODECS
 
 
 def notes(chunks: list[Chunk]) -> dict[str, str]:
@@ -275,6 +276,18 @@ class TestAbsent:
         assert (chunk.lacks, [*chunk.notes]) == (("key",), ["key"])
         (chunk,) = read_all(tmp_path, transform=filled)
         assert (chunk.lacks, [*chunk.notes]) == ((), ["key"])
+
+    @pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".zst"])
+    @pytest.mark.parametrize("size", [10, 1 << 24, 3 << 23])
+    def test_a_last_line_without_its_end_is_judged_with_those_before_it(
+        self, tmp_path: Path, ending: str, size: int
+    ) -> None:
+        line = '{"key": "a", "ts": "2026-01-01", "value": 1, "text": "%s"}\n'
+        content = CODECS[ending]((line % "b" * 2 + line % ("b" * size) + '{"value": 2}').encode())
+        (tmp_path / f"a.json{ending}").write_bytes(content)
+        chunks = read_all(tmp_path)
+        assert (sum(chunk.rows.num_rows for chunk in chunks), bad(chunks)) == (4, [])
+        assert {chunk.lacks for chunk in chunks} == {()}
 
     def test_what_no_record_of_a_kafka_chunk_has_is_named_and_its_rows_count_as_before(self) -> None:
         decoder = Json("id string, n bigint")
