@@ -516,7 +516,8 @@ def _parsed_piece(
         # No CSV line makes two rows, and no JSON line less than one. So as many rows as lines is one row from each line.
         if len(table) + len(odd) != end - first:
             raise Unfit("not one record in one line")
-        bad.update({first + i: why for i, why in odd.items()})
+        bad.update({first + i: str(why) for i, why in odd.items()})
+        values.update({first + i: why.value for i, why in odd.items() if isinstance(why, Unfit)})
         rows = one_batch(table.to_batches(), table.schema)
         if is_json and (others := misnamed(rows, lines_of(text, starts[first:end] - offset))):
             bad.update({first + i: reason for i, reason in others.items()})

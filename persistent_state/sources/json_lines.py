@@ -18,6 +18,7 @@ from persistent_state.formatting import shortened
 from persistent_state.sources.casts import Unfit, is_known, leaves, most_digits
 from persistent_state.sources.csv_lines import Parser
 
+_NOT_AN_OBJECT = "not a JSON object"
 _SEVERAL = "several JSON objects in one line"
 _FEW = 32
 """The most lines of which Python looks at each, where the parser refuses them together."""
@@ -48,7 +49,7 @@ def json_parser(schema: pa.Schema) -> Parser:
                 raise Unfit(f"column {name} is not {schema.field(name).type}")
         return table
 
-    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, str]]:
+    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, Any]]:
         is_one = len(starts) == 1
         codes = np.frombuffer(text, np.uint8)
         last = codes[ends - 2]
@@ -68,17 +69,38 @@ def json_parser(schema: pa.Schema) -> Parser:
             if odd:
                 check_odd(text, starts, ends)
             table = read(text)
+            if len(table) != len(starts):
+                raise Unfit("")
+            return table, {}
         except pa.ArrowInvalid:
-            # The fault may lie in members that are not read.
-            if is_one:
-                table = read_alone(text)
-            elif len(starts) <= _FEW:
-                table = read(b"".join(_object(members(text[i:j])) for i, j in zip(starts, ends, strict=True)))
-            else:
+            if len(starts) > _FEW:
                 raise
-        if is_one and len(table) != 1:
-            raise Unfit(_SEVERAL)
-        return table, {}
+        # The fault may lie in members that are not read.
+        kept: list[bytes] = []
+        bad: dict[int, Unfit] = {}
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            line = text[start:end]
+            try:
+                kept.append(_object(members(_members(line))))
+            except Unfit as error:
+                # pyarrow reads lines that Python does not, such as those with Inf.
+                if is_one or str(error) != _NOT_AN_OBJECT or not is_read(line):
+                    bad[number] = error
+                else:
+                    kept.append(line)
+        if not kept:
+            return pa.schema(fields).empty_table(), bad
+        if is_one:
+            return read_alone(text), {}
+        return read(b"".join(kept)), bad
+
+    def is_read(line: bytes) -> bool:
+        try:
+            if odd:
+                check_odd(line, np.array([0]), np.array([len(line)]))
+            return len(read(line)) == 1
+        except pa.ArrowInvalid:
+            return False
 
     def check_odd(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         offsets = pa.py_buffer(np.append(starts, ends[-1]).astype(np.int64))
@@ -86,9 +108,8 @@ def json_parser(schema: pa.Schema) -> Parser:
         for line in rows.filter(pc.match_substring_regex(rows, odd)).to_pylist():
             _check_decimals(line, schema)
 
-    def members(line: bytes) -> dict[str, str]:
+    def members(written: _Members) -> dict[str, str]:
         """Return the members of a line that are read, as JSON, without those within them that are not."""
-        written = _members(line)
         names = [name for name, _ in written]
         kept: dict[str, str] = {}
         for field in fields:
@@ -106,7 +127,8 @@ def json_parser(schema: pa.Schema) -> Parser:
         return kept
 
     def read_alone(line: bytes) -> pa.Table:
-        kept = members(line)
+        written = _members(line)
+        kept = members(written)
         try:
             return read(_object(kept))
         except pa.ArrowInvalid:
@@ -114,7 +136,7 @@ def json_parser(schema: pa.Schema) -> Parser:
                 try:
                     read(_object({name: kept[name]}))
                 except pa.ArrowInvalid:
-                    raise misfit(name, _members(line)) from None
+                    raise misfit(name, written) from None
         raise Unfit("not a record of the schema")
 
     def misfit(name: str, written: _Members) -> Unfit:
@@ -189,7 +211,7 @@ def _members(line: bytes) -> _Members:
     except (ValueError, RecursionError):
         raise Unfit(_not_an_object(line)) from None
     if not isinstance(record, _Members):
-        raise Unfit("not a JSON object")
+        raise Unfit(_NOT_AN_OBJECT)
     return record
 
 
@@ -204,15 +226,24 @@ def _not_an_object(line: bytes) -> str:
             return _SEVERAL
     except (ValueError, RecursionError):
         pass
-    return "not a JSON object"
+    return _NOT_AN_OBJECT
 
 
 def _is_kind(value: Any, type: pa.DataType) -> bool:
     """Return whether a value may be one of a type. The parser, which judges in the end, is slow for one value."""
     if value is None:
         return True
-    if pa.types.is_struct(type) or pa.types.is_list(type):
-        return isinstance(value, _Members if pa.types.is_struct(type) else list)
+    if pa.types.is_struct(type):
+        fields = {field.name: field.type for field in type}
+        return isinstance(value, _Members) and all(
+            _is_kind(each, fields[name]) for name, each in value if name in fields
+        )
+    if pa.types.is_list(type):
+        return isinstance(value, list) and all(_is_kind(each, type.value_type) for each in value)
+    if pa.types.is_boolean(type):
+        return isinstance(value, bool)
+    if pa.types.is_floating(type):
+        return isinstance(value, (_Number, float))
     if pa.types.is_string(type):
         return isinstance(value, str) and not isinstance(value, _Number)
     if pa.types.is_integer(type):

@@ -149,8 +149,18 @@ def test_what_is_read(values: list[Any], given: pa.DataType, wanted: pa.DataType
         assert (made.type, made.to_pylist()) == (wanted, read)
 
 
-@settings(max_examples=50)
-@given(TEXTS | TIMES | NUMBERS | st.text("0123456789-+:.,TZz eEUTC", max_size=32), st.sampled_from([" ", "\xa0", ""]))
+LIKELY = [
+    "tRuE", "F", "yes", "0", "1", "-inf", "+Infinity", "nan", "NaN(1)", "-nan", "1e5", ".5", "5.", "+1", "2026-02-29",
+    "2024-02-29", "2026-02-30", "2026-04-31", "2026-12-31", "2026-13-01", "2026-01-01T24", "2026-01-01 23:59:60",
+    "2026-01-01T0900", "2026-01-01T090000", "2026-01-01 09-0330", "2026-01-01T09:00:00.5+01", "0000-01-01",
+]  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(
+    TEXTS | TIMES | NUMBERS | st.sampled_from(LIKELY) | st.text("0123456789-+:.,TZz eEUTC", max_size=32),
+    st.sampled_from([" ", "\xa0", ""]),
+)
 def test_a_text_that_can_be_read_is_never_hopeless(text: str, space: str) -> None:
     column = pa.array([f"{space}{text.encode(errors='replace').decode()}{space}", None])
     for type in (
@@ -172,6 +182,8 @@ def test_a_text_that_can_be_read_is_never_hopeless(text: str, space: str) -> Non
 
 def test_texts_that_look_like_nothing_are_hopeless() -> None:
     column = pa.array(["soon", "01.02.2026", "1,5", "2026-01-01 09:00:00"])
+    for text, type in [("1,5", pa.float32()), ("yes", pa.bool_()), ("2026-13-45", UTC), ("2026-02-30", pa.date32())]:
+        assert hopeless(pa.array([text]), type)[0].as_py()
     for type, expected in {
         UTC: [1, 1, 1, 0],
         pa.int64(): [1, 1, 1, 1],

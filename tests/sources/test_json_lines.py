@@ -143,6 +143,19 @@ def test_times_within_structs_and_lists_are_texts_as_those_of_columns_are() -> N
     ]
 
 
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize(
+    "beside", [b'{"f": "x"}', b'{"f": 1} {"f": 2}', b"{", b"[1]", b'{"x": "\xff", "f": []}', b'{"x": 1e999, "f": 1}']
+)
+def test_a_line_is_read_beside_bad_ones_as_it_is_alone(beside: bytes, count: int) -> None:
+    schema = pa.schema([("f", pa.float64()), ("d", pa.decimal128(10, 2))])
+    deep = b'{"f": 1.5, "x": %b%b}' % (b"[" * 2_000, b"]" * 2_000)
+    lines = [b'{"f": Inf}', b'{"f": -Inf, "d": 1.50}', b'{"x": Inf, "f": 1}', b'{"x": Inf, "d": 1e-99999999}', deep]
+    alone = [read([line], schema)[0] for line in [*lines, beside]]
+    assert alone[0] == {"f": float("inf"), "d": None}
+    assert read([*lines, *[beside] * count, *lines] * 2, schema) == [*alone[:-1], *alone[-1:] * count, *alone[:-1]] * 2
+
+
 def test_an_infinite_number_is_one_where_it_is_written() -> None:
     schema = pa.schema([("f", pa.float32()), ("n", pa.int64())])
     assert read([b'{"f": Infinity}', b'{"f": -1e39}', b'{"f": 1.5}'], schema) == [
