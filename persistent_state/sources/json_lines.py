@@ -166,9 +166,12 @@ def _object(members: Mapping[str, str]) -> bytes:
 
 
 def _read_as(type: pa.DataType) -> pa.DataType:
-    """Return a type with text in the place of times, at all levels."""
+    """Return a type with text in the place of times, and decimals of most digits, at all levels."""
     if pa.types.is_date(type) or pa.types.is_timestamp(type) or pa.types.is_time(type):
         return pa.string()
+    if pa.types.is_decimal128(type):
+        # pyarrow counts zeros behind the point, too, so that 10.0 would not be a decimal(2, 0).
+        return pa.decimal128(38, type.scale)
     if pa.types.is_struct(type):
         return pa.struct([field.with_type(_read_as(field.type)) for field in type])
     if pa.types.is_list(type):

@@ -118,6 +118,14 @@ def test_an_exponent_beyond_all_digits_stands_aside_and_its_neighbours_do_not(ex
         assert json(["1", each, "1.50"], type, written) == [Decimal(1), "bad", Decimal("1.5")]
 
 
+@pytest.mark.parametrize("written", ["{}", '"{}"'])
+def test_zeros_behind_the_point_are_no_digits_of_a_decimal_of_json(written: str) -> None:
+    texts = ["65504.0", "99999", "-10000.000", "6550.4e1", "100000", "1.5", "0.10"]
+    expected = [65504, 99999, -10000, 65504, "bad", "bad", "bad"]
+    assert json(texts, pa.decimal128(5, 0), written) == expected
+    assert json(["65504.0"], pa.decimal128(5, 0), f"[{written}]") == ["bad"]
+
+
 def test_decimals_within_lists_and_records_of_json_are_looked_at_too() -> None:
     type = pa.struct([("b", pa.list_(TYPES[0]))])
     good, bad = '{{"b": [1, {}]}}', '{{"b": [1, 2e-99999999]}}'
