@@ -21,7 +21,7 @@ from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
 from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts
 from persistent_state.sources.json_lines import in_one_line, json_parser
-from persistent_state.sources.json_names import lines_of, misnamed, unseen
+from persistent_state.sources.json_names import misnamed, unseen
 from persistent_state.sources.names import absent_columns
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
@@ -519,7 +519,7 @@ def _parsed_piece(
         bad.update({first + i: str(why) for i, why in odd.items()})
         values.update({first + i: why.value for i, why in odd.items() if isinstance(why, Unfit)})
         rows = one_batch(table.to_batches(), table.schema)
-        if is_json and (others := misnamed(rows, lines_of(text, starts[first:end] - offset))):
+        if is_json and (others := misnamed(rows, text, starts[first:end] - offset)):
             bad.update({first + i: reason for i, reason in others.items()})
             rows = rows.take(pa.array(np.delete(np.arange(rows.num_rows), [*others])))
         return rows
@@ -533,5 +533,5 @@ def _parsed_piece(
     if not is_json:
         return piece
     places = np.delete(np.arange(piece.count), [record.position for record in piece.bad])
-    absent = unseen(piece.rows, lines_of(block, starts), places)
+    absent = unseen(piece.rows, block, starts, places)
     return replace(piece, absent=(*absent.items(),), lacks=(*absent,))

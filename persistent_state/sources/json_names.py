@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,23 +24,26 @@ _LOOKED_AT = 100
 """The most records at the start of a block of which a sentence says the names."""
 
 
-def lines_of(text: bytes, starts: NDArray[np.int64]) -> pa.Array[Any]:
+def _lines_of(text: bytes, starts: NDArray[np.int64]) -> pa.Array[Any]:
     """Return the lines of a text that begin at these places. They need not be UTF-8."""
     offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
     # As text, since patterns know letters beyond ASCII.
     return pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
 
 
-def misnamed(raw: pa.RecordBatch, lines: pa.Array[Any]) -> dict[int, str]:
-    """Return the lines that have a column, or a field of a struct, under another name only, with the reason."""
+def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64]) -> dict[int, str]:
+    """Return the lines of a text that have a column, or a field of a struct, under another name only, with the reason."""
     found: dict[int, str] = {}
+    lines = _lines_of(text, starts)
     has_escapes = None
     for path, names, column, rows in _fields(raw.schema.names, raw.columns, np.arange(raw.num_rows)):
         if not column.null_count:
             continue
         if has_escapes is None:
-            has_escapes = pc.any(pc.match_substring(lines, "\\")).as_py()
-        nulls = pa.array(np.unique(rows[column.is_null().to_numpy(False)]))
+            has_escapes = b"\\" in text
+        numbers = rows[column.is_null().to_numpy(False)]
+        # In their order, and those of a list follow each other.
+        nulls = pa.array(numbers[np.append(True, numbers[1:] != numbers[:-1])])
         texts = lines.take(nulls)
         alike, own = (pc.count_substring_regex(texts, each) for each in _patterns(path[-1], has_escapes))
         for row in nulls.filter(pc.greater(alike, own)).to_pylist():
@@ -49,30 +53,27 @@ def misnamed(raw: pa.RecordBatch, lines: pa.Array[Any]) -> dict[int, str]:
     return found
 
 
-def unseen(rows: pa.RecordBatch, lines: pa.Array[Any], good: NDArray[np.int64]) -> dict[str, str]:
+def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: NDArray[np.int64]) -> dict[str, str]:
     """Return the columns, and fields of structs, that no record has, each with words on what the records have instead.
 
     Args:
         rows: The records that are good, as rows.
-        lines: The lines of all records.
+        text: The lines of all records.
+        starts: Where each begins.
         good: The numbers of the good ones.
     """
     columns = _fields(rows.schema.names, rows.columns, np.arange(rows.num_rows))
     left = {path: names for path, names, column, _ in columns if column.null_count == len(column) > 0}
     if not left:
         return {}
-    lines = lines.take(pa.array(good))
-    # A name is written as it is, or with escapes.
-    may_have = pc.match_substring(lines, "\\")
-    for name in {path[-1] for path in left}:
-        may_have = pc.or_(may_have, pc.match_substring(lines, json.dumps(name, ensure_ascii=False)))
-    for line in lines.filter(may_have):
-        record = _record(line)
+    lines = _lines_of(text, starts)
+    lines = lines if len(good) == len(lines) else lines.take(pa.array(good))
+    first = [*map(_record, lines[:_LOOKED_AT])]
+    for record in chain(first, _may_have(lines[_LOOKED_AT:], text, left)):
         for path in [path for path in left if any(path[-1] in each for each in _objects(record, path[:-1]))]:
             del left[path]
         if not left:
             return {}
-    first = [*map(_record, lines[:_LOOKED_AT])]
     found: dict[str, str] = {}
     for path, names in left.items():
         there = [*dict.fromkeys(name for record in first for each in _objects(record, path[:-1]) for name in each)]
@@ -85,6 +86,15 @@ def unseen(rows: pa.RecordBatch, lines: pa.Array[Any], good: NDArray[np.int64]) 
         else:
             found[".".join(path)] = f" in any of {len(lines):,} records, the first of which have {listed(there)}"
     return found
+
+
+def _may_have(lines: pa.Array[Any], text: bytes, paths: Iterable[_Path]) -> Iterator[Any]:
+    """Yield the records of lines that may have members at these paths. A name is written as it is, or with escapes."""
+    words = {json.dumps(path[-1], ensure_ascii=False) for path in paths} | {"\\"}
+    # In most texts there is none of them, and a look at the whole text is quick.
+    for word in words:
+        if word.encode(errors="surrogatepass") in text:
+            yield from map(_record, lines.filter(pc.match_substring(lines, word)))
 
 
 def _fields(
