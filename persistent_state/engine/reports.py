@@ -24,6 +24,7 @@ from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import (
     AHEAD,
+    BEYOND,
     FOREIGN,
     JUMP,
     LATE,
@@ -43,7 +44,7 @@ EVERY = 60.0
 MOST_REASONS = 3
 """The number of reasons that a warning names; it takes those with the most rows."""
 
-_OF_ROWS = {LATE, AHEAD, FOREIGN, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
+_OF_ROWS = {LATE, AHEAD, BEYOND, FOREIGN, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
 """The reasons that concern rows. All others concern records that could not be made a row, and are not messages."""
 
 
@@ -278,6 +279,8 @@ class TaskReport:
         elif reason == NO_TIMESTAMP:
             columns = " or ".join(dict.fromkeys(repr(each.timestamp) for each in inputs))
             hint = f"column {columns} is null or missing; the first line of a CSV file must name the columns"
+        elif reason == BEYOND:
+            hint = "it is no time within 146,000 years of 1970; timestamp_unit says what an int64 counts"
         elif reason == UNFIT:
             hint = plan.fitting
         elif reason == AHEAD:

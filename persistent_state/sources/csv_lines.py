@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from persistent_state.errors import InvalidInputError
 from persistent_state.sources.casts import Unfit
 
-Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, dict[int, str]]]
-"""Makes rows of lines, given with their starts and ends, and returns why lines are bad, by their number from 0 on."""
+Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, dict[int, Any]]]
+"""Makes rows of lines, given with their starts and ends. Returns why lines are bad, by number from 0: an `Unfit` or a text."""
 
 HEADERS = ("name", "position", "none")
 

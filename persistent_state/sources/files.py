@@ -761,7 +761,11 @@ class FileSource(TimeReplayableSource):
                 return formats.Original()
             return piece.original(piece.bad[place - rows.num_rows].position)
 
-        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent)
+        # A transform may fill what the file lacks.
+        lacks = tuple(
+            name for name in piece.lacks if name in rows.schema.names and rows.column(name).null_count == rows.num_rows
+        )
+        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks)
 
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
         """Return the format and the compression of a file. A format that is not read is named, too."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import codecs
 import io
-import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -23,8 +21,9 @@ from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
 from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts, with_point
-from persistent_state.sources.json_lines import json_parser
-from persistent_state.sources.names import absent_columns, names_alike, other_name, struct_paths
+from persistent_state.sources.json_lines import in_one_line, json_parser
+from persistent_state.sources.json_names import misnamed, unseen
+from persistent_state.sources.names import absent_columns
 from persistent_state.sources.schemas import name_twice
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
@@ -113,7 +112,7 @@ def read_pieces(
             raise Unfit(NOT_READ[format].format(format))
         else:
             parts = decompressed(stored, codec) if codec else _parts(stored)
-            blocks = _line_blocks(csv_texts(csv, parts) if format == CSV else parts)
+            blocks = _filled(_line_blocks(csv_texts(csv, parts) if format == CSV else parts))
             yield from (_refused(piece, fault) for piece in _text_pieces(blocks, format, schema, csv, timestamp))
     except UNDECODABLE as error:
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
@@ -466,6 +465,29 @@ def _line_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
+def _filled(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield blocks, a small one joined to that before it, such as a last line without its end.
+
+    What no record of a block has is judged by the block. So it should not be one of few records.
+    """
+    held: list[bytes] = []
+    size = 0
+    try:
+        for block in blocks:
+            if held and (len(block) >= _BLOCK_BYTES // 2 or size >= 2 * _BLOCK_BYTES):
+                yield b"".join(held)
+                held, size = [], 0
+            held.append(block)
+            size += len(block)
+    except UNDECODABLE:
+        # What came before the damage is whole.
+        if held:
+            yield b"".join(held)
+        raise
+    if held:
+        yield b"".join(held)
+
+
 def _text_pieces(
     blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions, timestamp: str = ""
 ) -> Iterator[Piece]:
@@ -483,10 +505,7 @@ def _text_pieces(
                     yield _bad_line(header.rstrip(b"\r"), end - block.count(b"\n") - 1, why, schema)
         if parse is not None:
             piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse)
-            if format == JSON:
-                yield replace(piece, absent=_unseen(block, piece.rows))
-            else:
-                yield replace(piece, absent=(*absent.items(),), lacks=(*absent,))
+            yield piece if format == JSON else replace(piece, absent=(*absent.items(),), lacks=(*absent,))
         line = end
 
 
@@ -524,17 +543,6 @@ def _is_text(field: pa.Field) -> bool:
     return False
 
 
-def _unseen(block: bytes, rows: pa.RecordBatch) -> tuple[tuple[str, str], ...]:
-    """Return the columns that no record of a block of JSON has. Each record has members of its own, so a later one may."""
-    nulls = [name for name in rows.schema.names if rows.num_rows == rows.column(name).null_count > 0]
-    written = {name: [json.dumps(name, ensure_ascii=is_ascii).encode() for is_ascii in (True, False)] for name in nulls}
-    return tuple(
-        (name, f" in any of {rows.num_rows:,} records")
-        for name in nulls
-        if not any(map(block.__contains__, written[name]))
-    )
-
-
 def _text_piece(block: bytes, line: int, format: str, schema: pa.Schema, parse: Parser) -> Piece:
     """Return the records of whole lines; the first is the line `line` of its file."""
     codes = np.frombuffer(block, np.uint8)
@@ -554,8 +562,7 @@ def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
         values = [value.removeprefix(codecs.BOM_UTF8) for value in values]
         lines = b"\n".join(values) + b"\n"
     if lines.count(b"\n") > len(values) or lines.startswith(b"{") + lines.count(b"\n{") < len(values):
-        # A line end in an object is white space, because a JSON text can't contain one.
-        values = [value.replace(b"\n", b" ").strip() for value in values]
+        values = [in_one_line(value) for value in values]
         lines = b"\n".join(values) + b"\n"
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
     starts = np.concatenate([[0], ends])[:-1]
@@ -582,37 +589,22 @@ def _parsed_piece(
         # No CSV line makes two rows, and no JSON line less than one. So as many rows as lines is one row from each line.
         if len(table) + len(odd) != end - first:
             raise Unfit("not one record in one line")
-        bad.update({first + i: why for i, why in odd.items()})
-        if is_json and (misnamed := _misnamed(table, text, starts[first:end] - offset, schema)):
-            bad.update({first + i: reason for i, reason in misnamed.items()})
-            table = table.take(np.delete(np.arange(len(table)), [*misnamed]))
-        return one_batch(table.to_batches(), table.schema)
+        bad.update({first + i: str(why) for i, why in odd.items()})
+        values.update({first + i: why.value for i, why in odd.items() if isinstance(why, Unfit)})
+        rows = one_batch(table.to_batches(), table.schema)
+        if is_json and (others := misnamed(rows, text, starts[first:end] - offset)):
+            bad.update({first + i: reason for i, reason in others.items()})
+            rows = rows.take(pa.array(np.delete(np.arange(rows.num_rows), [*others])))
+        return rows
 
     def original(i: int) -> Original:
         return Original(block[starts[i] : ends[i]].rstrip(b"\r\n"), int(lines[i]))
 
     good = sift(len(starts), decode, bad, values)
     raw = one_batch(good, good[0].schema if good else schema)
-    return _piece(raw, schema, bad, values, len(starts), original)
-
-
-def _misnamed(table: pa.Table, text: bytes, starts: NDArray[np.int64], schema: pa.Schema) -> dict[int, str]:
-    """Return the lines of JSON that have a column, or a field of a struct, under another name only, with the reason."""
-    found: dict[int, str] = {}
-    offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
-    # As text, since the pattern knows letters beyond ASCII.
-    lines = pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
-    for path, names in struct_paths(schema):
-        column = table[path[0]] if len(path) == 1 else pc.struct_field(table[path[0]], path[1:])
-        if not column.null_count:
-            continue
-        rows = pc.indices_nonzero(column.is_null())
-        alike, own = (pc.count_substring_regex(lines.take(rows), each) for each in names_alike(path[-1]))
-        for row in rows.filter(pc.greater(alike, own)).to_pylist():
-            with suppress(ValueError, RecursionError):
-                members = json.loads(lines[row].as_py())
-                for name in path[:-1]:
-                    members = members.get(name) or {}
-                if path[-1] not in members and (other := other_name(path[-1], members, names)):
-                    found[row] = f"column {'.'.join(path)} is not in it, but {other}"
-    return found
+    piece = _piece(raw, schema, bad, values, len(starts), original)
+    if not is_json:
+        return piece
+    places = np.delete(np.arange(piece.count), [record.position for record in piece.bad])
+    absent = unseen(piece.rows, block, starts, places)
+    return replace(piece, absent=(*absent.items(),), lacks=(*absent,))

@@ -254,6 +254,13 @@ def test_a_csv_file_without_a_header_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_a_time_out_of_range_is_told_as_one_and_not_as_none(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text(f"ts,word\n{2**62 + 1},a\n,b\n")
+    said = Run(tmp_path, Words()).read() or ""
+    assert "1 'timestamp out of range' (it is no time within 146,000 years of 1970; timestamp_unit says" in said
+    assert "1 'no timestamp' (column 'ts' is null" in said
+
+
 def test_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
     (write(tmp_path, "0.parquet", 1) / "1.log").write_text("x")
     (tmp_path / "2.parquet").write_text("x")

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state.sources import formats
+from persistent_state.sources import formats, json_lines
 from persistent_state.sources.formats import CSV, PARQUET, json_piece, read_pieces
 
 TYPES = [pa.decimal128(38, 2), pa.decimal128(10, 2), pa.decimal256(76, 5), pa.decimal128(38, 0), pa.decimal64(18, 2)]
@@ -116,6 +116,14 @@ def test_an_exponent_beyond_all_digits_stands_aside_and_its_neighbours_do_not(ex
     escaped = exponent.replace("e", "\\u0065")
     for written, each in (("{}", exponent), ('"{}"', exponent), ('"{}"', escaped)):
         assert json(["1", each, "1.50"], type, written) == [Decimal(1), "bad", Decimal("1.5")]
+
+
+@pytest.mark.parametrize("written", ["{}", '"{}"'])
+def test_zeros_behind_the_point_are_no_digits_of_a_decimal_of_json(written: str) -> None:
+    texts = ["65504.0", "99999", "-10000.000", "6550.4e1", "100000", "1.5", "0.10"]
+    expected = [65504, 99999, -10000, 65504, "bad", "bad", "bad"]
+    assert json(texts, pa.decimal128(5, 0), written) == expected
+    assert json(["65504.0"], pa.decimal128(5, 0), f"[{written}]") == ["bad"]
 
 
 def test_decimals_within_lists_and_records_of_json_are_looked_at_too() -> None:
@@ -377,3 +385,38 @@ def test_a_compressed_file_of_no_bytes_is_no_empty_text(format: str) -> None:
     assert pieces(b"", format, "gzip", a=pa.int64()) == ([], [(0, "unreadable file: it has no bytes, and is not gzip")])
     assert pieces(gzip.compress(b""), format, "gzip", a=pa.int64()) == ([], [])
     assert pieces(b"", format, None, a=pa.int64()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("format", "line", "type"),
+    [
+        (CSV, "1;5", pa.float64()),
+        (CSV, "yes", pa.bool_()),
+        (CSV, "2026-13-45", pa.date32()),
+        (CSV, "2026-02-30", pa.timestamp("us")),
+        (CSV, "2026-01-01T25:00:00Z", pa.timestamp("us", "UTC")),
+        (formats.JSON, '{"a": 1.0}', pa.int64()),
+        (formats.JSON, '{"a": 1}{"a": 2}', pa.int64()),
+        (formats.JSON, '{"a": "x"}', pa.bool_()),
+        (formats.JSON, '{"a": "1,5"}', pa.float32()),
+        (formats.JSON, '{"a": [{"b": 1}, {"b": 1.5}]}', pa.list_(pa.struct({"b": pa.int8()}))),
+    ],
+)
+def test_rows_that_do_not_fit_are_not_asked_for_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, format: str, line: str, type: pa.DataType
+) -> None:
+    count, calls = 512, []
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            calls.append(function)
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(formats, "cast", counted(formats.cast))
+    monkeypatch.setattr(json_lines.pa_json, "read_json", counted(json_lines.pa_json.read_json))
+    content = f"{'a' if format == CSV else ''}\n" + f"{line}\n" * count
+    (piece,) = read_pieces(io.BytesIO(content.encode()), format, None, pa.schema([("a", type)]))  # type: ignore[arg-type]
+    assert len(piece.bad) == count
+    assert len(calls) < count / 8

@@ -51,6 +51,9 @@ from tests.sources.truth import (
     is_text,
     kind_of,
     limits,
+    missing,
+    names_in,
+    names_of,
     of_arrow,
     of_json,
     read_as,
@@ -118,11 +121,11 @@ DECIMALS = [
     pa.decimal128(10, 2), pa.decimal128(38, 2), pa.decimal128(38, 38), pa.decimal128(5, 0), pa.decimal256(76, 10),
 ]  # fmt: skip
 LEAVES = [
-    *WHOLE, *STAMPS, *DECIMALS, pa.bool_(), pa.float32(), pa.float64(), pa.string(), pa.string(), pa.string(), pa.binary(),
-    pa.date32(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"),
+    *WHOLE, *STAMPS, *DECIMALS, pa.bool_(), pa.float16(), pa.float32(), pa.float64(), pa.string(), pa.string(), pa.string(),
+    pa.binary(), pa.date32(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"),
 ]  # fmt: skip
 TEXT_LEAVES = [type for type in LEAVES if not pa.types.is_binary(type)]
-JSON_LEAVES = [type for type in TEXT_LEAVES if not pa.types.is_time(type)]
+JSON_LEAVES = [type for type in TEXT_LEAVES if not pa.types.is_time(type) and type != pa.float16()]
 
 
 NAMES = ["ts", "a", "b", "c"]
@@ -180,7 +183,10 @@ def drawn_value(rng: random.Random, type: pa.DataType) -> Value:
         return rng.random() < 0.5
     if pa.types.is_integer(type):
         least, most = limits(type)
-        edges = [least, most, least + 1, 0, 1, 2, -1, 2**24 + 1, 2**53, 2**53 + 1, 255, 256, rng.getrandbits(62)]
+        edges = [
+            least, most, least + 1, 0, 1, 2, -1, 2049, 65505, 2**24 + 1, 2**53, 2**53 + 1, 255, 256,
+            rng.getrandbits(62),
+        ]  # fmt: skip
         return rng.choice([edge for edge in edges if least <= edge <= most])
     if pa.types.is_floating(type):
         edges = [
@@ -191,6 +197,7 @@ def drawn_value(rng: random.Random, type: pa.DataType) -> Value:
             -2.5,
             1e300,
             5e-324,
+            65504.0,
             2.0**53,
             2.0**64,
             1e23,
@@ -200,7 +207,7 @@ def drawn_value(rng: random.Random, type: pa.DataType) -> Value:
             rng.gauss(0, 9),
         ]
         with np.errstate(over="ignore"):
-            return float(np.float32(rng.choice(edges))) if pa.types.is_float32(type) else rng.choice(edges)
+            return float({16: np.float16, 32: np.float32, 64: float}[type.bit_width](rng.choice(edges)))
     if pa.types.is_decimal(type):
         digits = rng.choice(["0", "1", "100", "1234", "9" * type.precision, str(rng.getrandbits(40))])[: type.precision]
         return Decimal(int(digits) * rng.choice([1, -1])).scaleb(-type.scale, HUGE)
@@ -232,8 +239,8 @@ def drifted(rng: random.Random, type: pa.DataType, is_column: bool = False) -> p
         return pa.null()
     if pa.types.is_struct(type):
         fields = [pa.field(each.name, drifted(rng, each.type)) for each in type]
-        fields = rng.sample(fields, rng.randint(1, len(fields)))
-        return pa.struct([*fields, ("x", pa.string())] if rng.random() < 0.3 else fields)
+        fields = rng.sample(fields, rng.choice([0, *range(1, len(fields) + 1)]))
+        return pa.struct([*fields, ("x", pa.string())] if rng.random() < 0.3 or not fields else fields)
     if pa.types.is_map(type):
         return pa.map_(type.key_type, drifted(rng, type.item_type))
     if is_list(type):
@@ -242,13 +249,18 @@ def drifted(rng: random.Random, type: pa.DataType, is_column: bool = False) -> p
     # pyarrow can't write all nested views.
     others = [pa.string(), pa.large_string(), pa.string_view() if is_column else pa.string()]
     if pa.types.is_integer(type):
-        others = [*WHOLE * 2, pa.float64(), pa.decimal128(20, 0), pa.bool_(), *others]
+        others = [*WHOLE * 2, pa.float16(), pa.float64(), pa.decimal128(20, 0), pa.bool_(), *others]
     elif pa.types.is_floating(type):
-        others = [pa.float32(), pa.float64(), pa.int16(), pa.int64(), pa.decimal128(10, 2), *others]
+        others = [
+            pa.float16(), pa.float32(), pa.float64(), pa.int16(), pa.int64(), pa.bool_(), pa.decimal128(10, 2), *others,
+        ]  # fmt: skip
     elif pa.types.is_decimal(type):
-        others = [*DECIMALS, pa.int32(), pa.int64(), pa.float64(), pa.decimal128(38, type.scale % 39), *others]
+        others = [
+            *DECIMALS, pa.int32(), pa.int64(), pa.float16(), pa.float64(), pa.bool_(),
+            pa.decimal128(38, type.scale % 39), *others,
+        ]  # fmt: skip
     elif pa.types.is_boolean(type):
-        others = [pa.int32(), pa.float64(), *others]
+        others = [pa.int32(), pa.float16(), pa.float64(), pa.decimal128(1, 0), pa.decimal128(10, 2), *others]
     elif pa.types.is_timestamp(type):
         others = [*STAMPS, pa.date32(), pa.date64(), *others]
     elif pa.types.is_date(type):
@@ -322,7 +334,13 @@ def parquet_file(rng: random.Random, name: str, schema: pa.Schema, is_mild: bool
     for each in fields:
         wanted = schema.field(each.name).type if each.name in schema.names else each.type
         columns[each.name] = [whole_micros(value) for value in file_values(rng, each.type, count, wanted)]
-    odd = (pa.types.is_null, pa.types.is_decimal256, pa.types.is_string_view, pa.types.is_binary_view)
+    odd = (
+        pa.types.is_null,
+        pa.types.is_float16,
+        pa.types.is_decimal256,
+        pa.types.is_string_view,
+        pa.types.is_binary_view,
+    )
     if program in (by_duckdb, by_polars) and not {*schema.names}.issubset(NAMES):
         program = by_pandas  # Those have other names for odd ones.
     if wrong or any(is_odd(type) for type in leaves(each.type for each in fields) for is_odd in odd):
@@ -573,16 +591,16 @@ def json_file(rng: random.Random, name: str, schema: pa.Schema) -> WorldFile:
     count = rng.choice([0, 1, 3, 8, 20])
     lines, rows, raw = [], [], []
     ascii, space = rng.random() < 0.5, rng.choice(["", " "])
+    has_columns = [each for each in schema if rng.random() < 0.93]
+    has_fields = rng.random() < 0.9
     for _ in range(count):
-        values = {each.name: json_value(rng, each.type) for each in schema if rng.random() < 0.93}
-        raw.append(values)
+        values = {each.name: json_value(rng, each.type, has_fields) for each in has_columns if rng.random() < 0.93}
+        values = {key: value for key, value in values.items() if value is not None or rng.random() < 0.7}
+        unused = rng.choices(UNUSED, k=rng.randrange(2))
+        raw.append(values | dict.fromkeys(["unused"][: len(unused)]))
         rows.append(row_of(values, schema, of_json))
-        members = [
-            (key, json_text(value, ascii, space))
-            for key, value in values.items()
-            if value is not None or rng.random() < 0.7
-        ]
-        members += [("unused", text) for text in rng.choices(UNUSED, k=rng.randrange(2))]
+        members = [(key, json_text(value, ascii, space)) for key, value in values.items()]
+        members += [("unused", text) for text in unused]
         rng.shuffle(members)
         line = (
             "{"
@@ -597,15 +615,18 @@ def json_file(rng: random.Random, name: str, schema: pa.Schema) -> WorldFile:
 UNUSED = ["1e999", '"\\ud83d"', "null", "[1, {}]", '{"a": [null]}', "-0", '"\\u0000"', "1" * 50]
 
 
-def json_value(rng: random.Random, type: pa.DataType) -> Value:
+def json_value(rng: random.Random, type: pa.DataType, has_fields: bool = True) -> Value:
+    """Return a value of JSON; the objects within it have other fields than those of the type if not `has_fields`."""
     if rng.random() < 0.15:
         return None
     if rng.random() < 0.02:
         return rng.choice([Number("1"), "a", True, [], {}])
     if pa.types.is_struct(type):
+        if not has_fields:
+            return {"x": Number("1")}
         return {each.name: json_value(rng, each.type) for each in type if rng.random() < 0.9}
     if is_list(type):
-        return [json_value(rng, type.value_type) for _ in range(rng.randrange(4))]
+        return [json_value(rng, type.value_type, has_fields) for _ in range(rng.randrange(4))]
     if pa.types.is_string(type):
         return drawn_text(rng, [*TEXTS, *LINE_ENDS])
     if pa.types.is_temporal(type):
@@ -704,8 +725,20 @@ def with_flipped_page(rng: random.Random, file: WorldFile) -> WorldFile:
 # Reading
 
 
-def read(world: World, folder: Path) -> dict[str, list[dict[str, Value] | str]]:
-    """Return what a `FileSource` reads of each file: its records in their order, rows or the reasons of bad ones."""
+class Found(list["dict[str, Value] | str"]):
+    """The records that a `FileSource` reads of a file, in their order: rows or the reasons of bad ones.
+
+    `notes` has the columns of its notes, and `lacks` those that its chunks lack.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: set[str] = set()
+        self.lacks: set[str] = set()
+
+
+def read(world: World, folder: Path) -> dict[str, Found]:
+    """Return what a `FileSource` reads of each file."""
     for each in world.files:
         (folder / each.name).write_bytes(each.content)
     source = FileSource(folder, timestamp=world.schema.names[0], schema=world.schema, **world.options)
@@ -713,8 +746,12 @@ def read(world: World, folder: Path) -> dict[str, list[dict[str, Value] | str]]:
     reach = source.reach({}, True)
     names = sorted(each.name for each in world.files)
     found: dict[str, dict[int, Any]] = {name: {} for name in names}
+    made = {name: Found() for name in names}
     for split in source.splits({}, reach.ends, 1):
         for chunk in source.read(split):
+            of_file = made[names[chunk.first >> 32]]
+            of_file.notes.update(chunk.notes)
+            of_file.lacks.update(chunk.lacks)
             columns = [of_arrow(column) for column in chunk.rows.columns]
             assert chunk.rows.schema.equals(world.schema)
             records = [dict(zip(world.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -726,7 +763,25 @@ def read(world: World, folder: Path) -> dict[str, list[dict[str, Value] | str]]:
                 found[names[place >> 32]][place % 2**32] = record
     for records in found.values():
         assert sorted(records) == list(range(len(records))), "a place without a record"
-    return {name: [records[place] for place in sorted(records)] for name, records in found.items()}
+    for name, records in found.items():
+        made[name].extend(records[place] for place in sorted(records))
+    return made
+
+
+def misses(file: WorldFile, schema: pa.Schema, found: Found) -> Iterator[str]:
+    """Yield in words where a file's notes do not name just the columns, and the fields of structs, that it does not have."""
+    if file.damage or not found or any(map(is_unreadable, found)):
+        return
+    if file.stored is not None:
+        there = names_in(file.stored.schema)
+    else:
+        there = names_of([raw for raw, record in zip(file.raw, found, strict=True) if not isinstance(record, str)])
+        if ".csv" in file.name:
+            there = {name: {} for name in file.raw[0]}
+    right = missing(there, names_in(schema)) if there else set()
+    for what, names in (("notes", found.notes), ("lacks", found.lacks)):
+        if names != right:
+            yield f"its {what} are of {names}, not of {right}"
 
 
 def differences(file: WorldFile, found: list[dict[str, Value] | str]) -> Iterator[str]:
@@ -864,7 +919,7 @@ def failures(world: World) -> Iterator[str]:
         if file.stored is not None and not file.damage:
             read_here = [name for name in file.stored.column_names if name in world.schema.names]
             yield from other_readers(file.content, file.stored.select(read_here))
-        for text in differences(file, found[file.name]):
+        for text in chain(differences(file, found[file.name]), misses(file, world.schema, found[file.name])):
             types = "" if file.stored is None else f"; it has {file.stored.schema.to_string()}"
             yield f"{file.name}, {file.damage or 'whole'}: {text}{types}"
 
