@@ -93,13 +93,18 @@ class Reports:
             and time.monotonic() >= self._pending_due
         ):
             self._pending_due = time.monotonic() + EVERY
-            _logger.warning("%s The clock waits for them.", _of_pending(progress))
+            _logger.warning("%s The clock waits for them.", _of_pending(progress.task, progress.pending or {}))
         self._on_commit(progress)
 
-    def warn_of_drain(self, epoch: int) -> None:
-        """Warn of messages that can't be read yet and may be late, as the clock is to pass them."""
-        for progress in self.pending(epoch):
-            _logger.warning("%s The drain passes them: those below its clock are late.", _of_pending(progress))
+    def warn_of_drain(self, epoch: int, asked: Mapping[str, Mapping[str, float]]) -> None:
+        """Warn of messages that can't be read yet and may be late, as the clock is to pass them.
+
+        `asked` has by task what its source says now; of the others, their last progress says it.
+        """
+        known = {progress.task: progress.pending or {} for progress in self.pending(epoch)}
+        for task, pending in {**known, **asked}.items():
+            if pending:
+                _logger.warning("%s The drain passes them: those below its clock are late.", _of_pending(task, pending))
 
     def pending(self, epoch: int) -> list[Progress]:
         """Return the newest progress in an epoch of each task whose sources have messages that can't be read yet."""
@@ -119,7 +124,10 @@ class Reports:
             level, line = report.end(entry, is_whole, bool(pending))
             _logger.log(level, "%s", line)
         for progress in pending:
-            _logger.warning("%s They are in no checkpoint, and the clock waits for them.", _of_pending(progress))
+            _logger.warning(
+                "%s They are in no checkpoint, and the clock waits for them.",
+                _of_pending(progress.task, progress.pending or {}),
+            )
         if is_whole:
             holder = holding.holder(entry, self._settings)
             level = logging.WARNING if holder is not None and holder.why in holding.STUCK else logging.INFO
@@ -296,13 +304,13 @@ class TaskReport:
         return f" ({hint})"
 
 
-def _of_pending(progress: Progress) -> str:
+def _of_pending(task: str, pending: Mapping[str, float]) -> str:
     """Return which messages of a task's sources can't be read yet, since when, and what to do."""
-    pending = sorted((progress.pending or {}).items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name!r} for {seconds:,.0f} s" for name, seconds in pending[:MOST_REASONS])
-    more = f" and {len(pending) - MOST_REASONS:,} more" if len(pending) > MOST_REASONS else ""
+    longest = sorted(pending.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name!r} for {seconds:,.0f} s" for name, seconds in longest[:MOST_REASONS])
+    more = f" and {len(longest) - MOST_REASONS:,} more" if len(longest) > MOST_REASONS else ""
     return (
-        f"task={progress.task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that "
+        f"task={task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that "
         "ends: let its producer commit it, or abort it."
     )
 
