@@ -326,7 +326,7 @@ class TestLateAndBadRows:
         assert caplog.messages == []
         run_local(Words(), said((MINUTE, "a"), (3, "b"), (4, "b"), (2**63 - 1, "c")), batch_size=1)
         assert caplog.messages == [
-            "task=Words: 3 rows did not count: 2 'late', 1 'no timestamp'. See `late` of the run."
+            "task=Words: 3 rows did not count: 2 'late', 1 'timestamp out of range'. See `late` of the run."
         ]
 
     def test_a_message_within_the_allowed_delay_is_not_late(self) -> None:

@@ -21,11 +21,12 @@ from persistent_state.event_time.positions import NO_POSITION, Position, is_acco
 from persistent_state.partials.sort import running_max
 from persistent_state.store import late_rows
 
-ACCEPTED, SKIPPED, REPLAYED_OR_LATE, NO_TIMESTAMP, FOREIGN, OUTSIDE, LATE, AHEAD, JUMP = range(9)
+ACCEPTED, SKIPPED, REPLAYED_OR_LATE, NO_TIMESTAMP, FOREIGN, OUTSIDE, LATE, AHEAD, JUMP, BEYOND = range(10)
 """The verdicts. A row gets the first that applies, in the order of `judge`."""
 
 ASIDE = {
     NO_TIMESTAMP: late_rows.NO_TIMESTAMP,
+    BEYOND: late_rows.BEYOND,
     FOREIGN: late_rows.FOREIGN,
     OUTSIDE: late_rows.OUTSIDE,
     LATE: late_rows.LATE,
@@ -80,6 +81,8 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
     foreign = [name for name in place.channels.names if not plan.input and input_of(name, plan.among)]
     if not fresh.all():
         sightings.replaying.update({*place.channels.met(~fresh)}.difference(foreign))
+    if place.beyond is not None:
+        _mark(codes, BEYOND, place.beyond)
     _mark(codes, NO_TIMESTAMP, ~place.valid)
     if foreign:
         # Names of channels are data. Such a row must not move the channel of the other input.

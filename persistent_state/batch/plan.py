@@ -19,6 +19,7 @@ from persistent_state.ordered import OrderedPart, named
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
+from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
 from persistent_state.sources.tasks import Changes, InOrder, TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
@@ -241,6 +242,10 @@ class Plan:
         if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
             raise InvalidInputError(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
         way = self.update_way
+        feeder = self.upstream.get(self.input)
+        source = "the source" if feeder is None else f"{feeder!r}, which feeds it,"
+        if (twice := name_twice(self.schema)) is not None:
+            raise InvalidInputError(f"task={name}: {source} has {twice!r} twice; {ONE_NAME_EACH}.")
         wanted = {
             "timestamp": self.timestamp,
             "channel": self.channel,
@@ -250,10 +255,8 @@ class Plan:
         for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
             if column is not None and self.schema.get_field_index(column) < 0:
                 known = ", ".join(known for known in self.schema.names if known != LOCAL_TIMESTAMP) or "no columns"
-                feeder = self.upstream.get(self.input)
-                source = "the source" if feeder is None else f"{feeder!r}, which feeds it"
                 raise InvalidInputError(
-                    f"task={name}: the {role} column {column!r} is not in {source}; it has {known}."
+                    f"task={name}: the {role} column {column!r} is not in {source.rstrip(',')}; it has {known}."
                 )
         if (task.message_id is None) != (task.horizon is None):
             raise InvalidInputError(

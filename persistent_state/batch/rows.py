@@ -49,7 +49,10 @@ class StepChunk(Chunk):
 
 @dataclass(frozen=True)
 class Place:
-    """The place of rows in event time and in their source. `valid` tells which rows have a timestamp."""
+    """The place of rows in event time and in their source.
+
+    `valid` tells which rows have a timestamp that counts, and `beyond` which have one that is out of range; None: no row has.
+    """
 
     partitions: Groups
     channels: Groups
@@ -57,6 +60,7 @@ class Place:
     timestamps: NDArray[np.int64]
     valid: Mask
     originals: Originals | None = None
+    beyond: Mask | None = None
 
     def take(self, where: Mask) -> Place:
         """Return the place of the rows that a mask picks."""
@@ -68,12 +72,15 @@ class Place:
             self.timestamps[picked],
             self.valid[picked],
             self.originals,
+            None if self.beyond is None else self.beyond[picked],
         )
 
 
 def place_of(plan: Plan, chunk: Chunk) -> Place:
     """Return where the rows of a chunk stand."""
-    timestamps, valid = microseconds(chunk.rows.column(plan.timestamp), plan.timestamp_unit)
+    column = chunk.rows.column(plan.timestamp)
+    timestamps, valid = microseconds(column, plan.timestamp_unit)
+    beyond = None if valid.all() else ~valid & np.asarray(column.is_valid())
     if isinstance(chunk, MixedChunk):
         partitions, channels = chunk.partitions, chunk.channels
     else:
@@ -81,7 +88,7 @@ def place_of(plan: Plan, chunk: Chunk) -> Place:
         if plan.channel is not None:
             channels = Groups.of_column(chunk.rows.column(plan.channel))
             channels = replace(channels, names=[named(plan.input, name) for name in channels.names])
-    return Place(partitions, channels, chunk.positions, timestamps, valid, chunk.originals)
+    return Place(partitions, channels, chunk.positions, timestamps, valid, chunk.originals, beyond)
 
 
 def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64], Mask]:

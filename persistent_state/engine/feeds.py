@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.inputs import AnySource
+from persistent_state.inputs import AnySource, Inputs, open_source
+from persistent_state.kafka.source import KafkaSource
 from persistent_state.kafka.subscription import Subscription, merge_journals
 from persistent_state.outputs import Outputs
 from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.store import lists
 from persistent_state.store.entry import Entry
+from persistent_state.store.files import Files
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,32 @@ def stays_within(source: object) -> bool:
 def flows_of(feed: Feed, entry: Entry) -> list[str]:
     """Return the ids of the flows in which the entry has the tasks of a feed, in their order."""
     return list(dict.fromkeys(entry.tasks[plan.name].flow for plan in feed.plan.tasks))
+
+
+def pending(feed: Feed, entry: Entry, files: Files) -> dict[str, float]:
+    """Return by partition of a feed's source, asked now: for how many seconds it has had messages that can't be read yet.
+
+    Only Kafka has such messages.
+
+    Raises:
+        StateError: The source does not answer.
+    """
+    if not any(isinstance(each, KafkaSource) for each in _sources(feed.source)):
+        return {}
+    flow, source = entry.flows[flows_of(feed, entry)[0]], copied(feed.source)
+    open_source(source, lists.read_journals(files, flow), flow.source.known_positions)
+    return {**source.reach(flow.source.next_positions, everything=True).pending}
+
+
+def _sources(source: AnySource | Inputs) -> list[object]:
+    return [*source.sources.values()] if isinstance(source, Inputs) else [source]
+
+
+def copied(source: object) -> TimeReplayableSource:
+    """Return a copy of a source, so that what is kept for one use of it does not go where it is read."""
+    assert isinstance(source, TimeReplayableSource), source
+    return (
+        Inputs({name: copy(each) for name, each in source.sources.items()})
+        if isinstance(source, Inputs)
+        else copy(source)
+    )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 
 from persistent_state.drive.worker import LogWorker
-from persistent_state.engine.feeds import Feed, flows_of
+from persistent_state.engine.feeds import Feed, copied, flows_of
 from persistent_state.engine.queries import Setup
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs
@@ -41,7 +40,7 @@ class PassedPositions:
     def __init__(self, setup: Setup) -> None:
         self._log = Log(setup.files, setup.application)
         # On copies: what a source keeps for this would go where the source is read.
-        self._listeners = [_Listener(feed, _copied(feed.source)) for feed in setup.feeds if _wants_to_know(feed.source)]
+        self._listeners = [_Listener(feed, copied(feed.source)) for feed in setup.feeds if _wants_to_know(feed.source)]
         self._epoch: Callable[[], int] = lambda: 0
         name = f"persistent-state {setup.application} tells sources"
         self._worker = LogWorker(name, self.tell, POLL_SECONDS, looks_last=True)
@@ -103,12 +102,3 @@ def _wants_to_know(source: object) -> bool:
     if isinstance(source, Inputs):
         return any(map(_wants_to_know, source.sources.values()))
     return isinstance(source, TimeReplayableSource) and type(source).committed is not TimeReplayableSource.committed
-
-
-def _copied(source: object) -> TimeReplayableSource:
-    assert isinstance(source, TimeReplayableSource), source
-    return (
-        Inputs({name: copy(each) for name, each in source.sources.items()})
-        if isinstance(source, Inputs)
-        else copy(source)
-    )

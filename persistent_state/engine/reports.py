@@ -24,6 +24,7 @@ from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import (
     AHEAD,
+    BEYOND,
     FOREIGN,
     JUMP,
     LATE,
@@ -43,7 +44,7 @@ EVERY = 60.0
 MOST_REASONS = 3
 """The number of reasons that a warning names; it takes those with the most rows."""
 
-_OF_ROWS = {LATE, AHEAD, FOREIGN, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
+_OF_ROWS = {LATE, AHEAD, BEYOND, FOREIGN, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
 """The reasons that concern rows. All others concern records that could not be made a row, and are not messages."""
 
 
@@ -92,13 +93,18 @@ class Reports:
             and time.monotonic() >= self._pending_due
         ):
             self._pending_due = time.monotonic() + EVERY
-            _logger.warning("%s The clock waits for them.", _of_pending(progress))
+            _logger.warning("%s The clock waits for them.", _of_pending(progress.task, progress.pending or {}))
         self._on_commit(progress)
 
-    def warn_of_drain(self, epoch: int) -> None:
-        """Warn of messages that can't be read yet and may be late, as the clock is to pass them."""
-        for progress in self.pending(epoch):
-            _logger.warning("%s The drain passes them: those below its clock are late.", _of_pending(progress))
+    def warn_of_drain(self, epoch: int, asked: Mapping[str, Mapping[str, float]]) -> None:
+        """Warn of messages that can't be read yet and may be late, as the clock is to pass them.
+
+        `asked` has by task what its source says now; of the others, their last progress says it.
+        """
+        known = {progress.task: progress.pending or {} for progress in self.pending(epoch)}
+        for task, pending in {**known, **asked}.items():
+            if pending:
+                _logger.warning("%s The drain passes them: those below its clock are late.", _of_pending(task, pending))
 
     def pending(self, epoch: int) -> list[Progress]:
         """Return the newest progress in an epoch of each task whose sources have messages that can't be read yet."""
@@ -118,7 +124,10 @@ class Reports:
             level, line = report.end(entry, is_whole, bool(pending))
             _logger.log(level, "%s", line)
         for progress in pending:
-            _logger.warning("%s They are in no checkpoint, and the clock waits for them.", _of_pending(progress))
+            _logger.warning(
+                "%s They are in no checkpoint, and the clock waits for them.",
+                _of_pending(progress.task, progress.pending or {}),
+            )
         if is_whole:
             holder = holding.holder(entry, self._settings)
             level = logging.WARNING if holder is not None and holder.why in holding.STUCK else logging.INFO
@@ -278,6 +287,8 @@ class TaskReport:
         elif reason == NO_TIMESTAMP:
             columns = " or ".join(dict.fromkeys(repr(each.timestamp) for each in inputs))
             hint = f"column {columns} is null or missing; the first line of a CSV file must name the columns"
+        elif reason == BEYOND:
+            hint = "it is no time within 146,000 years of 1970; timestamp_unit says what an int64 counts"
         elif reason == UNFIT:
             hint = plan.fitting
         elif reason == AHEAD:
@@ -293,13 +304,13 @@ class TaskReport:
         return f" ({hint})"
 
 
-def _of_pending(progress: Progress) -> str:
+def _of_pending(task: str, pending: Mapping[str, float]) -> str:
     """Return which messages of a task's sources can't be read yet, since when, and what to do."""
-    pending = sorted((progress.pending or {}).items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name!r} for {seconds:,.0f} s" for name, seconds in pending[:MOST_REASONS])
-    more = f" and {len(pending) - MOST_REASONS:,} more" if len(pending) > MOST_REASONS else ""
+    longest = sorted(pending.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name!r} for {seconds:,.0f} s" for name, seconds in longest[:MOST_REASONS])
+    more = f" and {len(longest) - MOST_REASONS:,} more" if len(longest) > MOST_REASONS else ""
     return (
-        f"task={progress.task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that "
+        f"task={task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that "
         "ends: let its producer commit it, or abort it."
     )
 

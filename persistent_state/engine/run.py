@@ -131,8 +131,8 @@ class Running:
     def drain(self) -> int | None:
         """Stop, then checkpoint all messages at one clock above the newest, and deliver all clocks to the sinks.
 
-        Messages below that clock which arrive afterwards are late, also those of transactions that were open. Drain when the
-        sources have been read to their end.
+        Messages below that clock which arrive afterwards are late, also those of transactions that are open, which a warning
+        names. Drain when the sources have been read to their end.
 
         Returns:
             The clock above the newest message (microseconds UTC), or None if there was no message.

@@ -22,6 +22,7 @@ from persistent_state.engine.failures import (
     may_pass,
     naming_a_lost_jvm,
 )
+from persistent_state.engine.feeds import pending
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.lines import Lines
 from persistent_state.engine.micro_batch import Progress
@@ -155,7 +156,7 @@ class Supervisor:
         Raises:
             StateError: The store did not take the entry, a step failed, or a sink did not take its clocks.
         """
-        self.reports.warn_of_drain(self.entry.epoch)
+        self.reports.warn_of_drain(self.entry.epoch, self._pending())
         self._backoff = Backoff()
         while (failure := self._step_to_the_end()) is not None:
             seconds = self._seconds_after(failure)
@@ -163,6 +164,15 @@ class Supervisor:
             time.sleep(seconds)
         self._deliveries.drain(threading.Event())
         self._passed.tell()
+
+    def _pending(self) -> dict[str, Mapping[str, float]]:
+        """Return by task what its source holds back now. A task whose source does not answer is left out."""
+        found: dict[str, Mapping[str, float]] = {}
+        for feed in self._setup.feeds:
+            with suppress(StateError):
+                held_back = pending(feed, self.entry, self._setup.files)
+                found |= {plan.name: held_back for plan in feed.plan.tasks}
+        return found
 
     def _step_to_the_end(self) -> StateError | None:
         """Commit a clock above all messages and take all steps to it. Return what prevented it, or None.

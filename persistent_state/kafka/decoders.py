@@ -27,6 +27,7 @@ class Decoded:
     Attributes:
         rows: A row for each good record, in their order, with the decoder's schema.
         bad: The other records. Their positions count all records from 0.
+        absent: By column that no record has: words on what the records have instead, which a warning shows.
 
     Example:
         >>> rows = pa.RecordBatch.from_pylist([{"word": "to"}, {"word": "be"}])
@@ -36,6 +37,7 @@ class Decoded:
 
     rows: pa.RecordBatch
     bad: tuple[BadRecord, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 class Decoder(Protocol):
@@ -154,7 +156,7 @@ class Json(Decoder):
     def decode(self, values: Values) -> Decoded:
         # The decoder makes a row of nulls of an object without members.
         piece = json_piece([b"{}" if value is None else value[self.skip :] for value in values], self.columns)
-        return Decoded(piece.rows, piece.bad)
+        return Decoded(piece.rows, piece.bad, dict(piece.absent))
 
 
 @dataclass(frozen=True)

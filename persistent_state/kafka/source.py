@@ -324,7 +324,14 @@ class KafkaSource(Subscription, TimeReplayableSource):
         if self._transform is not None:
             rows = self._transformed_rows(rows, offsets)
             at = rows.column(OFFSET).to_numpy()
-        return Chunk(offsets.partition_name, first, rows, bad, at=at, originals=originals)
+        # Which records a chunk has is not the same each time. So its rows count all the same.
+        where = f"topic={offsets.topic!r} partition={offsets.partition} of {self!r}, from offset {first},"
+        notes = {
+            name: f"{where} has no column {name!r}{instead}: it is null there."
+            for one in decoded
+            for name, instead in one.absent.items()
+        }
+        return Chunk(offsets.partition_name, first, rows, bad, at=at, originals=originals, notes=notes)
 
     def _transformed_rows(self, rows: pa.RecordBatch, offsets: OffsetRange) -> pa.RecordBatch:
         where = f"topic={offsets.topic!r} partition={offsets.partition} from offset {rows.column(OFFSET)[0]}"

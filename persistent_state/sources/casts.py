@@ -41,10 +41,10 @@ _KINDS = {
 }
 
 _ALLOWED = {
-    "boolean": {"boolean", "integer", "float", "text"},
+    "boolean": {"boolean", "integer", "float", "decimal", "text"},
     "integer": {"boolean", "integer", "float", "decimal", "text"},
     "float": {"boolean", "integer", "float", "decimal", "text"},
-    "decimal": {"integer", "float", "decimal", "text"},
+    "decimal": {"boolean", "integer", "float", "decimal", "text"},
     "text": {*_KINDS} - {"duration"},
     "binary": {"binary", "fixed binary", "text"},
     "fixed binary": {"binary", "fixed binary"},
@@ -63,6 +63,9 @@ _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, 
 _DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
 """The most digits of decimals, by the bits of their type. To such differences of digits after the point pyarrow's tables go."""
 
+_YEARS = (-719_162, 2_932_897)
+"""The days since 1970 of the first day of the year 1, and of the first one of the year 10000."""
+
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
@@ -71,11 +74,17 @@ _HABITS = (
     (r"(:\d\d(?:[.,]\d+)?)(?: ?UTC|z)$", r"\1Z"),
     (r"(:\d\d),(\d)", r"\1.\2"),
 )
+_DAY = (
+    r"^[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|[12][0-9]))"
+)
 _LOOKS = {
+    "boolean": r"(?i)^(?:true|false|0|1)$",
     "integer": r"^-?[0-9]+$",
+    "float": r"(?i)^(?:[-+.0-9e]+|[-+]?(?:inf|nan).*)$",
     "decimal": r"^[-+.0-9eE]+$",
-    "date": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$",
-    "timestamp": r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[ T][0-9][-+:.,0-9]* ?(?:UTC|[Zz])?)?$",
+    "date": rf"{_DAY}$",
+    "timestamp": rf"{_DAY}(?:[ T](?:[01][0-9]|2[0-3])[-+:.,0-9]* ?(?:UTC|[Zz])?)?$",
 }
 """By the kind of a type: how each of its texts looks, and others may."""
 
@@ -102,13 +111,15 @@ def cast(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     if pa.types.is_dictionary(given):
         # pyarrow can't take out of a dictionary of views.
         return cast(plain_column(column.dictionary).take(column.indices), type)
+    if isinstance(given, pa.RunEndEncodedType):
+        return cast(pc.run_end_decode(column), type)
     if pa.types.is_null(given):
         return pa.nulls(len(column), type)
     if pa.types.is_string_view(given) or pa.types.is_binary_view(given):
         return cast(column.cast(plain_type(given)), type)
     if pa.types.is_struct(given) and pa.types.is_struct(type):
         return _struct(column, type)
-    if _is_list(given) and _is_list(type):
+    if is_list(given) and is_list(type):
         return _list(column, type)
     if _kind(type) not in _ALLOWED.get(_kind(given), ()):
         raise pa.ArrowNotImplementedError(f"{given} is not read as {type}")
@@ -127,11 +138,13 @@ def hopeless(column: pa.Array[Any], type: pa.DataType) -> pa.BooleanArray | None
 
 
 def plain_type(type: pa.DataType) -> pa.DataType:
-    """Return a type without views, at all levels: pyarrow can't pick values out of views."""
+    """Return a type without views and run ends, at all levels: pyarrow can't pick values out of these."""
     if pa.types.is_string_view(type):
         return pa.string()
     if pa.types.is_binary_view(type):
         return pa.binary()
+    if isinstance(type, pa.RunEndEncodedType):
+        return plain_type(type.value_type)
     if pa.types.is_dictionary(type):
         return pa.dictionary(type.index_type, plain_type(type.value_type), type.ordered)
     if pa.types.is_struct(type):
@@ -142,16 +155,16 @@ def plain_type(type: pa.DataType) -> pa.DataType:
         return pa.list_(_plain_field(type.value_field), type.list_size)
     if pa.types.is_large_list(type) or pa.types.is_large_list_view(type):
         return pa.large_list(_plain_field(type.value_field))
-    return pa.list_(_plain_field(type.value_field)) if _is_list(type) else type
+    return pa.list_(_plain_field(type.value_field)) if is_list(type) else type
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without views: see `plain_type`."""
+    """Return a schema without views and run ends: see `plain_type`."""
     return pa.schema([_plain_field(field) for field in schema], schema.metadata)
 
 
 def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows without views: see `plain_type`."""
+    """Return rows without views and run ends: see `plain_type`."""
     schema = plain_schema(rows.schema)
     if schema.equals(rows.schema):
         return rows
@@ -159,7 +172,7 @@ def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def plain_column(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return a column without views: see `plain_type`."""
+    """Return a column without views and run ends: see `plain_type`."""
     return cast(column, plain_type(column.type))
 
 
@@ -176,12 +189,13 @@ def leaves(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
             yield type
 
 
+def is_list(type: pa.DataType) -> bool:
+    """Return whether a type is a list of any kind, or a map."""
+    return isinstance(type, _LISTS)
+
+
 def _kind(type: pa.DataType) -> str:
     return next((kind for kind, is_kind in _KINDS.items() if is_kind(type)), "")
-
-
-def _is_list(type: pa.DataType) -> bool:
-    return isinstance(type, _LISTS)
 
 
 def _struct(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
@@ -223,13 +237,26 @@ def _list(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
 
 def _value(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
     given, kind = _kind(column.type), _kind(type)
+    if pa.types.is_float16(column.type):
+        # pyarrow can't compute with such. Each of them is a double, too.
+        return _value(column.cast(pa.float64()), type)
     if given == "text":
         return _of_text(column.cast(pa.string()), type)
+    if pa.types.is_float16(type) and given != "decimal":
+        numbers = cast(column, pa.float64())
+        made = numbers.cast(type)
+        # pyarrow rounds, and makes 65504 of what is larger.
+        _check_same(made.cast(pa.float64()), numbers)
+        return made
+    if {given, kind} == {"boolean", "decimal"}:
+        return cast(cast(column, pa.int64()), type)
     if given == "float" and kind == "decimal":
         return _of_text(_float_texts(column), type)
     if given == "decimal" and kind == "float":
         # What pyarrow makes of the decimal itself need not be the nearest float.
         return _of_text(column.cast(pa.string()), type)
+    if kind == "text" and given in ("date", "time", "timestamp"):
+        _check_years(column)
     if kind == given == "timestamp" or kind == given == "time":
         return _cut(column, type)
     if given == "timestamp" and kind == "date":
@@ -252,7 +279,6 @@ def _value(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:
 
 def _float_texts(column: pa.Array[Any]) -> pa.Array[Any]:
     """Return floats as the decimals that they stand for: the shortest ones, as pyarrow would round to another decimal."""
-    column = column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
     texts = column.cast(pa.string())
     is_whole = pc.and_(
         pc.is_finite(column), pc.greater_equal(pc.abs(column), 2.0 ** (24 if column.type.bit_width == 32 else 53))
@@ -270,6 +296,20 @@ def _check_same(made: pa.Array[Any], given: pa.Array[Any]) -> None:
         same = pc.or_(same, pc.and_(pc.is_nan(made), pc.is_nan(given)))
     if not pc.all(same, min_count=0).as_py():
         raise Unfit("a value would change")
+
+
+def _check_years(column: pa.Array[Any]) -> None:
+    """Refuse times that have no text: those outside the years 1 to 9999, and of more than a day.
+
+    pyarrow makes words of them, or another time.
+    """
+    type = column.type
+    ticks = pc.min_max(column.cast(pa.int32() if type.bit_width == 32 else pa.int64()))
+    if ticks["min"].is_valid:
+        per_day = 1 if type == pa.date32() else 86_400 * _PER_SECOND["ms" if pa.types.is_date(type) else type.unit]
+        first, end = (0, 1) if pa.types.is_time(type) else _YEARS
+        if ticks["min"].as_py() < first * per_day or ticks["max"].as_py() >= end * per_day:
+            raise Unfit("a time that has no text")
 
 
 def _cut(column: pa.Array[Any], type: pa.DataType) -> pa.Array[Any]:

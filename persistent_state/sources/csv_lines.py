@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from persistent_state.errors import InvalidInputError
 from persistent_state.sources.casts import Unfit
 
-Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, dict[int, str]]]
-"""Makes rows of lines, given with their starts and ends, and returns why lines are bad, by their number from 0 on."""
+Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, dict[int, Any]]]
+"""Makes rows of lines, given with their starts and ends. Returns why lines are bad, by number from 0: an `Unfit` or a text."""
 
 HEADERS = ("name", "position", "none")
 
@@ -29,6 +29,20 @@ _NO_TEXT = "\uffff"
 """The character that stands in for bytes that are no text of an encoding: no character, so that no text has it."""
 
 codecs.register_error("persistent-state.no-text", lambda error: (_NO_TEXT, error.end))  # type: ignore[attr-defined]
+
+
+class _CommaText(pa.ExtensionType):  # type: ignore[misc]
+    """The type of a column of numbers with decimal commas, which stay, so that a bad value is shown as it was written."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.string(), "persistent-state.comma-text")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> _CommaText:
+        return cls()
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,8 @@ class CsvOptions:
         decimal: The decimal mark of numbers in columns of floats and decimals, "." or ",".
         null: The texts that are null, unless they are quoted.
         header: "name": the first line names the columns. "position": the first line is passed over, and the columns are those
-            of the schema in its order. "none": the same, and the first line is a record.
+            of the schema in its order. "none": the same, and the first line is a record. A first line that can't be a header is
+            a bad record.
 
     Raises:
         InvalidInputError: An option is wrong.
@@ -72,12 +87,12 @@ class CsvOptions:
         given = [mark for mark in marks.values() if mark is not None]
         if len(set(given)) < len(given):
             raise InvalidInputError(f"CsvOptions has one character for two of {marks}; give each its own.")
-        if self.decimal not in (".", ","):
+        if not isinstance(self.decimal, str) or self.decimal not in (".", ","):
             raise InvalidInputError(f"decimal={self.decimal!r} of CsvOptions; say '.' or ','.")
-        if self.header not in HEADERS:
+        if not isinstance(self.header, str) or self.header not in HEADERS:
             raise InvalidInputError(f"header={self.header!r} of CsvOptions; say 'name', 'position' or 'none'.")
         null: Any = self.null
-        if isinstance(null, str) or not all(isinstance(text, str) for text in null):
+        if not isinstance(null, (tuple, list, set, frozenset)) or not all(isinstance(text, str) for text in null):
             raise InvalidInputError(
                 f"null={self.null!r} of CsvOptions is not a tuple of texts; give one, as ('', 'NA')."
             )
@@ -161,18 +176,26 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
                 is_text &= ~mask
             table = table.filter(pa.array(is_text))
         for name in marked:
-            # A number with a point is none then.
-            numbers = pc.replace_substring(pc.replace_substring(table[name], ".", "?"), ",", ".")
-            table = table.set_column(names_read.index(name), name, numbers)
+            texts = [pa.ExtensionArray.from_storage(_CommaText(), chunk) for chunk in table[name].chunks]
+            table = table.set_column(names_read.index(name), name, pa.chunked_array(texts, _CommaText()))
         return table, bad
 
     return names, parse
 
 
+def with_point(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Return a column of what a parser read, with the decimal points that Arrow knows."""
+    if isinstance(column.type, _CommaText):
+        # A number with a point is none then.
+        return pc.replace_substring(pc.replace_substring(column.storage, ".", "?"), ",", ".")
+    return column
+
+
 def check_once(names: list[str]) -> None:
     """Refuse a file of which a column that is read stands twice."""
-    if len(set(names)) < len(names):
-        raise Unfit("a column stands twice in it")
+    for name in names:
+        if names.count(name) > 1:
+            raise Unfit(f"column {name} stands twice in it")
 
 
 def _has_mark(type: pa.DataType) -> bool:

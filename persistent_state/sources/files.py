@@ -48,8 +48,8 @@ from persistent_state.sources.listing import (
     microseconds,
     table_mark,
 )
-from persistent_state.sources.names import folder_columns, other_name
-from persistent_state.sources.schemas import AnySchema, arrow_schema
+from persistent_state.sources.names import folder_column_twice, folder_columns, other_name
+from persistent_state.sources.schemas import AnySchema, arrow_schema, name_twice
 
 Look: TypeAlias = "tuple[int, int, str, str]"
 Split: TypeAlias = (
@@ -166,6 +166,17 @@ class FileSource(TimeReplayableSource):
         transform: formats.Transform | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        kinds: tuple[tuple[str, object, Any, str], ...] = (
+            ("path", path, (str, os.PathLike), "a text or a Path"),
+            ("timestamp", timestamp, str, "the name of a column"),
+            ("channel", channel, (str, type(None)), "the name of a column"),
+            ("finite", finite, bool, "True or False"),
+            ("storage_options", storage_options, (Mapping, type(None)), "a mapping"),
+        )
+        for name, given, kind, what in kinds:
+            if not isinstance(given, kind):
+                # Not the value itself, which may hold a secret.
+                raise InvalidInputError(f"{name} of a FileSource is of type {type(given).__name__}; give {what}.")
         path = os.fspath(path)
         if format is not None and format not in formats.FORMATS:
             raise InvalidInputError(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
@@ -385,7 +396,7 @@ class FileSource(TimeReplayableSource):
                     if position + piece.count > start + (1 << ROW_BITS):
                         raise InvalidInputError(f"file={path!r} of {self!r} has more than 2**32 rows; cut it up.")
                     bad = tuple(replace(record, position=position + record.position) for record in piece.bad)
-                    if piece.count:
+                    if piece.count or piece.absent:
                         originals = partial(_originals, path, position, piece.original)
                         yield Chunk(
                             PARTITION,
@@ -418,9 +429,11 @@ class FileSource(TimeReplayableSource):
     def _of_folders(self, path: str) -> tuple[dict[str, pa.Scalar], str]:
         """Return the values of the columns that a path says, and why they make the rows bad; "" if they don't."""
         values: dict[str, pa.Scalar] = {}
-        fault = ""
+        schema, fault = self._record_schema(), ""
+        if (twice := folder_column_twice(path, schema.names)) is not None:
+            fault = f"column {twice} stands twice in its folders' names"
         for name, text in folder_columns(path).items():
-            if name in (schema := self._record_schema()).names:
+            if name in schema.names:
                 try:
                     values[name] = formats.of_text(text, schema.field(name))
                 except Unfit as error:
@@ -433,7 +446,11 @@ class FileSource(TimeReplayableSource):
         values, fault = self._of_folders(path)
         # A batch without columns has no rows. So a file without any has one that is left out.
         rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.string())])
-        for piece in formats.read_pieces(file, *self._kind(path), rest if values else schema, self._csv, fault):
+        # A transform may make the timestamp of other columns.
+        timestamp = "" if self._transform else self.timestamp
+        for piece in formats.read_pieces(
+            file, *self._kind(path), rest if values else schema, self._csv, fault, timestamp
+        ):
             if values:
                 count = piece.rows.num_rows
                 columns = [
@@ -694,11 +711,25 @@ class FileSource(TimeReplayableSource):
             raise unread or InvalidInputError(f"{self!r} has no Parquet file to take the schema from; give it schema=.")
         return self._stored
 
+    def _once(self, stored: pa.Schema, file: str) -> pa.Schema:
+        """Return the columns of a file that have a name of their own, and warn of the others."""
+        alike = {name: [field for field in stored if field.name == name] for name in stored.names}
+        twice = {name: path for name, fields in alike.items() if (path := name_twice(fields)) is not None}
+        for name in (self.timestamp, self.channel):
+            if name in twice:
+                raise InvalidInputError(
+                    f"file={file!r} of {self!r} has {name!r} twice; give it once, or choose another column by schema=."
+                )
+        if twice and self._maker == os.getpid():
+            names = " and ".join(map(repr, twice.values()))
+            _logger.warning("file=%r of %r has %s twice: columns that hold them are not read.", file, self, names)
+        return pa.schema([field for field in stored if field.name not in twice])
+
     def _schema_of(self, file: File) -> pa.Schema:
         """Return the schema of the records of a Parquet file, with the columns that its folders say."""
         with self._open(file.path, file.size) as stored:
             parquet = formats.open_parquet(pa.PythonFile(stored, mode="r"))
-            schema = plain_schema(parquet.schema_arrow).remove_metadata()
+            schema = self._once(plain_schema(parquet.schema_arrow).remove_metadata(), file.path)
         names = [name for name in folder_columns(file.path) if name not in schema.names]
         if untyped := [each.name for each in schema if pa.null() in leaves([each.type])]:
             _logger.warning(
@@ -730,7 +761,11 @@ class FileSource(TimeReplayableSource):
                 return formats.Original()
             return piece.original(piece.bad[place - rows.num_rows].position)
 
-        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent)
+        # A transform may fill what the file lacks.
+        lacks = tuple(
+            name for name in piece.lacks if name in rows.schema.names and rows.column(name).null_count == rows.num_rows
+        )
+        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks)
 
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
         """Return the format and the compression of a file. A format that is not read is named, too."""

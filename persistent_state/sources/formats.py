@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import io
-import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -21,9 +20,11 @@ from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
-from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts
-from persistent_state.sources.json_lines import json_parser
-from persistent_state.sources.names import absent_columns, names_alike, other_name, struct_paths
+from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts, with_point
+from persistent_state.sources.json_lines import in_one_line, json_parser
+from persistent_state.sources.json_names import misnamed, unseen
+from persistent_state.sources.names import absent_columns
+from persistent_state.sources.schemas import name_twice
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
@@ -52,9 +53,10 @@ _SOMETHING_BEHIND = (
     "unknown compression method",
     "no magic header",
     "Unknown frame descriptor",
-    "wrong sequence of calls",
 )
-"""Words of pyarrow, zlib, bzip2 and zstd: a file ends too early, or what stands behind a whole text is not compressed."""
+_EMPTY_PART = "wrong sequence of calls"
+"""Words of pyarrow, zlib, bzip2 and zstd: a file ends too early, what stands behind a whole text is not compressed, or
+pyarrow can't read on behind an empty part."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,13 @@ def read_pieces(
     schema: pa.Schema,
     csv: CsvOptions = PLAIN_CSV,
     fault: str = "",
+    timestamp: str = "",
 ) -> Iterator[Piece]:
     """Yield the records of a file in pieces of bounded size, always the same pieces.
 
     If the rest of a file can't be read, the rest is one bad record. Errors that `file` itself raises go to the caller, but for
-    those of UNDECODABLE. A `fault` makes each record a bad one.
+    those of UNDECODABLE. A `fault` makes each record a bad one. A first line of CSV that is no header is a bad record; a header
+    names the column `timestamp`.
     """
     stored = pa.PythonFile(file, mode="r")
     try:
@@ -108,8 +112,8 @@ def read_pieces(
             raise Unfit(NOT_READ[format].format(format))
         else:
             parts = decompressed(stored, codec) if codec else _parts(stored)
-            blocks = _line_blocks(csv_texts(csv, parts) if format == CSV else parts)
-            yield from (_refused(piece, fault) for piece in _text_pieces(blocks, format, schema, csv))
+            blocks = _filled(_line_blocks(csv_texts(csv, parts) if format == CSV else parts))
+            yield from (_refused(piece, fault) for piece in _text_pieces(blocks, format, schema, csv, timestamp))
     except UNDECODABLE as error:
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
         if format == PARQUET and "crypt" in str(error):
@@ -144,7 +148,7 @@ def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBa
 
 
 class NoRowsError(Exception):
-    """A `transform` has returned something that is no batch of Arrow."""
+    """A `transform` has returned something that is no batch of Arrow, or one name for two columns."""
 
 
 def what_it_did(error: Exception) -> str:
@@ -161,6 +165,8 @@ def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordB
     made = rows if transform is None else transform(rows)
     if not isinstance(made, (pa.RecordBatch, pa.Table)):
         raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch")
+    if transform is not None and (name := name_twice(made.schema)) is not None:
+        raise NoRowsError(f"returned {name!r} twice and not each column once")
     return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
 
 
@@ -174,7 +180,9 @@ def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         place = rows.schema.get_field_index(field.name)
         try:
-            column = cast(rows.column(place), field.type) if place >= 0 else pa.nulls(rows.num_rows, field.type)
+            column = (
+                cast(with_point(rows.column(place)), field.type) if place >= 0 else pa.nulls(rows.num_rows, field.type)
+            )
             # Parquet does not promise that text is UTF-8, nor JSON that a decimal has few digits. They would fail much later.
             column.validate(full=True)
         except pa.ArrowInvalid as error:
@@ -190,7 +198,7 @@ def _without_hopeless(
     """Return the numbers of the rows that may fit, and put the others into `bad` and `values`."""
     for field in schema:
         place = rows.schema.get_field_index(field.name)
-        mask = hopeless(rows.column(place), field.type) if place >= 0 else None
+        mask = hopeless(with_point(rows.column(place)), field.type) if place >= 0 else None
         if mask is not None:
             numbers = np.flatnonzero(mask.to_numpy(False))
             for number, value in zip(
@@ -394,7 +402,12 @@ def decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
             yield data
             passed += len(data)
     except (OSError, pa.ArrowException) as error:
+        # To pyarrow it is no OSError behind an empty part of bzip2.
         why = str(error)
+        if _EMPTY_PART in why:
+            file.seek(0)
+            yield from _behind(passed, _bzip2(file))
+            return
         if not any(words in why for words in (_CUT_OFF, *_SOMETHING_BEHIND)):
             raise
         found = b""
@@ -405,10 +418,31 @@ def decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
             with suppress(OSError, pa.ArrowException):
                 for data in _parts(streams[-1], step):
                     found += data
-        # A line that is cut off belongs to the rest, which can't be read.
-        yield found if _CUT_OFF in why else found + b"\n"
-        # To pyarrow it is no OSError behind an empty stream of bzip2.
+        # A line without its end belongs to the rest, which can't be read: it may go on there.
+        yield found
         raise OSError(why) from error
+
+
+def _bzip2(file: pa.NativeFile) -> Iterator[bytes]:
+    """Yield the text of a bzip2 file in parts, by Python. The parts before any damage are right: bzip2 checks each block."""
+    part = bz2.BZ2Decompressor()
+    for data in _parts(file, _STEP_BYTES):
+        while data or not (part.eof or part.needs_input):
+            if part.eof:
+                part = bz2.BZ2Decompressor()
+            yield part.decompress(data, _BLOCK_BYTES)
+            data = part.unused_data if part.eof else b""
+    if not part.eof:
+        raise OSError(_CUT_OFF)
+
+
+def _behind(count: int, parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what comes behind the first bytes of a text."""
+    for data in parts:
+        # Without bytes it would be the end to a decoder.
+        if rest := data[count:]:
+            yield rest
+        count = max(0, count - len(data))
 
 
 def _skip(stream: pa.NativeFile, count: int) -> None:
@@ -431,7 +465,32 @@ def _line_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions) -> Iterator[Piece]:
+def _filled(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield blocks, a small one joined to that before it, such as a last line without its end.
+
+    What no record of a block has is judged by the block. So it should not be one of few records.
+    """
+    held: list[bytes] = []
+    size = 0
+    try:
+        for block in blocks:
+            if held and (len(block) >= _BLOCK_BYTES // 2 or size >= 2 * _BLOCK_BYTES):
+                yield b"".join(held)
+                held, size = [], 0
+            held.append(block)
+            size += len(block)
+    except UNDECODABLE:
+        # What came before the damage is whole.
+        if held:
+            yield b"".join(held)
+        raise
+    if held:
+        yield b"".join(held)
+
+
+def _text_pieces(
+    blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions, timestamp: str = ""
+) -> Iterator[Piece]:
     parse = json_parser(schema) if format == JSON else csv_parser(csv, b"", schema)[1] if csv.header == "none" else None
     absent: dict[str, str] = {}
     line = 1
@@ -442,24 +501,46 @@ def _text_pieces(blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: C
             if header:
                 names, parse = csv_parser(csv, header, schema)
                 absent = absent_columns({name: pa.string() for name in names}, schema)
+                if why := _no_header(header, names, schema, csv, parse, timestamp):
+                    yield _bad_line(header.rstrip(b"\r"), end - block.count(b"\n") - 1, why, schema)
         if parse is not None:
             piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse)
-            if format == JSON:
-                yield replace(piece, absent=_unseen(block, piece.rows))
-            else:
-                yield replace(piece, absent=(*absent.items(),), lacks=(*absent,))
+            yield piece if format == JSON else replace(piece, absent=(*absent.items(),), lacks=(*absent,))
         line = end
 
 
-def _unseen(block: bytes, rows: pa.RecordBatch) -> tuple[tuple[str, str], ...]:
-    """Return the columns that no record of a block of JSON has. Each record has members of its own, so a later one may."""
-    nulls = [name for name in rows.schema.names if rows.num_rows == rows.column(name).null_count > 0]
-    written = {name: [json.dumps(name, ensure_ascii=is_ascii).encode() for is_ascii in (True, False)] for name in nulls}
-    return tuple(
-        (name, f" in any of {rows.num_rows:,} records")
-        for name in nulls
-        if not any(map(block.__contains__, written[name]))
-    )
+def _bad_line(text: bytes, line: int, why: str, schema: pa.Schema) -> Piece:
+    original = Original(text, line)
+    return Piece(one_batch([], schema), 1, (BadRecord(0, why),), lambda place: original)
+
+
+def _no_header(
+    first: bytes, names: Sequence[str], schema: pa.Schema, csv: CsvOptions, parse: Parser, timestamp: str
+) -> str:
+    """Return why the first line of a CSV file is no header; "" if it may be one. Equal reasons have equal words."""
+    if not any(schema.names):
+        return ""  # All columns are in the names of its folders, and the only one that is left has no name.
+    if csv.header == "position":
+        piece = _text_piece(first + b"\n", 1, CSV, schema, parse)
+        if piece.bad:
+            # A name does not fit its column, and has a field of its own.
+            return "" if piece.bad[0].reason.startswith("column ") else f"its first line: {piece.bad[0].reason}"
+        has_value = any(not piece.rows.column(field.name).null_count and not _is_text(field) for field in schema)
+        return "its first line is a record, which header='position' passes over" if has_value else ""
+    if any(name and [name] != name.splitlines() and name not in schema.names for name in names):
+        return "its first line goes on behind a line end that is not read as one"
+    if {*schema.names}.isdisjoint(names):
+        return "its first line names no column of the schema"
+    if timestamp in schema.names and timestamp not in names:
+        return f"its first line does not name the timestamp {timestamp!r}"
+    return ""
+
+
+def _is_text(field: pa.Field) -> bool:
+    """Return whether any text is a value of a column."""
+    with suppress(Unfit):
+        return bool(of_text("any text", field).is_valid)
+    return False
 
 
 def _text_piece(block: bytes, line: int, format: str, schema: pa.Schema, parse: Parser) -> Piece:
@@ -481,8 +562,7 @@ def json_piece(values: Sequence[bytes], schema: pa.Schema) -> Piece:
         values = [value.removeprefix(codecs.BOM_UTF8) for value in values]
         lines = b"\n".join(values) + b"\n"
     if lines.count(b"\n") > len(values) or lines.startswith(b"{") + lines.count(b"\n{") < len(values):
-        # A line end in an object is white space, because a JSON text can't contain one.
-        values = [value.replace(b"\n", b" ").strip() for value in values]
+        values = [in_one_line(value) for value in values]
         lines = b"\n".join(values) + b"\n"
     ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)
     starts = np.concatenate([[0], ends])[:-1]
@@ -509,37 +589,22 @@ def _parsed_piece(
         # No CSV line makes two rows, and no JSON line less than one. So as many rows as lines is one row from each line.
         if len(table) + len(odd) != end - first:
             raise Unfit("not one record in one line")
-        bad.update({first + i: why for i, why in odd.items()})
-        if is_json and (misnamed := _misnamed(table, text, starts[first:end] - offset, schema)):
-            bad.update({first + i: reason for i, reason in misnamed.items()})
-            table = table.take(np.delete(np.arange(len(table)), [*misnamed]))
-        return one_batch(table.to_batches(), table.schema)
+        bad.update({first + i: str(why) for i, why in odd.items()})
+        values.update({first + i: why.value for i, why in odd.items() if isinstance(why, Unfit)})
+        rows = one_batch(table.to_batches(), table.schema)
+        if is_json and (others := misnamed(rows, text, starts[first:end] - offset)):
+            bad.update({first + i: reason for i, reason in others.items()})
+            rows = rows.take(pa.array(np.delete(np.arange(rows.num_rows), [*others])))
+        return rows
 
     def original(i: int) -> Original:
         return Original(block[starts[i] : ends[i]].rstrip(b"\r\n"), int(lines[i]))
 
     good = sift(len(starts), decode, bad, values)
     raw = one_batch(good, good[0].schema if good else schema)
-    return _piece(raw, schema, bad, values, len(starts), original)
-
-
-def _misnamed(table: pa.Table, text: bytes, starts: NDArray[np.int64], schema: pa.Schema) -> dict[int, str]:
-    """Return the lines of JSON that have a column, or a field of a struct, under another name only, with the reason."""
-    found: dict[int, str] = {}
-    offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
-    # As text, since the pattern knows letters beyond ASCII.
-    lines = pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
-    for path, names in struct_paths(schema):
-        column = table[path[0]] if len(path) == 1 else pc.struct_field(table[path[0]], path[1:])
-        if not column.null_count:
-            continue
-        rows = pc.indices_nonzero(column.is_null())
-        alike, own = (pc.count_substring_regex(lines.take(rows), each) for each in names_alike(path[-1]))
-        for row in rows.filter(pc.greater(alike, own)).to_pylist():
-            with suppress(ValueError, RecursionError):
-                members = json.loads(lines[row].as_py())
-                for name in path[:-1]:
-                    members = members.get(name) or {}
-                if path[-1] not in members and (other := other_name(path[-1], members, names)):
-                    found[row] = f"column {'.'.join(path)} is not in it, but {other}"
-    return found
+    piece = _piece(raw, schema, bad, values, len(starts), original)
+    if not is_json:
+        return piece
+    places = np.delete(np.arange(piece.count), [record.position for record in piece.bad])
+    absent = unseen(piece.rows, block, starts, places)
+    return replace(piece, absent=(*absent.items(),), lacks=(*absent,))

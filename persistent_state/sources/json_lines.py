@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,16 @@ from persistent_state.formatting import shortened
 from persistent_state.sources.casts import Unfit, is_known, leaves, most_digits
 from persistent_state.sources.csv_lines import Parser
 
+_NOT_AN_OBJECT = "not a JSON object"
 _SEVERAL = "several JSON objects in one line"
 _FEW = 32
 """The most lines of which Python looks at each, where the parser refuses them together."""
 
 _WHITE = b" \t\r\n"
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+"""A text of JSON from its first quote up to its last one."""
+_LINE_FEED = re.compile(rb"\\.|\n", re.DOTALL)
+
 _WHOLE = re.compile(r"-?[0-9]{1,20}")
 
 
@@ -43,7 +49,7 @@ def json_parser(schema: pa.Schema) -> Parser:
                 raise Unfit(f"column {name} is not {schema.field(name).type}")
         return table
 
-    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, str]]:
+    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, Any]]:
         is_one = len(starts) == 1
         codes = np.frombuffer(text, np.uint8)
         last = codes[ends - 2]
@@ -63,17 +69,38 @@ def json_parser(schema: pa.Schema) -> Parser:
             if odd:
                 check_odd(text, starts, ends)
             table = read(text)
+            if len(table) != len(starts):
+                raise Unfit("")
+            return table, {}
         except pa.ArrowInvalid:
-            # The fault may lie in members that are not read.
-            if is_one:
-                table = read_alone(text)
-            elif len(starts) <= _FEW:
-                table = read(b"".join(_object(members(text[i:j])) for i, j in zip(starts, ends, strict=True)))
-            else:
+            if len(starts) > _FEW:
                 raise
-        if is_one and len(table) != 1:
-            raise Unfit(_SEVERAL)
-        return table, {}
+        # The fault may lie in members that are not read.
+        kept: list[bytes] = []
+        bad: dict[int, Unfit] = {}
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            line = text[start:end]
+            try:
+                kept.append(_object(members(_members(line))))
+            except Unfit as error:
+                # pyarrow reads lines that Python does not, such as those with Inf.
+                if is_one or str(error) != _NOT_AN_OBJECT or not is_read(line):
+                    bad[number] = error
+                else:
+                    kept.append(line)
+        if not kept:
+            return pa.schema(fields).empty_table(), bad
+        if is_one:
+            return read_alone(text), {}
+        return read(b"".join(kept)), bad
+
+    def is_read(line: bytes) -> bool:
+        try:
+            if odd:
+                check_odd(line, np.array([0]), np.array([len(line)]))
+            return len(read(line)) == 1
+        except pa.ArrowInvalid:
+            return False
 
     def check_odd(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         offsets = pa.py_buffer(np.append(starts, ends[-1]).astype(np.int64))
@@ -81,9 +108,8 @@ def json_parser(schema: pa.Schema) -> Parser:
         for line in rows.filter(pc.match_substring_regex(rows, odd)).to_pylist():
             _check_decimals(line, schema)
 
-    def members(line: bytes) -> dict[str, str]:
+    def members(written: _Members) -> dict[str, str]:
         """Return the members of a line that are read, as JSON, without those within them that are not."""
-        written = _members(line)
         names = [name for name, _ in written]
         kept: dict[str, str] = {}
         for field in fields:
@@ -95,13 +121,14 @@ def json_parser(schema: pa.Schema) -> Parser:
             except UnicodeEncodeError:
                 raise Unfit(f"column {field.name} is not UTF-8") from None
             if not _is_kind(value, field.type):
-                raise misfit(field.name, kept)
+                raise misfit(field.name, written)
         if odd:
             _check_decimals(_object(kept), schema)
         return kept
 
     def read_alone(line: bytes) -> pa.Table:
-        kept = members(line)
+        written = _members(line)
+        kept = members(written)
         try:
             return read(_object(kept))
         except pa.ArrowInvalid:
@@ -109,13 +136,29 @@ def json_parser(schema: pa.Schema) -> Parser:
                 try:
                     read(_object({name: kept[name]}))
                 except pa.ArrowInvalid:
-                    raise misfit(name, kept) from None
+                    raise misfit(name, written) from None
         raise Unfit("not a record of the schema")
 
-    def misfit(name: str, written: Mapping[str, str]) -> Unfit:
-        return Unfit(f"column {name} is not {schema.field(name).type}", shortened(written[name]))
+    def misfit(name: str, written: _Members) -> Unfit:
+        shown = None
+        # Python's parser goes deeper than its functions do.
+        with suppress(RecursionError):
+            shown = shortened(_shown(dict(written)[name]))
+        return Unfit(f"column {name} is not {schema.field(name).type}", shown)
 
     return parse
+
+
+def in_one_line(value: bytes) -> bytes:
+    """Return a value of JSON without line feeds: those in a text are escaped, and others are white space."""
+    value = value.strip(_WHITE)
+    if b"\n" in value:
+        value = _TEXT.sub(lambda text: _LINE_FEED.sub(_escaped, text[0]), value).replace(b"\n", b" ")
+    return value
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return rb"\n" if found[0] == b"\n" else found[0]
 
 
 def _object(members: Mapping[str, str]) -> bytes:
@@ -123,9 +166,12 @@ def _object(members: Mapping[str, str]) -> bytes:
 
 
 def _read_as(type: pa.DataType) -> pa.DataType:
-    """Return a type with text in the place of times, at all levels."""
+    """Return a type with text in the place of times, and decimals of most digits, at all levels."""
     if pa.types.is_date(type) or pa.types.is_timestamp(type) or pa.types.is_time(type):
         return pa.string()
+    if pa.types.is_decimal128(type):
+        # pyarrow counts zeros behind the point, too, so that 10.0 would not be a decimal(2, 0).
+        return pa.decimal128(38, type.scale)
     if pa.types.is_struct(type):
         return pa.struct([field.with_type(_read_as(field.type)) for field in type])
     if pa.types.is_list(type):
@@ -168,7 +214,7 @@ def _members(line: bytes) -> _Members:
     except (ValueError, RecursionError):
         raise Unfit(_not_an_object(line)) from None
     if not isinstance(record, _Members):
-        raise Unfit("not a JSON object")
+        raise Unfit(_NOT_AN_OBJECT)
     return record
 
 
@@ -183,15 +229,24 @@ def _not_an_object(line: bytes) -> str:
             return _SEVERAL
     except (ValueError, RecursionError):
         pass
-    return "not a JSON object"
+    return _NOT_AN_OBJECT
 
 
 def _is_kind(value: Any, type: pa.DataType) -> bool:
     """Return whether a value may be one of a type. The parser, which judges in the end, is slow for one value."""
     if value is None:
         return True
-    if pa.types.is_struct(type) or pa.types.is_list(type):
-        return isinstance(value, _Members if pa.types.is_struct(type) else list)
+    if pa.types.is_struct(type):
+        fields = {field.name: field.type for field in type}
+        return isinstance(value, _Members) and all(
+            _is_kind(each, fields[name]) for name, each in value if name in fields
+        )
+    if pa.types.is_list(type):
+        return isinstance(value, list) and all(_is_kind(each, type.value_type) for each in value)
+    if pa.types.is_boolean(type):
+        return isinstance(value, bool)
+    if pa.types.is_floating(type):
+        return isinstance(value, (_Number, float))
     if pa.types.is_string(type):
         return isinstance(value, str) and not isinstance(value, _Number)
     if pa.types.is_integer(type):
@@ -219,6 +274,18 @@ def _written(value: Any, type: pa.DataType) -> str:
     written = json.dumps(value, ensure_ascii=False)
     written.encode()
     return written
+
+
+def _shown(value: Any) -> str:
+    """Return a value as JSON, with all that is in it."""
+    if isinstance(value, _Members):
+        return f"{{{','.join(f'{_shown(name)}:{_shown(each)}' for name, each in value)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_shown, value))}]"
+    if isinstance(value, _Number):
+        return value
+    # Half a surrogate is no text.
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
 def _odd_decimals(schema: pa.Schema) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import unquote
 
 import pyarrow as pa
+
+from persistent_state.sources.casts import is_list
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _NAMED = 8
@@ -24,9 +25,19 @@ def folder_columns(path: str) -> dict[str, str | None]:
         >>> folder_columns("region=Troms%C3%B8/day=__HIVE_DEFAULT_PARTITION__/0.parquet")
         {'region': 'Tromsø', 'day': None}
     """
-    parts = (folder.split("=", 1) for folder in path.split("/")[:-1] if folder.find("=") > 0)
     # A byte that is not UTF-8 stays one, so that the text fits no column.
-    return {_decoded(name): None if value == _NULL else _decoded(value) for name, value in parts}
+    return {name: None if value == _NULL else _decoded(value) for name, value in _of_folders(path)}
+
+
+def folder_column_twice(path: str, wanted: Sequence[str]) -> str | None:
+    """Return one of the wanted columns that two folders of a path say; None if there is none."""
+    names = [name for name, _ in _of_folders(path)]
+    return next((name for name in names if names.count(name) > 1 and name in wanted), None)
+
+
+def _of_folders(path: str) -> list[tuple[str, str]]:
+    parts = (folder.split("=", 1) for folder in path.split("/")[:-1] if folder.find("=") > 0)
+    return [(_decoded(name), value) for name, value in parts]
 
 
 def _decoded(text: str) -> str:
@@ -52,24 +63,32 @@ def absent_columns(there: Mapping[str, pa.DataType], wanted: Iterable[pa.Field],
             found[name] = _instead(field.name, there)
             continue
         has = there[field.name]
-        while pa.types.is_list(type) and pa.types.is_list(has):
-            type, has = type.value_type, has.value_type
+        while is_list(type) and is_list(has):
+            type, has = _held(type), _held(has)
         if pa.types.is_struct(type) and pa.types.is_struct(has):
             inner = absent_columns({each.name: each.type for each in has}, type, f"{name}.")
             if type.num_fields and all(f"{name}.{each.name}" in inner for each in type):
-                inner = {name: f", but one with the fields {_listed([each.name for each in has])}"}
+                inner = {name: f", but one with the fields {listed([each.name for each in has])}"}
             found |= inner
     return found
+
+
+def _held(type: pa.DataType) -> pa.DataType:
+    """Return the type of what a list holds, or a map as a list of its entries."""
+    if pa.types.is_map(type):
+        return pa.struct({"key": type.key_type, "value": type.item_type})
+    return type.value_type
 
 
 def _instead(name: str, there: Iterable[str]) -> str:
     names = [*there]
     # As ASCII, since the two may look alike.
     alike = [ascii(other) for other in names if _plain(other) == _plain(name)]
-    return f", but {alike[0]}" if alike else f", only {_listed(names)}"
+    return f", but {alike[0]}" if alike else f", only {listed(names)}"
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Return names for a sentence, the first few of them."""
     more = f" and {len(names) - _NAMED:,} more" if names[_NAMED:] else ""
     return ", ".join(map(repr, names[:_NAMED])) + more if names else "none"
 
@@ -78,26 +97,6 @@ def _plain(name: str) -> str:
     """Return a name without its case, its composition, white space around it and characters that have no shape."""
     seen = "".join(character for character in name if unicodedata.category(character) != "Cf")
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", seen).casefold()).strip()
-
-
-def struct_paths(
-    fields: Iterable[pa.Field], within: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield the path of each field, and of the fields of structs, with the names beside it."""
-    fields = list(fields)
-    names = [field.name for field in fields]
-    for field in fields:
-        yield (*within, field.name), names
-        if pa.types.is_struct(field.type):
-            yield from struct_paths(field.type, (*within, field.name))
-
-
-def names_alike(name: str) -> tuple[str, str]:
-    """Return a pattern of the members of JSON whose names may be `other_name`s of a column or its own, and one of its own."""
-    forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFD") for each in (name, name.casefold())}
-    unseen = r"[\s\p{Z}\p{Cf}]*"
-    alike = "|".join(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms))
-    return rf'(?i)"(?:{alike})"\s*:', rf'"{re.escape(name)}"\s*:'
 
 
 def other_name(name: str, names: Iterable[str], schema: Sequence[str]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -13,6 +13,8 @@ from persistent_state.formatting import shortened
 
 AnySchema: TypeAlias = "pa.Schema | str | Any"
 """A pyarrow.Schema, DDL such as "word string, ts timestamp", or a StructType of Spark."""
+
+ONE_NAME_EACH = "give each column, and each field of a struct, a name of its own"
 
 _TYPES = {
     "string": pa.string(),
@@ -41,8 +43,31 @@ def arrow_schema(schema: AnySchema) -> pa.Schema:
     """Return the Arrow schema of a schema that a user gives. It needs no Spark.
 
     Raises:
-        InvalidInputError: It is not a schema, or has an unknown type.
+        InvalidInputError: It is not a schema, has an unknown type, or has one name for two columns.
     """
+    made = _arrow_schema(schema)
+    if (name := name_twice(made)) is not None:
+        raise InvalidInputError(f"schema has {name!r} twice; {ONE_NAME_EACH}.")
+    return made
+
+
+def name_twice(fields: Iterable[pa.Field]) -> str | None:
+    """Return the path of a column, or of a field of a struct, that has the name of another beside it; None if none has.
+
+    Example:
+        >>> name_twice([pa.field("s", pa.struct([("x", pa.int64()), ("x", pa.string())]))])
+        's.x'
+    """
+    names = set()
+    for field in fields:
+        inner = name_twice(map(field.type.field, range(field.type.num_fields)))
+        if field.name in names or inner is not None:
+            return field.name if field.name in names else f"{field.name}.{inner}"
+        names.add(field.name)
+    return None
+
+
+def _arrow_schema(schema: AnySchema) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return schema
     if isinstance(schema, str):

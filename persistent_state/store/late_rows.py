@@ -169,6 +169,7 @@ LATE = "late"
 REPLAYED_OR_LATE = "replayed or late"
 
 NO_TIMESTAMP = "no timestamp"
+BEYOND = "timestamp out of range"
 AHEAD = "timestamp ahead of the batch time"
 JUMP = "timestamp too far ahead of its channel"
 FOREIGN = "channel named as one of another input"

@@ -17,6 +17,7 @@ from persistent_state import NonWindowState, PersistentTask, TumblingWindow, Win
 from persistent_state.batch.judge import (
     ACCEPTED,
     AHEAD,
+    BEYOND,
     FOREIGN,
     JUMP,
     LATE,
@@ -31,7 +32,7 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.batch.rows import place_of
 from persistent_state.event_time.channels import Channel, beyond_limit
-from persistent_state.event_time.clocks import Bounds, Settings
+from persistent_state.event_time.clocks import FURTHEST, Bounds, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
 from persistent_state.sources.base import Chunk, Reach
@@ -95,6 +96,10 @@ def test_each_verdict() -> None:
         (119, NO_POSITION): REPLAYED_OR_LATE,
         (120, NO_POSITION): ACCEPTED,
         (None, 20): NO_TIMESTAMP,
+        (FURTHEST + 1, 20): BEYOND,
+        (-(2**63), 20): BEYOND,
+        (2**63 - 1, 9): SKIPPED,
+        (-(2**63), NO_POSITION): BEYOND,
         (CLOCK - 1, 21): LATE,
         (CLOCK, 22): ACCEPTED,
         (NOW + 1001, 23): AHEAD,

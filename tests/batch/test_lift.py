@@ -125,6 +125,13 @@ def test_rows_that_lack_a_column_which_the_task_needs_step_aside_and_move_the_cl
     assert read.notes == {("", lacks): "No."}
 
 
+def test_the_notes_of_a_chunk_without_rows_are_kept() -> None:
+    plan, basis = planned(Sums())
+    chunk = chunk_of([(110, "a", 1)], notes={"n": "No."})
+    read, _ = lifted(plan, basis, replace(chunk, rows=chunk.rows.slice(0, 0)))
+    assert read.notes == {("", "n"): "No."}
+
+
 def test_rows_that_lack_the_channel_column_step_aside_and_are_of_no_channel() -> None:
     plan, basis = planned(Sums(), Position(1))
     plan = replace(plan, channel="key")

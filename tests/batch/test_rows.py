@@ -172,7 +172,7 @@ def test_what_is_aside_says_the_value_that_does_not_fit_and_reasons_are_few(
         ("a.csv", 5, "not as many fields as in the header", None),
         ("b.json", 1, n, "9223372036854775808"),
         ("b.json", 2, ts, "5"),
-        ("b.json", 3, n, "{}"),
+        ("b.json", 3, n, '{"a":"é"}'),
         ("b.json", 4, n, shortened(f'"{"9" * 999}"')),
         ("c.parquet", 1, n, "0.5"),
         ("c.parquet", 2, n, "1e+300"),

@@ -230,7 +230,7 @@ def test_each_of_several_inputs_is_told_its_own() -> None:
     inputs = Inputs({"": orders, "rates": rates, "deaf": deaf})
     assert passed._wants_to_know(inputs)
     assert not passed._wants_to_know(Inputs({"": deaf}))
-    passed._copied(inputs).committed({"orders-0": 5, "rates:rates-0": 7})
+    passed.copied(inputs).committed({"orders-0": 5, "rates:rates-0": 7})
     assert (orders.told, rates.told, deaf.told) == ([{"orders-0": 5}], [{"rates-0": 7}], [])
 
 

@@ -249,9 +249,16 @@ def test_an_item_that_was_to_be_a_summary_is_told_with_what_makes_one(tmp_path: 
 def test_a_csv_file_without_a_header_is_told(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("1,a\n2,b\n")
     assert Run(tmp_path, Words()).read() == (
-        "task=Words: 1 of 1 rows did not count: 1 'no timestamp' (column 'ts' is null or missing; the first line of a CSV file "
-        f"must name the columns). {SEE.format('Words')}{STOP}"
+        "task=Words: 2 of 2 rows did not count: 1 'its first line names no column of the schema', 1 'no timestamp' (column "
+        f"'ts' is null or missing; the first line of a CSV file must name the columns). {SEE.format('Words')}{STOP}"
     )
+
+
+def test_a_time_out_of_range_is_told_as_one_and_not_as_none(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text(f"ts,word\n{2**62 + 1},a\n,b\n")
+    said = Run(tmp_path, Words()).read() or ""
+    assert "1 'timestamp out of range' (it is no time within 146,000 years of 1970; timestamp_unit says" in said
+    assert "1 'no timestamp' (column 'ts' is null" in said
 
 
 def test_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:

@@ -607,6 +607,22 @@ def test_a_drain_whose_steps_fail_tries_them_again(
         drained(TaskFailedError("no such region"))[1].drain()
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_drain_asks_the_sources_what_they_hold_back_and_warns_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answers: bool
+) -> None:
+    def pending(*_: Any) -> dict[str, float]:
+        if not answers:
+            raise DOWN
+        return {"t-0": 3.0}
+
+    monkeypatch.setattr(supervisor, "pending", pending)
+    script = play(lambda script: script.commit(5))
+    assert Running(script.supervise()).drain() == 10
+    warned = "messages of 't-0' for 3 s are in an open transaction, or behind one." in caplog.text
+    assert warned == ("The drain passes them" in caplog.text) == answers
+
+
 def test_a_drain_that_a_newer_driver_has_fenced_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     script = play(lambda script: script.commit(5))
     running = Running(script.supervise())

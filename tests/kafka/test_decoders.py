@@ -217,3 +217,15 @@ def test_views_that_a_decoder_makes_become_plain(transform: Any) -> None:
     late = chunk.rows.take(pa.array([1]))
     assert late.select(["k", "l", "n"]).to_pylist() == [{"k": "c", "l": [b"c"], "n": 3}]
     assert [(record.position, record.reason) for record in chunk.bad] == [(8, "not a JSON object")]
+
+
+def test_a_column_that_no_record_of_a_chunk_has_is_named_and_its_rows_count() -> None:
+    source = KafkaSource("t", "localhost:1", timestamp="n", value=Json(COLUMNS))
+    records = [Record(7, b"", b'{"n": 1, "x": {"s": "a"}}'), Record(8, b"", b'{"n": 2}')]
+    chunk = source._chunk(OffsetRange("t-0", "t", 0, 7, 9, 0, None), records)
+    # A chunk of a replay has other records. So no row may stand aside for what its chunk lacks.
+    assert (chunk.lacks, chunk.rows.num_rows) == ((), 2)
+    assert chunk.notes == {
+        "s": f"topic='t' partition=0 of {source!r}, from offset 7, has no column 's' in any of 2 records, the first of which "
+        "have 'n', 'x': it is null there."
+    }

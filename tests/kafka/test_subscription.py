@@ -39,7 +39,9 @@ from persistent_state import (
 )
 from persistent_state.batch.advance import advance
 from persistent_state.engine import run
+from persistent_state.engine.feeds import Feed, pending
 from persistent_state.engine.micro_batch import progress
+from persistent_state.inputs import Inputs
 from persistent_state.kafka import subscription, topics
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.subscription import merge_journals
@@ -684,6 +686,20 @@ def test_records_behind_an_open_transaction_are_unread_and_pending_since_they_we
     source.open([], {})
     reach = source.reach({}, everything=False)
     assert (reach.ends["t-1"], reach.pending) == (50, {})
+
+
+def test_a_feed_says_what_its_topic_holds_back_now(world: World) -> None:
+    cluster = world.make("t", 2, records=50)
+    plan = core.plan_of(Total("a"), pa.schema([("ts", pa.int64()), *SCHEMA]))
+    entry, source = core.start(Journal(plan.files, plan.application), [plan]), KafkaSource("t", "nowhere:9")
+    for one in (source, Inputs({"": source})):
+        feed = Feed(core.alone(plan), one)
+        assert pending(feed, entry, plan.files) == {}
+        cluster.stable[1] = 20
+        assert pending(feed, entry, plan.files) == {"t-1": 0}
+        cluster.stable.clear()
+    # The source itself is as it was: the one that is read is another copy.
+    assert source._opened_state is None
 
 
 @pytest.mark.parametrize("ends", [True, False])

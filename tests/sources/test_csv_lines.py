@@ -7,9 +7,12 @@ import csv
 import gzip
 import io
 import pickle
+from contextlib import suppress
+from dataclasses import fields
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 
 from persistent_state import CsvOptions, FileSource, InvalidInputError
 from persistent_state.sources import formats
+from tests.sentences import problem
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 
@@ -129,6 +133,16 @@ def test_numbers_may_have_a_decimal_comma() -> None:
     ]
 
 
+def test_a_value_with_a_decimal_comma_is_named_as_it_stands_in_the_file() -> None:
+    schema = pa.schema([("f", pa.float64()), ("d", pa.decimal128(10, 2)), ("k", pa.string())])
+    texts = [("1.234,50", "1", "a"), ("1", "1.234,50", "b"), ("?1,5", "1", "c"), ("1", "1,2?3.", "d")]
+    content = "".join(f"{';'.join(row)}\n" for row in [("f", "d", "k"), *texts]).encode()
+    options = CsvOptions(delimiter=";", decimal=",")
+    (piece,) = formats.read_pieces(io.BytesIO(content), formats.CSV, None, schema, options)  # type: ignore[arg-type]
+    values = [piece.original(record.position).value for record in piece.bad]
+    assert values == ["1.234,50", "1.234,50", "?1,5", "1,2?3."]
+
+
 def test_quotes_escapes_and_nulls_are_those_of_the_options() -> None:
     assert read(b"k|v\n'a|b'|1\n\"c\"|NA\nNA|\n'NA'|4\n", delimiter="|", quote="'", null=("", "NA")) == (
         [("a|b", 1), ('"c"', None), (None, None), ("NA", 4)],
@@ -141,7 +155,11 @@ def test_quotes_escapes_and_nulls_are_those_of_the_options() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("header", "skipped"), [("position", "v,what\n"), ("position", "\xff\n"), ("none", "")])
+def test_a_header_may_be_long() -> None:
+    assert read(b"k,v," + b"x" * (1 << 21) + b"\na,1,\n") == ([("a", 1)], [])
+
+
+@pytest.mark.parametrize(("header", "skipped"), [("position", "v,what\n"), ("position", "\xff,\xfe\n"), ("none", "")])
 def test_columns_may_go_by_position(header: str, skipped: str) -> None:
     content = skipped.encode("latin-1") + b"a,1\nb,2,3\n,4\n"
     line = 1 + bool(skipped)
@@ -150,6 +168,80 @@ def test_columns_may_go_by_position(header: str, skipped: str) -> None:
         [(line + 1, "not as many fields as columns in the schema")],
     )
     assert read(b"", header=header) == ([], [])
+
+
+STAMPED = pa.schema([("ts", pa.timestamp("us", "UTC")), *SCHEMA])
+NO_COLUMN = "its first line names no column of the schema"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "why"),
+    [
+        ("2026-01-01,a,1\n", {}, NO_COLUMN),
+        ("2026-01-01,a,1", {}, NO_COLUMN),
+        ("\n\r\n2026-01-01,a,1\r\n", {}, NO_COLUMN),
+        ("<html>404 not found</html>", {}, NO_COLUMN),
+        ('{"ts":"2026-01-01","k":"a","v":1}\n', {}, NO_COLUMN),
+        ("PK\x03\x04abc", {}, NO_COLUMN),
+        ("ts;k;v\n", {}, NO_COLUMN),
+        ("ts,k,v\n", {"delimiter": ";"}, NO_COLUMN),
+        ("TS,K,V\n", {}, NO_COLUMN),
+        ("time,k,v\n", {}, "its first line does not name the timestamp 'ts'"),
+        ("2026-01-01,v,1\n", {}, "its first line does not name the timestamp 'ts'"),
+        *[
+            (f"ts,k,v{end}2026-01-01,a,1{end}", {}, "its first line goes on behind a line end that is not read as one")
+            for end in "\x85\u2028\u2029\x0b\x0c\x1e"
+        ],
+        ("2026-01-01,a,1\n", {"header": "position"}, "its first line is a record, which header='position' passes over"),
+        ("2026-01-01,,\n", {"header": "position"}, "its first line is a record, which header='position' passes over"),
+        ("2026-01-01;a;1\n", {"header": "position"}, "its first line: not as many fields as columns in the schema"),
+        ('2026-01-01,"a,1\n', {"header": "position"}, "its first line: not one record in one line"),
+    ],
+)
+@pytest.mark.parametrize("more", ["", "x\n"])
+def test_a_first_line_that_is_no_header_is_a_bad_row_itself(
+    content: str, options: dict[str, Any], why: str, more: str
+) -> None:
+    pieces = [*formats.read_pieces(io.BytesIO((content.rstrip("\n") + "\n" * bool(more) + more).encode()), formats.CSV, None,
+                                   STAMPED, CsvOptions(**options), timestamp="ts")]  # type: ignore[arg-type]  # fmt: skip
+    first = pieces[0]
+    assert (first.count, [bad.reason for bad in first.bad]) == (1, [why])
+    line = len(content) - len(content.lstrip("\r\n"))
+    assert first.original(0) == formats.Original(
+        content.strip("\r\n").encode(), line - content.count("\r", 0, line) + 1
+    )
+    assert sum(piece.count for piece in pieces) == 1 + bool(more)
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ("ts,k,v\n", {}),
+        ("x,ts\n", {}),
+        ("Time,Key,Value\n", {"header": "position"}),
+        ("a,b,c\n", {"header": "position"}),
+        (",,\n", {"header": "position"}),
+        ("\n", {}),
+        ("", {}),
+    ],
+)
+def test_a_first_line_that_may_be_a_header_is_no_record(content: str, options: dict[str, Any]) -> None:
+    pieces = formats.read_pieces(
+        io.BytesIO(content.encode()),
+        formats.CSV,
+        None,
+        STAMPED,
+        CsvOptions(**options),
+        timestamp="ts",  # type: ignore[arg-type]
+    )
+    assert [piece.count for piece in pieces if piece.count] == []
+
+
+@pytest.mark.parametrize("type", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())])
+def test_texts_alone_do_not_tell_a_record_from_a_header(type: pa.DataType) -> None:
+    schema = pa.schema([("k", type), ("v", pa.int64())])
+    assert read(b"a,\nb,1\n", schema, header="position")[1] == []
+    assert len(read(b"a,7\nb,1\n", schema, header="position")[1]) == 1
 
 
 ROWS = st.lists(st.tuples(st.text("ab,;|'\"\\ é.", max_size=5), st.integers(-9, 9)), max_size=6)
@@ -186,17 +278,47 @@ def test_what_python_writes_is_read_the_same_with_the_same_options(
         ({"encoding": None}, "encoding=None of CsvOptions is not an encoding that Python knows"),
         ({"decimal": ";"}, "decimal=';' of CsvOptions; say"),
         ({"null": "NA"}, "null='NA' of CsvOptions is not a tuple of texts"),
+        ({"null": None}, "null=None of CsvOptions is not a tuple of texts"),
+        ({"null": 0}, "null=0 of CsvOptions is not a tuple of texts"),
+        ({"null": (None,)}, "null=(None,) of CsvOptions is not a tuple of texts"),
+        ({"null": b"NA"}, "null=b'NA' of CsvOptions is not a tuple of texts"),
+        ({"null": (text for text in ["NA"])}, "null=<generator"),
         ({"header": False}, "header=False of CsvOptions; say"),
     ],
 )
 def test_a_wrong_option_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInputError) as error:
-        CsvOptions(**options)
-    assert str(error.value).startswith(words)
+    assert problem(lambda: CsvOptions(**options)).startswith(words)
+
+
+WRONG = [
+    None,
+    0,
+    1.5,
+    True,
+    b",",
+    "",
+    [","],
+    (",",),
+    {",": 1},
+    {","},
+    object(),
+    np.array([","]),
+    pa.scalar(","),
+    "\udc80",
+]
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(CsvOptions)])
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
+def test_an_option_of_any_type_is_taken_or_refused_in_a_sentence(name: str, value: Any) -> None:
+    with suppress(InvalidInputError):
+        made = CsvOptions(**{name: value})
+        assert read(b"k,v\na,1\n", **{name: value})
+        assert pickle.loads(pickle.dumps(made)) == made
 
 
 def test_options_are_those_of_a_copy_for_a_worker(tmp_path: Any) -> None:
-    (tmp_path / "a.csv.bz2").write_bytes(bz2.compress("k;v\nä;1\n".encode("cp1252")))
+    (tmp_path / "a.csv.bz2").write_bytes(bz2.compress("k;v;ts\nä;1;\n".encode("cp1252")))
     options = CsvOptions(delimiter=";", encoding="cp1252")
     schema = SCHEMA.append(pa.field("ts", pa.timestamp("us", "UTC")))
     source = pickle.loads(pickle.dumps(FileSource(tmp_path, timestamp="ts", schema=schema, csv=options)))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import io
 import json
 import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
@@ -26,13 +29,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state.errors import InvalidInputError, StoreUnavailableError, TaskFailedError
+from monoids import Sum
+from persistent_state import NonWindowState, PersistentTask
+from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, TaskFailedError
 from persistent_state.event_time.inputs import named
 from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
 from persistent_state.sources import files, formats, listing
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.sources.files import FileSource
+from tests import core
+from tests.sentences import problem
 
 UTC = timezone.utc
 STAMP = pa.timestamp("us", "UTC")
@@ -162,7 +169,7 @@ class TestFormats:
 
     def test_a_header_may_be_longer_than_a_block(self, tmp_path: Path) -> None:
         names = [f"{i}-{'x' * 100}" for i in range(20_000)]
-        write(tmp_path, "a.csv", f"value,{','.join(names)}\n1{',' * len(names)}\n")
+        write(tmp_path, "a.csv", f"value,ts,{','.join(names)}\n1,{',' * len(names)}\n")
         chunks = read_all(tmp_path)
         assert (values(chunks), bad(chunks)) == ([1], [])
 
@@ -375,7 +382,7 @@ class TestFormats:
         assert not chunk.bad
 
     def test_windows_line_ends_byte_order_marks_blank_lines_and_spaces_are_no_records(self, tmp_path: Path) -> None:
-        write(tmp_path, "a.csv", b"\xef\xbb\xbf\r\nvalue,key\r\n1,NA\r\n\r\n 2 ,\r\n")
+        write(tmp_path, "a.csv", b"\xef\xbb\xbf\r\nvalue,key,ts\r\n1,NA,\r\n\r\n 2 ,,\r\n")
         write(tmp_path, "b.json", b'\xef\xbb\xbf{"value": 3}\r\n\r\n\n{"value": 4}')
         chunks = read_all(tmp_path)
         assert values(chunks) == [1, 2, 3, 4]
@@ -414,7 +421,7 @@ class TestFormats:
         raw = pa.array([b"\xff\xff", b"ok"], pa.binary())
         broken = pa.StringArray.from_buffers(2, *raw.buffers()[1:])
         write(tmp_path, "a.parquet", pa.table({"key": broken, "value": [1, 2]}))
-        write(tmp_path, "b.csv", b"key,value\n\xff\xff,1\nok,2\n\xff\n")
+        write(tmp_path, "b.csv", b"key,value,ts\n\xff\xff,1,\nok,2,\n\xff\n")
         write(tmp_path, "c.json", b'{"key": "\xff\xff", "value": 1}\n{"key": "ok", "value": 2}\n')
         chunks = read_all(tmp_path)
         assert values(chunks) == [2, 2, 2]
@@ -548,10 +555,10 @@ class TestBadRecords:
         expected, expected_bad = [], []
         for i, line in enumerate(line for line in lines if line not in ("", "\r")):
             write(folder / "alone", name, header + line + "\n")
-            chunks = read_all(folder / "alone")
+            chunks = read_all(folder / "alone", schema=SCHEMA.remove(0))
             expected += [(i, row) for chunk in chunks for row in chunk.rows.to_pylist()]
             expected_bad += [(i, record) for _, _, record in bad(chunks)]
-        chunks = read_all(folder / "together")
+        chunks = read_all(folder / "together", schema=SCHEMA.remove(0))
         rows = [row for chunk in chunks for row in chunk.rows.to_pylist()]
         assert list(zip(at(chunks), rows, strict=True)) == expected
         assert [(position, record) for position, _, record in bad(chunks)] == expected_bad
@@ -562,7 +569,7 @@ class TestBadRecords:
         monkeypatch.setattr(pa_csv, "read_csv", lambda *args, **kwargs: calls.append(1) or parse(*args, **kwargs))
         lines = ["value,key", *(f"{i if i % 3 else 'x'},a{',b' * (i % 5 == 0)}" for i in range(3000))]
         write(tmp_path, "a.csv", "\n".join(lines))
-        chunks = read_all(tmp_path)
+        chunks = read_all(tmp_path, schema=SCHEMA.remove(0))
         assert at(chunks) == values(chunks) == [i for i in range(3000) if i % 3 and i % 5]
         assert len(bad(chunks)) == 3000 - len(at(chunks))
         assert len(calls) <= 4  # The check of the schema, the header, and all lines at once.
@@ -612,7 +619,7 @@ class TestBadRecords:
         write(tmp_path, "a.parquet", bytes(data))
         packed = gzip.compress(encode(rows, ".csv"))
         write(tmp_path, "b.csv.gz", packed[: len(packed) // 2])
-        chunks = read_all(tmp_path)
+        chunks = read_all(tmp_path, schema=SCHEMA.remove(0))
         for ordinal, name in enumerate(["a.parquet", "b.csv.gz"]):
             of_file = [chunk for chunk in chunks if chunk.first >> 32 == ordinal]
             count = len(values(of_file))
@@ -815,7 +822,7 @@ class TestOrder:
         assert driver.next() == []
         for name, content in [
             ("a.csv", ""),
-            ("b.csv", "ts,value\n"),
+            ("b.csv", "ts,key,value\n"),
             ("c.json", "\n\n"),
             ("d.csv.gz", gzip.compress(b"")),
         ]:
@@ -1166,9 +1173,16 @@ class TestPositions:
             return encode(pa.table({"value": pa.array(cells, pa.int64())}), ".parquet", row_group_size=7)
         if ending == "json":
             return "".join(f"{json.dumps({'value': cell})}\n" for cell in cells).encode()
-        text = "".join(f"{'' if cell is None else cell},x\n" for cell in cells).encode()
-        text = b"value,key\n" + text
+        text = "".join(f"{'' if cell is None else cell},x,\n" for cell in cells).encode()
+        text = b"value,key,ts\n" + text
         return gzip.compress(text) if ending == "csv.gz" else text
+
+
+class Counts(PersistentTask):
+    key = "key"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
 
 
 class TestSetUp:
@@ -1184,6 +1198,37 @@ class TestSetUp:
         first.open([], {})
         second.open([], {})
         assert first.reach({}, True) == second.reach({}, True) == opened.reach({}, True)
+
+    @pytest.mark.parametrize("name", [*inspect.signature(FileSource).parameters])
+    @pytest.mark.parametrize(
+        "value", [None, 0, -1.5, True, b"ts", "", "\0", ["ts"], {"ts": 1}, object(), pa.scalar("ts")],
+        ids=lambda value: type(value).__name__,
+    )  # fmt: skip
+    def test_an_argument_of_any_type_is_taken_or_refused_in_a_sentence(
+        self, tmp_path: Path, name: str, value: Any
+    ) -> None:
+        write(tmp_path, "a.csv", table(0, 1))
+        given = {"path": tmp_path, "timestamp": "ts", "schema": SCHEMA, name: value}
+        with suppress(StateError):
+            made = FileSource(**given)
+            made.open([], {})
+            plan = core.plan_of(Counts(), made.schema, timestamp=made.timestamp, channel=made.channel)
+            replace(plan, timestamp_unit=made.timestamp_unit).check()
+            made.reach({}, True)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("path", b"."),
+            ("timestamp", ["ts"]),
+            ("channel", 1),
+            ("finite", "no"),
+            ("storage_options", [("key", "S3CRET")]),
+        ],
+    )
+    def test_an_argument_of_another_type_is_refused(self, tmp_path: Path, name: str, value: Any) -> None:
+        said = problem(lambda: source(**{"folder": tmp_path, "folder" if name == "path" else name: value}))
+        assert said.startswith(f"{name} of a FileSource is of type {type(value).__name__}; give ")
 
     def test_secrets_are_in_no_text(self) -> None:
         made = source("failing://user:hunter2@host/x", storage_options={"secret": "hunter2"})

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state.sources import formats
+from persistent_state.sources import formats, json_lines
 from persistent_state.sources.formats import CSV, PARQUET, json_piece, read_pieces
 
 TYPES = [pa.decimal128(38, 2), pa.decimal128(10, 2), pa.decimal256(76, 5), pa.decimal128(38, 0), pa.decimal64(18, 2)]
@@ -116,6 +116,14 @@ def test_an_exponent_beyond_all_digits_stands_aside_and_its_neighbours_do_not(ex
     escaped = exponent.replace("e", "\\u0065")
     for written, each in (("{}", exponent), ('"{}"', exponent), ('"{}"', escaped)):
         assert json(["1", each, "1.50"], type, written) == [Decimal(1), "bad", Decimal("1.5")]
+
+
+@pytest.mark.parametrize("written", ["{}", '"{}"'])
+def test_zeros_behind_the_point_are_no_digits_of_a_decimal_of_json(written: str) -> None:
+    texts = ["65504.0", "99999", "-10000.000", "6550.4e1", "100000", "1.5", "0.10"]
+    expected = [65504, 99999, -10000, 65504, "bad", "bad", "bad"]
+    assert json(texts, pa.decimal128(5, 0), written) == expected
+    assert json(["65504.0"], pa.decimal128(5, 0), f"[{written}]") == ["bad"]
 
 
 def test_decimals_within_lists_and_records_of_json_are_looked_at_too() -> None:
@@ -285,10 +293,37 @@ def test_what_stands_behind_a_compressed_text_is_one_bad_record(codec: Any, behi
     content = {"gzip": gzip.compress, "bz2": bz2.compress}.get(
         codec, lambda text: pa.compress(text, "zstd", asbytes=True)
     )(whole)
-    assert pieces(content + behind, CSV, codec, a=pa.int64()) == (
-        [1, 2],
-        [(2, "unreadable file: damaged, or not csv")],
-    )
+    # A last line without its end may go on in what can't be read.
+    values = [1, 2] if end else [1]
+    reason = "unreadable file: damaged, or not csv"
+    assert pieces(content + behind, CSV, codec, a=pa.int64()) == (values, [(len(values), reason)])
+
+
+PACK: dict[str, Any] = {
+    "gzip": gzip.compress,
+    "bz2": bz2.compress,
+    "zstd": lambda text: pa.compress(text, "zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("codec", [*PACK])
+@pytest.mark.parametrize("format", ["csv", "json"])
+@pytest.mark.parametrize("size", [3, 1 << 24])
+def test_a_line_over_two_compressed_parts_of_which_one_is_damaged_is_no_other_line(
+    monkeypatch: pytest.MonkeyPatch, codec: str, format: str, size: int
+) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    first, second = {"csv": ("a\n7\n12", "34\n5\n"), "json": ('{"a":7}\n{"a":12}', ' \n{"a":5}\n')}[format]
+    one, two = PACK[codec](first.encode()), PACK[codec](second.encode())
+    whole = {"csv": [7, 1234, 5], "json": [7, 12, 5]}[format]
+    assert pieces(one + two, format, codec, a=pa.int64()) == (whole, [])
+    for at in range(len(two)):
+        flipped = two[:at] + bytes([two[at] ^ 0x5A]) + two[at + 1 :]
+        # The first part alone looks whole, and zstd has a mark of four bytes and no checksum.
+        for damaged in two[: at or -1], *([flipped, two[:at] + bytes(20)] if codec != "zstd" or at < 4 else []):
+            values, bad = pieces(one + damaged, format, codec, a=pa.int64())
+            assert values == whole[: len(values)], f"{at}: {damaged!r}"
+            assert len(values) == 3 or bad, f"{at}: {damaged!r}"
 
 
 @pytest.mark.parametrize("behind", [bytes(20), b"garbage"])
@@ -296,6 +331,21 @@ def test_what_stands_behind_an_empty_text_of_bzip2_is_one_bad_record(behind: byt
     # To pyarrow that is an unknown error.
     content = bz2.compress(b"a\n1\n") + bz2.compress(b"") + behind
     assert pieces(content, CSV, "bz2", a=pa.int64()) == ([1], [(1, "unreadable file: damaged, or not csv")])
+
+
+@pytest.mark.parametrize("codec", [*PACK])
+@pytest.mark.parametrize("size", [3, 1 << 24])
+def test_parts_of_a_compressed_file_may_be_empty(monkeypatch: pytest.MonkeyPatch, codec: str, size: int) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    many = b"".join(b"%d\n" % number for number in range(300))
+    for texts in ([b"a\n1", b"", b"2\n", b"3\n"], [b"", b"", b"a\n12\n3\n"], [b"a\n12\n3\n", b"", b""]):
+        packed = [PACK[codec](text) for text in texts]
+        assert pieces(b"".join(packed), CSV, codec, a=pa.int64()) == ([12, 3], [])
+        reason = "unreadable file: damaged, or not csv"
+        assert pieces(b"".join([*packed, b"garbage"]), CSV, codec, a=pa.int64()) == ([12, 3], [(2, reason)])
+        assert pieces(b"".join([*packed, PACK[codec](many)]), CSV, codec, a=pa.int64()) == ([12, 3, *range(300)], [])
+        values, bad = pieces(b"".join([*packed, PACK[codec](many)[:-4]]), CSV, codec, a=pa.int64())
+        assert (values, bad) == ([12, 3, *range(len(values) - 2)], [(len(values), reason)])
 
 
 def test_a_parquet_file_with_a_name_that_is_not_utf_8_is_one_bad_record() -> None:
@@ -335,3 +385,38 @@ def test_a_compressed_file_of_no_bytes_is_no_empty_text(format: str) -> None:
     assert pieces(b"", format, "gzip", a=pa.int64()) == ([], [(0, "unreadable file: it has no bytes, and is not gzip")])
     assert pieces(gzip.compress(b""), format, "gzip", a=pa.int64()) == ([], [])
     assert pieces(b"", format, None, a=pa.int64()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("format", "line", "type"),
+    [
+        (CSV, "1;5", pa.float64()),
+        (CSV, "yes", pa.bool_()),
+        (CSV, "2026-13-45", pa.date32()),
+        (CSV, "2026-02-30", pa.timestamp("us")),
+        (CSV, "2026-01-01T25:00:00Z", pa.timestamp("us", "UTC")),
+        (formats.JSON, '{"a": 1.0}', pa.int64()),
+        (formats.JSON, '{"a": 1}{"a": 2}', pa.int64()),
+        (formats.JSON, '{"a": "x"}', pa.bool_()),
+        (formats.JSON, '{"a": "1,5"}', pa.float32()),
+        (formats.JSON, '{"a": [{"b": 1}, {"b": 1.5}]}', pa.list_(pa.struct({"b": pa.int8()}))),
+    ],
+)
+def test_rows_that_do_not_fit_are_not_asked_for_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, format: str, line: str, type: pa.DataType
+) -> None:
+    count, calls = 512, []
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            calls.append(function)
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(formats, "cast", counted(formats.cast))
+    monkeypatch.setattr(json_lines.pa_json, "read_json", counted(json_lines.pa_json.read_json))
+    content = f"{'a' if format == CSV else ''}\n" + f"{line}\n" * count
+    (piece,) = read_pieces(io.BytesIO(content.encode()), format, None, pa.schema([("a", type)]))  # type: ignore[arg-type]
+    assert len(piece.bad) == count
+    assert len(calls) < count / 8

@@ -107,6 +107,32 @@ def test_a_reason_names_the_column(line: bytes, reason: str) -> None:
     assert read([good, line, good], schema) == [{**nothing, "v": 1}, reason, {**nothing, "v": 1}]
 
 
+@pytest.mark.parametrize(
+    ("value", "type"),
+    [
+        ("[1,[2]]", pa.int64()),
+        ("[1,[2]]", pa.list_(pa.int64())),
+        ('{"x":1,"y":[{"z":1e5}]}', pa.int64()),
+        ('{"x":{"y":-0.50},"a":"b"}', pa.struct({"a": pa.int64()})),
+        ('[{"a":true,"b":[]}]', pa.list_(pa.struct({"a": pa.string()}))),
+        ('{"é":"\\ud83d"}', pa.string()),
+        ("9223372036854775808", pa.int64()),
+        ('"soon"', pa.int64()),
+    ],
+)
+def test_the_value_that_is_shown_is_the_one_of_the_file(value: str, type: pa.DataType) -> None:
+    content = f'{{"x": 1, "c": {value}}}\n'.encode()
+    (piece,) = formats.read_pieces(io.BytesIO(content), formats.JSON, None, pa.schema({"c": type}))  # type: ignore[arg-type]
+    assert [(record.reason, piece.original(0).value) for record in piece.bad] == [(f"column c is not {type}", value)]
+
+
+@pytest.mark.parametrize("depth", [100, 400, 900, 3_000, 100_000])
+@pytest.mark.parametrize("name", [b"v", b"x", b"V"])
+def test_arrays_within_each_other_make_one_bad_row_however_deep(depth: int, name: bytes) -> None:
+    found = read([b'{"v": 1}', b'{"%b": %b%b}' % (name, b"[" * depth, b"]" * depth), b'{"v": 2}'])
+    assert (found[0], found[2]) == ({"k": None, "v": 1}, {"k": None, "v": 2})
+
+
 def test_times_within_structs_and_lists_are_texts_as_those_of_columns_are() -> None:
     schema = pa.schema([("s", pa.struct({"day": pa.date32(), "at": pa.list_(UTC)})), ("ts", pa.timestamp("ms", "UTC"))])
     line = b'{"s": {"day": "2026-01-01", "at": ["2026-01-01T00:00:00.1234567z", null]}, "ts": "2026-01-01 00:00:00,1239 UTC"}'
@@ -115,6 +141,19 @@ def test_times_within_structs_and_lists_are_texts_as_those_of_columns_are() -> N
         {"s": {"day": date(2026, 1, 1), "at": [moment, None]}, "ts": moment.replace(microsecond=123_000)},
         {"s": None, "ts": None},
     ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize(
+    "beside", [b'{"f": "x"}', b'{"f": 1} {"f": 2}', b"{", b"[1]", b'{"x": "\xff", "f": []}', b'{"x": 1e999, "f": 1}']
+)
+def test_a_line_is_read_beside_bad_ones_as_it_is_alone(beside: bytes, count: int) -> None:
+    schema = pa.schema([("f", pa.float64()), ("d", pa.decimal128(10, 2))])
+    deep = b'{"f": 1.5, "x": %b%b}' % (b"[" * 2_000, b"]" * 2_000)
+    lines = [b'{"f": Inf}', b'{"f": -Inf, "d": 1.50}', b'{"x": Inf, "f": 1}', b'{"x": Inf, "d": 1e-99999999}', deep]
+    alone = [read([line], schema)[0] for line in [*lines, beside]]
+    assert alone[0] == {"f": float("inf"), "d": None}
+    assert read([*lines, *[beside] * count, *lines] * 2, schema) == [*alone[:-1], *alone[-1:] * count, *alone[:-1]] * 2
 
 
 def test_an_infinite_number_is_one_where_it_is_written() -> None:
@@ -147,3 +186,39 @@ def test_members_that_are_read_decide_alone(records: list[dict[str, Any]]) -> No
         assert isinstance(got, str) or got == whole
         alone = read([json.dumps(whole).encode()], schema)[0]
         assert got == alone
+
+
+@pytest.mark.parametrize(
+    ("value", "row"),
+    [
+        (b'{"k": "a\nb", "v": 1}', {"k": "a\nb", "v": 1}),
+        (b'\n {\n"k":\r\n "a\r\n\\"\n\t\\n\xc3\xa9",\n"v"\n:\n1\n}\n', {"k": 'a\r\n"\n\t\né', "v": 1}),
+        (b'{"k": "a\\\\\n",\n"v": 1}', {"k": "a\\\n", "v": 1}),
+        (b'{"k": "a\r"}', {"k": "a\r", "v": None}),
+        (b'{"k": "a\\\nb"}', "not a JSON object"),
+        (b'{"k": "a\n}', "not a JSON object"),
+        (b'{"k": "a"\n\\}', "not a JSON object"),
+        (b'\x0b{"k": "a"}', "not a JSON object"),
+        (b"\n", "not a JSON object"),
+    ],
+)
+@pytest.mark.parametrize("beside", [[], [b'{"v": 5}'], [b'{"v": 5}', b'\n{"v":\n5}', b' {"v": 5}']])
+def test_a_line_feed_in_a_kafka_record_is_a_part_of_a_text_or_white_space(
+    value: bytes, row: Any, beside: list[bytes]
+) -> None:
+    decoded = Json(SCHEMA).decode([*beside, value, *beside])
+    others = [{"k": None, "v": 5}] * len(beside)
+    assert come(decoded.rows, decoded.bad) == [*others, row, *others]
+
+
+@given(
+    st.dictionaries(st.text('a\n\r\t\\"{}é', max_size=5), st.text('a\n\r\t\\"{}é', max_size=9), max_size=3),
+    st.booleans(),
+)
+def test_texts_of_kafka_records_stay_what_they_are_over_several_lines(record: dict[str, str], is_raw: bool) -> None:
+    written = json.dumps({**record, "v": 1}, indent=1)
+    if is_raw:
+        written = written.replace("\\\\", "\0").replace("\\n", "\n").replace("\0", "\\\\")
+    name = next(iter(record), "k")
+    decoded = Json(pa.schema({name: pa.string(), "v": pa.int64()})).decode([written.encode()])
+    assert decoded.rows.to_pylist() == [{name: record.get(name), "v": 1}]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from persistent_state import CsvOptions
+from persistent_state.kafka.decoders import Json
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.names import absent_columns
 from tests.sources.test_files import FILE, SCHEMA, at, bad, read_all, table, values, write
+from tests.sources.world_files import CODECS
 
 
 def notes(chunks: list[Chunk]) -> dict[str, str]:
@@ -21,6 +24,10 @@ def notes(chunks: list[Chunk]) -> dict[str, str]:
 
 def as_it_is(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows
+
+
+def filled(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.set_column(1, "key", pa.array(["z"] * rows.num_rows, pa.string()))
 
 
 class TestFolders:
@@ -146,10 +153,11 @@ class TestAbsent:
         chunks = read_all(tmp_path)
         assert [(place, reason) for place, reason, _ in bad(chunks)] == [
             (1, "column key is not in it, but 'Key'"),
+            (3, r"column key is not in it, but ' key\u200b'"),
             (4, r"column key is not in it, but 'key\u200b'"),
         ]
-        assert values(chunks) == [1, 3, 4, 6, 7, 8]
-        assert at(chunks) == [0, 2, 3, 5, 6, 7]
+        assert values(chunks) == [1, 3, 6, 7, 8]
+        assert at(chunks) == [0, 2, 5, 6, 7]
 
     @pytest.mark.parametrize(
         ("line", "reason"),
@@ -161,14 +169,21 @@ class TestAbsent:
             ('{"s": {"b": null}, "key": "b", "C": 1}', None),
             ('{"s": null, "key": "b", "A": 1}', None),
             ('{"KEY": 1e999, "a": [[', "not a JSON object"),
+            ('{"Key": "b\tc"}', "column key is not in it, but 'Key'"),
+            ('{"Key": "b", "x": "\udcff"}', "column key is not in it, but 'Key'"),
+            ('{"Key": "b", "x": %s}' % ("1" * 5000), "column key is not in it, but 'Key'"),
+            ('{"key": "b", "l": [null, {"d": 1}, {"D": 2}]}', "column l.d is not in it, but 'D'"),
+            ('{"key": "b", "l": [{"d": 1}, {"d": null}, {}, null]}', None),
         ],
     )
     def test_another_name_is_found_beside_the_same_one_at_another_level(
         self, tmp_path: Path, line: str, reason: str | None
     ) -> None:
         inner = pa.struct({"a": pa.int64(), "b": pa.struct({"c": pa.int64()})})
-        write(tmp_path, "a.json", f'{{"key": "a"}}\n{line}\n{{"key": "c"}}\n')
-        chunks = read_all(tmp_path, schema=SCHEMA.append(pa.field("s", inner)))
+        content = f'{{"key": "a"}}\n{line}\n{{"key": "c"}}\n'.encode(errors="surrogateescape")
+        (tmp_path / "a.json").write_bytes(content)
+        items = pa.list_(pa.struct({"d": pa.int64()}))
+        chunks = read_all(tmp_path, schema=SCHEMA.append(pa.field("s", inner)).append(pa.field("l", items)))
         assert [(place, why) for place, why, _ in bad(chunks)] == ([] if reason is None else [(1, reason)])
 
     @pytest.mark.parametrize(
@@ -182,8 +197,11 @@ class TestAbsent:
             ("(?i)x", "(?I)x"),
         ],
     )
-    def test_a_column_of_any_letters_is_found_under_another_name(self, tmp_path: Path, name: str, other: str) -> None:
-        records = [json.dumps({each: 1}, ensure_ascii=False) for each in (name, other, other.replace("x", "y"))]
+    @pytest.mark.parametrize("is_ascii", [False, True])
+    def test_a_column_of_any_letters_is_found_under_another_name(
+        self, tmp_path: Path, name: str, other: str, is_ascii: bool
+    ) -> None:
+        records = [json.dumps({each: 1}, ensure_ascii=is_ascii) for each in (name, other, other.replace("x", "y"))]
         write(tmp_path, "a.json", "\n".join(records))
         chunks = read_all(tmp_path, schema=pa.schema({"ts": SCHEMA.field("ts").type, name: pa.int64()}))
         assert values(chunks, name) == ([1, None] if "x" in other else [1])
@@ -193,14 +211,126 @@ class TestAbsent:
         chunks = read_all(tmp_path, schema=SCHEMA.append(pa.field("Key", pa.string())))
         assert (values(chunks, "key"), bad(chunks)) == ([None, "a"], [])
 
-    def test_a_member_that_no_json_record_has_is_null_with_a_note(self, tmp_path: Path) -> None:
+    def test_a_column_that_no_json_record_has_is_missed_as_in_other_formats(self, tmp_path: Path) -> None:
         write(tmp_path, "a.json", '{"key": null}\n{"key": null, "values": 1}\n')
         (chunk,) = read_all(tmp_path)
-        assert chunk.lacks == ()
-        assert [*chunk.notes] == ["ts", "value"]
-        assert "has no column 'value' in any of 2 records: it is null there" in chunk.notes["value"]
+        assert chunk.lacks == ("ts", "value") == (*chunk.notes,)
+        assert (
+            "has no column 'value' in any of 2 records, the first of which have 'key', 'values': it is null there"
+            in chunk.notes["value"]
+        )
 
-    def test_a_transform_may_fill_what_is_absent(self, tmp_path: Path) -> None:
-        write(tmp_path, "a.csv", "ts,value\n,1\n")
+    def test_a_file_of_nothing_but_a_header_is_asked_for_its_columns_too(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", "ts,Key,value\n")
+        for transform in (None, as_it_is):
+            chunks = read_all(tmp_path, transform=transform)
+            assert ([chunk.rows.num_rows for chunk in chunks], bad(chunks), [*notes(chunks)]) == ([0], [], ["key"])
+
+    @pytest.mark.parametrize("header", ["name", "position"])
+    def test_files_of_one_line_without_a_header_are_bad_rows(self, tmp_path: Path, header: str) -> None:
+        for i in range(5):
+            write(tmp_path, f"{i}.csv", f"2026-01-01,a,{i}\n")
+        for transform in (None, as_it_is):
+            chunks = read_all(tmp_path, csv=CsvOptions(header=header), transform=transform)
+            assert [(place, text) for place, _, text in bad(chunks)] == [
+                (i * FILE, f"2026-01-01,a,{i}") for i in range(5)
+            ]
+            assert values(chunks) == []
+
+    def test_a_timestamp_of_a_folder_or_of_a_transform_need_not_be_in_a_header(self, tmp_path: Path) -> None:
+        write(tmp_path / "folder", "ts=2026-01-01/a.csv", "key,value\na,1\n")
+        write(tmp_path / "transform", "a.csv", "key,value\na,1\n")
+        assert not bad(read_all(tmp_path / "folder"))
+        assert not bad(read_all(tmp_path / "transform", transform=as_it_is))
+
+    @pytest.mark.parametrize(
+        "record",
+        [
+            '{"user": {"id": "a"}}',
+            '{"kind": "id"}',
+            '{"list": ["id"], "other": {"id": null}}',
+            '{"text": "\\"id\\": 1"}',
+            '{"\\u0069\\u0064s": 1}',
+        ],
+    )
+    def test_a_name_elsewhere_in_a_json_record_is_no_member_of_it(self, tmp_path: Path, record: str) -> None:
+        schema = pa.schema({"id": pa.string(), "user": pa.struct({"id": pa.string()})})
+        write(tmp_path, "a.json", f"{record}\n" * 3 + '{"user": {"id": "b"}}\nnothing "id":\n')
+        (chunk,) = read_all(tmp_path, schema=schema, timestamp="id")
+        assert (chunk.lacks, chunk.rows.num_rows) == (("id",), 4)
+
+    @pytest.mark.parametrize("name", ['"id"', '"\\u0069d"', '"i\\u0064" '])
+    def test_a_member_that_is_null_is_there_also_if_its_name_is_escaped(self, tmp_path: Path, name: str) -> None:
+        write(tmp_path, "a.json", f'{{"x": 1}}\n{{{name}: null}}\n{{"x": 1}}\n')
+        (chunk,) = read_all(tmp_path, schema="id string, x bigint", timestamp="id")
+        assert (chunk.lacks, chunk.notes) == ((), {})
+
+    @pytest.mark.parametrize(
+        ("value", "instead"),
+        [
+            ('{"s": {"x": 1, "y": 2}}', {"s": ", but one with the fields 'x', 'y'"}),
+            ('{"s": {"a": 1}}', {"s.b": " in any of 3 records, the first of which have 'a'"}),
+            ('{"s": {"a": 1, "b": null}}', {}),
+            ('{"s": {}}', {}),
+            ('{"s": null}', {}),
+            ('{"s": [1, 2]}', None),
+            ('{"l": [null, {"x": 1}, {}]}', {"l": ", but one with the fields 'x'"}),
+            ('{"l": [[]], "s": {"c": {"x": 1}, "a": 1, "b": 1}}', None),
+        ],
+    )
+    def test_a_struct_of_json_that_has_none_of_its_fields_is_missed(
+        self, tmp_path: Path, value: str, instead: dict[str, str] | None
+    ) -> None:
+        schema = "ts timestamp, s struct<a: bigint, b: bigint>, l array<struct<c: bigint>>"
+        lines = f"{value}\n" * 3
+        write(tmp_path, "a.json", lines)
+        (chunk,) = read_all(tmp_path, schema=schema)
+        if instead is None:
+            assert (chunk.rows.num_rows, len(chunk.bad)) == (0, 3)
+            return
+        others = {"ts", "s", "l"} - {value[2]}
+        assert {*chunk.lacks} - others == {*instead}
+        for column, words in instead.items():
+            assert f"has no column {column!r}{words}: it is null there" in chunk.notes[column]
+
+    @pytest.mark.parametrize(
+        "outer",
+        [
+            pa.list_, pa.large_list, lambda type: pa.list_(type, 1), pa.list_view, lambda type: pa.map_(pa.string(), type),
+            lambda type: pa.large_list(pa.map_(pa.int8(), pa.list_(type))),
+        ],
+    )  # fmt: skip
+    def test_a_struct_in_a_list_of_any_kind_or_a_map_is_looked_into(self, outer: Any) -> None:
+        has, wants = (outer(pa.struct({name: pa.int8()})) for name in ("X", "x"))
+        (words,) = absent_columns({"m": has}, [pa.field("m", wants)]).values()
+        assert words == ", but one with the fields 'X'"
+        assert absent_columns({"m": wants}, [pa.field("m", wants)]) == {}
+
+    @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.json"])
+    def test_a_transform_may_fill_what_is_absent_and_what_it_passes_on_is_missed(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        write(tmp_path, name, table(0, 2).drop(["key"]))
         (chunk,) = read_all(tmp_path, transform=as_it_is)
+        assert (chunk.lacks, [*chunk.notes]) == (("key",), ["key"])
+        (chunk,) = read_all(tmp_path, transform=filled)
         assert (chunk.lacks, [*chunk.notes]) == ((), ["key"])
+
+    @pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".zst"])
+    @pytest.mark.parametrize("size", [10, 1 << 24, 3 << 23])
+    def test_a_last_line_without_its_end_is_judged_with_those_before_it(
+        self, tmp_path: Path, ending: str, size: int
+    ) -> None:
+        line = '{"key": "a", "ts": "2026-01-01", "value": 1, "text": "%s"}\n'
+        content = CODECS[ending]((line % "b" * 2 + line % ("b" * size) + '{"value": 2}').encode())
+        (tmp_path / f"a.json{ending}").write_bytes(content)
+        chunks = read_all(tmp_path)
+        assert (sum(chunk.rows.num_rows for chunk in chunks), bad(chunks)) == (4, [])
+        assert {chunk.lacks for chunk in chunks} == {()}
+
+    def test_what_no_record_of_a_kafka_chunk_has_is_named_and_its_rows_count_as_before(self) -> None:
+        decoder = Json("id string, n bigint")
+        assert decoder.decode([b'{"n": 1, "user": {"id": "a"}}', None]).absent == {
+            "id": " in any of 2 records, the first of which have 'n', 'user'"
+        }
+        assert decoder.decode([None, b"{}"]).absent == {}

@@ -33,9 +33,10 @@ class Time:
 
 @dataclass(frozen=True)
 class Bad:
-    """A row that must be a bad row, as the values of these columns do not fit."""
+    """A row that must be a bad row, as the values of these columns do not fit, or for a reason with these words."""
 
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    words: str = ""
 
 
 Row: TypeAlias = "dict[str, Value] | Bad"
@@ -152,11 +153,12 @@ def nearest(value: float | Decimal | str, type: pa.DataType) -> float:
     if type == pa.float64():
         return float(value)
     # Rounding a double would round twice.
+    of = np.float16 if type == pa.float16() else np.float32
     with np.errstate(over="ignore"):
-        exact, near = Fraction(value), np.float32(float(value))
-    if not np.isfinite(near):
-        return float(near)
-    around = [near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))]
+        exact, near = Fraction(value), of(float(value))
+        if not np.isfinite(near):
+            return float(near)
+        around = [near, np.nextafter(near, of(-np.inf)), np.nextafter(near, of(np.inf))]
     found = min((each for each in around if np.isfinite(each)), key=lambda each: abs(Fraction(float(each)) - exact))
     return float(found)
 
@@ -288,6 +290,49 @@ def of_json(value: Value, type: pa.DataType) -> Value:
     if not is_number and (pa.types.is_integer(type) or pa.types.is_floating(type)):
         raise Misfit
     return read_as(str(value), type)
+
+
+# Names
+
+
+Names: TypeAlias = "dict[str, Names]"
+"""Names, each with those within it, also within lists."""
+
+
+def names_in(types: pa.DataType | pa.Schema) -> Names:
+    """Return the names of a schema, or of the fields of a type."""
+    if isinstance(types, pa.Schema) or pa.types.is_struct(types):
+        return {each.name: names_in(each.type) for each in types}
+    if pa.types.is_map(types):
+        return {"key": names_in(types.key_type), "value": names_in(types.item_type)}
+    return names_in(types.value_type) if is_list(types) else {}
+
+
+def names_of(value: Value) -> Names:
+    """Return the names of the members of a JSON value."""
+    if isinstance(value, dict):
+        return {name: names_of(each) for name, each in value.items()}
+    found: Names = {}
+    for each in value if isinstance(value, list) else ():
+        merge(found, names_of(each))
+    return found
+
+
+def merge(found: Names, others: Names) -> None:
+    for name, within in others.items():
+        merge(found.setdefault(name, {}), within)
+
+
+def missing(there: Names, wanted: Names, path: str = "") -> set[str]:
+    """Return the paths of names that are not there; of a struct none of whose fields is there, its own."""
+    found = set()
+    for name, within in wanted.items():
+        if name not in there:
+            found.add(path + name)
+        elif within and there[name]:
+            lost = missing(there[name], within, f"{path}{name}.")
+            found |= {path + name} if lost.issuperset(f"{path}{name}.{each}" for each in within) else lost
+    return found
 
 
 # Arrow

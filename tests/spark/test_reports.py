@@ -127,7 +127,7 @@ def test_a_start_tells_at_once(spark: SparkSession, tmp_path: Path, caplog: pyte
     running.stop()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     *of_columns, of_task = sorted(warnings)
-    assert of_task.startswith("task=Words: 1 of 1 rows did not count")
+    assert of_task.startswith("task=Words: 2 of 2 rows did not count")
     assert [re.search("has no column '(.*?)'", text)[1] for text in of_columns] == ["ts", "word"]  # type: ignore[index]
     assert called == ["Words"]
 

@@ -1,0 +1,148 @@
+"""The names of members of JSON objects: columns that no record has, and records that have one under another name only."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from persistent_state.sources.casts import is_list
+from persistent_state.sources.names import listed, other_name
+
+_Path: TypeAlias = "tuple[str, ...]"
+
+_LOOKED_AT = 100
+"""The most records at the start of a block of which a sentence says the names."""
+
+
+def _lines_of(text: bytes, starts: NDArray[np.int64]) -> pa.Array[Any]:
+    """Return the lines of a text that begin at these places. They need not be UTF-8."""
+    offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
+    # As text, since patterns know letters beyond ASCII.
+    return pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
+
+
+def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64]) -> dict[int, str]:
+    """Return the lines of a text that have a column, or a field of a struct, under another name only, with the reason."""
+    found: dict[int, str] = {}
+    lines = _lines_of(text, starts)
+    has_escapes = None
+    for path, names, column, rows in _fields(raw.schema.names, raw.columns, np.arange(raw.num_rows)):
+        if not column.null_count:
+            continue
+        if has_escapes is None:
+            has_escapes = b"\\" in text
+        numbers = rows[column.is_null().to_numpy(False)]
+        # In their order, and those of a list follow each other.
+        nulls = pa.array(numbers[np.append(True, numbers[1:] != numbers[:-1])])
+        texts = lines.take(nulls)
+        alike, own = (pc.count_substring_regex(texts, each) for each in _patterns(path[-1], has_escapes))
+        for row in nulls.filter(pc.greater(alike, own)).to_pylist():
+            for members in _objects(_record(lines[row]), path[:-1]):
+                if path[-1] not in members and (other := other_name(path[-1], members, names)):
+                    found[row] = f"column {'.'.join(path)} is not in it, but {other}"
+    return found
+
+
+def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: NDArray[np.int64]) -> dict[str, str]:
+    """Return the columns, and fields of structs, that no record has, each with words on what the records have instead.
+
+    Args:
+        rows: The records that are good, as rows.
+        text: The lines of all records.
+        starts: Where each begins.
+        good: The numbers of the good ones.
+    """
+    columns = _fields(rows.schema.names, rows.columns, np.arange(rows.num_rows))
+    left = {path: names for path, names, column, _ in columns if column.null_count == len(column) > 0}
+    if not left:
+        return {}
+    lines = _lines_of(text, starts)
+    lines = lines if len(good) == len(lines) else lines.take(pa.array(good))
+    first = [*map(_record, lines[:_LOOKED_AT])]
+    for record in chain(first, _may_have(lines[_LOOKED_AT:], text, left)):
+        for path in [path for path in left if any(path[-1] in each for each in _objects(record, path[:-1]))]:
+            del left[path]
+        if not left:
+            return {}
+    found: dict[str, str] = {}
+    for path, names in left.items():
+        there = [*dict.fromkeys(name for record in first for each in _objects(record, path[:-1]) for name in each)]
+        within = path[:-1]
+        if not there:
+            # Objects without any member say nothing.
+            continue
+        if within and all((*within, name) in left for name in names):
+            found[".".join(within)] = f", but one with the fields {listed(there)}"
+        else:
+            found[".".join(path)] = f" in any of {len(lines):,} records, the first of which have {listed(there)}"
+    return found
+
+
+def _may_have(lines: pa.Array[Any], text: bytes, paths: Iterable[_Path]) -> Iterator[Any]:
+    """Yield the records of lines that may have members at these paths. A name is written as it is, or with escapes."""
+    words = {json.dumps(path[-1], ensure_ascii=False) for path in paths} | {"\\"}
+    # In most texts there is none of them, and a look at the whole text is quick.
+    for word in words:
+        if word.encode(errors="surrogatepass") in text:
+            yield from map(_record, lines.filter(pc.match_substring(lines, word)))
+
+
+def _fields(
+    names: Sequence[str], columns: Iterable[pa.Array[Any]], rows: NDArray[np.int64], within: _Path = ()
+) -> Iterator[tuple[_Path, list[str], pa.Array[Any], NDArray[np.int64]]]:
+    """Yield the path of each column, and of the fields of structs and of structs in lists, with the names beside it.
+
+    With them come its values, and the row of each. A struct that is null has no fields.
+    """
+    for name, column in zip(names, columns, strict=True):
+        path, its_rows = (*within, name), rows
+        yield path, [*names], column, its_rows
+        while is_list(column.type):
+            its_rows = its_rows[pc.list_parent_indices(column).to_numpy()]
+            column = column.flatten()
+        if pa.types.is_struct(column.type):
+            if column.null_count:
+                its_rows = its_rows[column.is_valid().to_numpy(False)]
+                column = column.drop_null()
+            yield from _fields([field.name for field in column.type], column.flatten(), its_rows, path)
+
+
+def _record(line: pa.Scalar) -> Any:
+    """Return a line as Python has it, with numbers as texts; None if Python can't read it."""
+    with suppress(ValueError, RecursionError):
+        text = line.as_buffer().to_pybytes().decode(errors="surrogateescape")
+        return json.loads(text, parse_int=str, parse_float=str, strict=False)
+    return None
+
+
+def _objects(value: Any, path: _Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects at a path within a value, also those in lists."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _objects(each, path)
+    elif isinstance(value, dict):
+        if path:
+            yield from _objects(value.get(path[0]), path[1:])
+        else:
+            yield value
+
+
+def _patterns(name: str, has_escapes: bool) -> tuple[str, str]:
+    """Return a pattern of the members whose names may be `other_name`s of a column or its own, and one of its own."""
+    forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFD") for each in (name, name.casefold())}
+    unseen = r"[\s\p{Z}\p{Cf}]*"
+    alike = "|".join(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms))
+    if has_escapes:
+        alike += r'|[^"\\]*\\(?:[^"\\]|\\.)*'
+    own = "|".join({re.escape(json.dumps(name, ensure_ascii=is_ascii)) for is_ascii in (False, True)})
+    return rf'(?i)"(?:{alike})"\s*:', rf"(?:{own})\s*:"
