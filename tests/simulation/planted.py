@@ -721,7 +721,6 @@ BUGS = (
         "A part says how coarse the intervals are of the first task of its flow, and not of the others.",
         combine.combine,
         ("coarse for of_task in sums for", "coarse for of_task in sums[:1] for"),
-        theme="flows",
     ),
     bug(
         "closed below the global clock",
