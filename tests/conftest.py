@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what runs behind it, as `make test &`, with these ignored, and the programs of tests would inherit that.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     for lane, needs in LANES.items():
         config.addinivalue_line("markers", f"{lane}: the lane of a test (tests/lanes.py). It needs {needs}.")
     config.addinivalue_line("markers", "one_in(n): a test that one commit in n runs, as its hash says (tests/soak.py).")
