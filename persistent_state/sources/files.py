@@ -38,6 +38,7 @@ from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.casts import Unfit, leaves, plain_schema
 from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.listing import (
+    HUDI,
     TABLES,
     UNREADABLE,
     File,
@@ -95,8 +96,8 @@ _WRITTEN_AGAIN = (
 )
 """Warnings of files."""
 _SAME_FILE, _SAME_TIME, _SAME_NAME, _SAME_TEXT = range(4)
-"""The looks of two files, by what they have in common: size, name and time; size and time; size and name; name and time of a
-text that is compressed otherwise.
+"""The looks of two files, by what they have in common: size, name and time; size and time; size, and the whole path of one at
+the end of that of the other; name and time of a text that is compressed otherwise.
 """
 _WHOLE = '{"finite": true}'
 """The line of the journal behind the last file of a finite source."""
@@ -534,17 +535,22 @@ class FileSource(TimeReplayableSource):
         system, root = self._system()
         root = os.path.realpath(root) if type(system) is LocalFileSystem else root
         found: dict[str, str] = {}
-        folder = root.rpartition("/")[0]
+        folder, _, name = root.rpartition("/")
+        below = [name]
         while folder:
             # Who may read a folder need not be permitted to look at those above it.
             with suppress(OSError):
+                # The folders of partitions hold columns, but for Hudi's. Others may lie below a table by chance.
+                of_columns = all("=" in name for name in below)
+                tables = {name: what for name, what in TABLES.items() if of_columns or name == HUDI}
                 found |= {
-                    f"{folder}/{name}": what for name, what in TABLES.items() if system.exists(f"{folder}/{name}")
+                    f"{folder}/{name}": what for name, what in tables.items() if system.exists(f"{folder}/{name}")
                 }
-                names = system.ls(f"{folder}/metadata", detail=False)
+                names = system.ls(f"{folder}/metadata", detail=False) if below[0] == "data" else []
                 for mark in (table_mark("metadata/" + _name(name)) for name in names):
                     found |= {f"{folder}/{path}": what for path, what in mark.items()}
-            folder = folder.rpartition("/")[0]
+            folder, _, name = folder.rpartition("/")
+            below.insert(0, name)
         return {mark: what for mark, what in found.items() if not f"{root}/".startswith(f"{mark}/")}
 
     def _warn_of_changes(self, listing: Listing) -> None:
@@ -570,20 +576,20 @@ class FileSource(TimeReplayableSource):
         be brought back by a copy.
         """
         state = self._state
-        new = {file.path: file for file in listing.files if file.size}
+        moved = {file.path: state.moved[file.path] for file in listing.files if file.path in state.moved}
+        in_order = sorted(listing.files, key=lambda file: file.path)
+        new = {file.path: file for file in in_order if file.size and file.path not in moved}
         alike: dict[Look, list[File]] = {}
         for file in new.values():
             for look in self._looks(file):
                 alike.setdefault(look, []).append(file)
-        moved = {path: then for path, then in state.moved.items() if path in new}
         copies: dict[str, str] = {}
         near = _near(state.files, [*new.values()]) if new else []
-        first = _first_of_names(state.files, {_name(path) for path in new}) if near else {}
         compared = set()
-        for other in (*near, *sorted(new.values(), key=lambda file: file.path)):
+        for other in (*near, *new.values()):
             if other.path in copies or not self._is_opened(other.path) or self._of_folders(other.path)[1]:
                 continue
-            for look in [each for each in self._looks(other, first) if each in alike]:
+            for look in [each for each in self._looks(other, is_known=True) if each in alike]:
                 is_gone = other.path not in new and self._is_gone(other, listing)
                 key = (look, is_gone, other.size, self._kind(other.path))
                 if key in compared or not (is_gone or look[0] in (_SAME_FILE, _SAME_TEXT)):
@@ -594,17 +600,17 @@ class FileSource(TimeReplayableSource):
                         continue
                     if not is_gone:
                         copies.setdefault(file.path, other.path)
-                    elif file.path not in moved or look[2] == other.path:
+                    # Of files that have no more than a name and a size in common with one that is gone, one may be that.
+                    elif file.path not in moved and (look[0] != _SAME_NAME or other.path not in moved.values()):
                         moved[file.path] = other.path
         is_copy = {path: path not in moved and self._is_opened(path) for path in copies}
         return moved, {path: other for path, other in copies.items() if is_copy[path]}
 
-    def _looks(self, file: File, first: Mapping[str, str] | None = None) -> Iterator[Look]:
+    def _looks(self, file: File, is_known: bool = False) -> Iterator[Look]:
         """Yield what two files have in common if one of them is the other, moved, copied or compressed.
 
-        The name of a known file says which it is if no file before it had the name, as those of days may all be `orders.csv`.
-        `first` has the first path of each name. A new file may have any folders before the path of a known one. Where folders
-        hold columns, other values of these make other rows.
+        A new file may have any folders before the whole path of a known one. Its name alone does not say which it is, as those
+        of days may all be `orders.csv`. Where folders hold columns, other values of these make other rows.
         """
         *folders, name = file.path.split("/")
         columns = "/".join(folder for folder in folders if "=" in folder)
@@ -615,12 +621,9 @@ class FileSource(TimeReplayableSource):
                 yield _SAME_TIME, file.size, str(file.modified), ""
             # Some programs that compress a file give the result its time without a fraction.
             own = self._kind(file.path)[1]
-            codecs = [own] if first is None else {None, *_CODECS.values()} - {own}
+            codecs = {None, *_CODECS.values()} - {own} if is_known else [own]
             yield from ((_SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}", columns) for codec in codecs)
-        if first is None:
-            names = {"/".join([*folders[i:], name]) for i in range(1, len(folders) + 1)} | {name}
-        else:
-            names = {file.path} | ({name} if first.get(name) == file.path else set())
+        names = [file.path] if is_known else ["/".join([*folders[i:], name]) for i in range(1, len(folders) + 1)]
         yield from ((_SAME_NAME, file.size, each, columns) for each in names)
 
     def _is_like(self, look: Look, other: File, new: File) -> bool:
@@ -1024,15 +1027,6 @@ def _near(files: Sequence[File], new: Sequence[File]) -> list[File]:
         if (file.size in sizes and (file.size, file.modified) in stamps)
         or ((file.size in sizes or (file.modified or 0) // 1_000_000 in seconds) and _name(file.path) in names)
     ]
-
-
-def _first_of_names(files: Sequence[File], names: Collection[str]) -> dict[str, str]:
-    """Return the path of the first file of each of these names."""
-    found: dict[str, str] = {}
-    for file in files:
-        if (name := _name(file.path)) in names:
-            found.setdefault(name, file.path)
-    return found
 
 
 def _by_stamp(files: Sequence[File]) -> dict[tuple[int, int | None], list[File]]:

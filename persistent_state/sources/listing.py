@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 _FOLDER_OF_SPARK = "a DataFrameSource over it"
+HUDI = ".hoodie"
 TABLES: Mapping[str, str] = {
     "_delta_log": f"those of a Delta table, which writes its rows to new files again. Use {_FOLDER_OF_SPARK}",
-    ".hoodie": f"those of a Hudi table, which writes its rows to new files again. Use {_FOLDER_OF_SPARK}",
+    HUDI: f"those of a Hudi table, which writes its rows to new files again. Use {_FOLDER_OF_SPARK}",
     "_spark_metadata": f"those of Spark's file sink, of which some do not count. Use {_FOLDER_OF_SPARK}",
     "_table.json": "those of a ParquetSink, of which a rewind deletes some. Feed the task by the task of that sink",
 }
@@ -121,10 +123,14 @@ def local_file(path: str, place: str) -> File:
     return File(path, size, microseconds(own.st_mtime))
 
 
+_METADATA = re.compile(r"(v\d+|\d+-[0-9a-f]{8}-[0-9a-f-]{27})(\.gz)?\.metadata\.json")
+"""The names of the files that say what an Iceberg table is, of catalogs and of bare folders."""
+
+
 def table_mark(path: str) -> dict[str, str]:
     """Return the mark of a table that a file is or lies in, with what to use instead; nothing if there is none."""
     names = path.split("/")
-    if names[-2:-1] == ["metadata"] and names[-1].endswith(".metadata.json"):
+    if names[-2:-1] == ["metadata"] and _METADATA.fullmatch(names[-1]):
         return {path.removesuffix(f"/{names[-1]}"): _ICEBERG}
     return next(({"/".join(names[: i + 1]): TABLES[name]} for i, name in enumerate(names) if name in TABLES), {})
 

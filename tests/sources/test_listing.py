@@ -368,11 +368,55 @@ def test_a_move_within_a_store_that_copies_and_deletes_does_not_count_twice(tmp_
         system.pipe_file(f"{folder}/{day}/orders.csv", b"value\n1\n")
     before = driver(folder)
     assert values(before.next()) == [1, 1]
-    system.mv(f"{folder}/1/orders.csv", f"{folder}/new/orders.csv")
-    system.mv(f"{folder}/2/orders.csv", f"{folder}/archive/2/orders.csv")
+    for day in (1, 2):
+        system.mv(f"{folder}/{day}/orders.csv", f"{folder}/archive/{day}/orders.csv")
     assert before.next() == []
     (warning,) = warnings()
-    assert "'archive/2/orders.csv' (read as '2/orders.csv'), 'new/orders.csv' (read as '1/orders.csv') of" in warning
+    assert all(f"'archive/{day}/orders.csv' (read as '{day}/orders.csv')" in warning for day in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("mark", "folder"),
+    [
+        ("metadata/build.metadata.json", "data"),
+        ("metadata/v1.metadata.json", "landing"),
+        ("_delta_log/x", "in/landing"),
+        ("_table.json", "landing/day=1"),
+        ("_spark_metadata/0", "landing"),
+    ],
+)
+def test_a_folder_that_lies_beside_the_folders_of_a_table_is_read(
+    tmp_path: Path, warnings: Warnings, mark: str, folder: str
+) -> None:
+    write(tmp_path, f"{folder}/a.csv", table(0, 1))
+    write(tmp_path, mark, "{}")
+    assert values(driver(tmp_path / folder).rest()) == [0]
+    assert warnings() == []
+
+
+def test_new_files_of_the_name_and_size_of_one_that_is_gone_are_read(tmp_path: Path, warnings: Warnings) -> None:
+    for day in range(1, 5):
+        write(tmp_path, f"day-{day}/0.csv", table(day, 1), 1e9 + day)
+    before = driver(tmp_path)
+    assert values(before.next()) == [1, 2, 3, 4]
+    (tmp_path / "day-1/0.csv").unlink()
+    for day in range(5, 9):
+        write(tmp_path, f"day-{day}/0.csv", table(day, 1), 1e9 + day)
+        assert values(before.next()) == [day]
+    assert warnings() == []
+
+
+def test_one_file_is_taken_for_one_that_is_gone_and_has_no_more_than_its_path_and_size(
+    tmp_path: Path, warnings: Warnings
+) -> None:
+    write(tmp_path, "0.csv", table(1, 1), 1e9)
+    before = driver(tmp_path)
+    assert values(before.next()) == [1]
+    (tmp_path / "0.csv").unlink()
+    for day in (2, 3, 4):
+        write(tmp_path, f"day-{day}/0.csv", table(day, 1), 1e9 + day)
+    assert values(before.next()) == [3, 4]
+    assert "'day-2/0.csv' (read as '0.csv')" in warnings()[0]
 
 
 @pytest.mark.parametrize("is_known", [True, False])

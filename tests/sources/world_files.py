@@ -496,10 +496,13 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
     header = row_of({each: each for each in names}, schema, field_of)
     if is_headless:
         rows = [NO_HEADER, *([dict.fromkeys(schema.names)] * (count - 1))]
+        raw[0] = dict.fromkeys(str(texts[each][0]) for each in names)
     elif options.header == "name" and schema.names[0] not in names:
         rows.insert(0, NO_HEADER)
     elif options.header == "position" and isinstance(header, dict) and not all(map(is_text, schema.types)):
         rows.insert(0, NO_HEADER)  # Its names are values, too.
+    if options.header == "name" and not raw:
+        raw = [dict.fromkeys(names)]
     if cut is not None:
         return WorldFile(name, content, rows, f"line end in {cut}", len(rows) - count + cut, count - cut - 1, raw=raw)
     return WorldFile(name, content, rows, "", len(rows), raw=raw)
@@ -774,10 +777,11 @@ def misses(file: WorldFile, schema: pa.Schema, found: Found) -> Iterator[str]:
         return
     if file.stored is not None:
         there = names_in(file.stored.schema)
+    elif ".csv" in file.name:
+        # Those of the header, or of the line that is taken for one, which may be a record beside them.
+        there = {name: {} for name in file.raw[0]} if file.raw else {}
     else:
         there = names_of([raw for raw, record in zip(file.raw, found, strict=True) if not isinstance(record, str)])
-        if ".csv" in file.name:
-            there = {name: {} for name in file.raw[0]}
     right = missing(there, names_in(schema)) if there else set()
     for what, names in (("notes", found.notes), ("lacks", found.lacks)):
         if names != right:
