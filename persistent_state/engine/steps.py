@@ -107,7 +107,8 @@ class Stepper:
             self._cancel()
             self._worker.stop(CANCEL_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        while wait(self._begun, CANCEL_SECONDS).not_done:
+        # Those that never ran are done too, but `wait` waits for them.
+        while wait([step for step in self._begun if not step.done()], CANCEL_SECONDS).not_done:
             self._cancel()
         if self._session is not None and connect.is_connect(self._session):
             # A server keeps what it is not told to forget.

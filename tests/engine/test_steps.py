@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from persistent_state.outputs import Outputs
 from persistent_state.protocol import graph
 from tests.engine.test_start_checks import setup_of
 from tests.protocol.test_inputs import Both, PerShop, Twice, World, application
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 PARTS = 2
 """How many tasks Spark is said to run at a time."""
@@ -188,3 +189,24 @@ def test_parts_have_about_as_many_spans_each_and_every_span_once() -> None:
         assert len(parts) == min(most, 10)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert graph.in_parts([], 3) == []
+
+
+def test_a_stop_waits_for_the_step_that_is_cancelled_and_not_for_those_that_never_began(
+    jobs: list[int], stop: list[Stepper]
+) -> None:
+    stepper = Stepped(2).stepper
+    began, cancelled = threading.Event(), threading.Event()
+
+    def step() -> None:
+        began.set()
+        assert cancelled.wait(PATIENCE)
+
+    stepper._cancel = cancelled.set  # type: ignore[method-assign]
+    stepper._pool = ThreadPoolExecutor(1)
+    stepper._begun = [stepper._pool.submit(each) for each in (step, step)]
+    assert began.wait(PATIENCE)
+    stopping = threading.Thread(target=stepper.stop, daemon=True)
+    stopping.start()
+    stopping.join(PATIENCE)
+    assert not stopping.is_alive()
+    assert [each.cancelled() for each in stepper._begun] == [False, True]

@@ -112,8 +112,10 @@ def examples(
         "currencies": ("--folder", "KEPT", "--orders", str(FOREIGN_ORDERS)),
         "message_count": (),
     }
+    # All come to their end before a test that has an example of its own in one of the JVMs.
     with ThreadPoolExecutor(len(jvms)) as pool:
-        yield Drawn({name: pool.submit(run, name, *commands[name]) for name in drawn(commands, one_in=2)})
+        made = Drawn({name: pool.submit(run, name, *commands[name]) for name in drawn(commands, one_in=2)})
+    yield made
 
 
 @pytest.mark.soak
