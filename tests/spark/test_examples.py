@@ -7,7 +7,7 @@ import math
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class Drawn(dict[str, Future[Shown]]):
 @pytest.fixture(scope="module")
 def examples(
     launch: Launch, jvms: Sequence[Jvm], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Future[Shown]]]:
+) -> Mapping[str, Future[Shown]]:
     """Half of them, one in each JVM at a time."""
     free = Queue[Jvm]()
     for jvm in jvms:
@@ -115,7 +115,7 @@ def examples(
     # All come to their end before a test that has an example of its own in one of the JVMs.
     with ThreadPoolExecutor(len(jvms)) as pool:
         made = Drawn({name: pool.submit(run, name, *commands[name]) for name in drawn(commands, one_in=2)})
-    yield made
+    return made
 
 
 @pytest.mark.soak
