@@ -211,6 +211,7 @@ class FileSource(TimeReplayableSource):
         self._stored = None if schema is None else plain_schema(arrow_schema(schema))
         self._takes_schema = schema is None
         self._begun: list[str] = []
+        self._schema_file: str | None = None
         self._made: pa.Schema | None = None
         self._opened: _Opened | None = None
         self._maker = os.getpid()
@@ -250,7 +251,8 @@ class FileSource(TimeReplayableSource):
             InvalidInputError: The journal is another source's.
         """
         begun = [file.path for file in _files_in(journal)]
-        if self._takes_schema and begun[:1] != self._begun[:1]:
+        # What one of them gave already stays, though it may have been deleted since.
+        if self._takes_schema and self._schema_file not in begun and begun[:1] != self._begun[:1]:
             self._begun, self._stored, self._made = begun, None, None
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
@@ -704,7 +706,7 @@ class FileSource(TimeReplayableSource):
             unread = None
             for file in (*begun, *self._in_order([*there.values()])):
                 try:
-                    self._stored = self._schema_of(file)
+                    self._stored, self._schema_file = self._schema_of(file), file.path
                     return self._stored
                 except formats.UNDECODABLE as error:
                     # It is a bad record, which says nothing of the others.

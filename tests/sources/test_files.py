@@ -258,6 +258,18 @@ class TestFormats:
         assert source(tmp_path, schema=None).schema == SCHEMA
         assert source(tmp_path, schema=SCHEMA.remove(0)).schema == SCHEMA.remove(0)
 
+    def test_a_source_that_knows_its_schema_keeps_it_when_all_files_that_were_read_are_gone(
+        self, tmp_path: Path
+    ) -> None:
+        write(tmp_path, "a.parquet", table(0, 1))
+        made = source(tmp_path, schema=None)
+        assert made.schema == SCHEMA
+        before = Driver(lambda: made)
+        before.next()
+        (tmp_path / "a.parquet").unlink()
+        made.go_on_from(before.journal)
+        assert made.schema == SCHEMA
+
     def test_the_schema_stays_that_of_the_first_file_that_was_read(self, tmp_path: Path) -> None:
         write(tmp_path, "b.parquet", table(0, 1))
         before = Driver(lambda: source(tmp_path, schema=None))

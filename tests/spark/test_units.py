@@ -61,7 +61,7 @@ def test_a_unit_is_that_of_rows_from_spark_and_of_those_that_go_through_it(spark
     for task in (ByValue(), ByColumn()):
         assert read_state(app.store, app.name, task).to_pylist() == [{"k": "a", "value": 3}]
         (late,) = read_late_rows(app.store, app.name, task.task_name)
-        assert late["reason"].to_pylist() == ["no timestamp"]
+        assert late["reason"].to_pylist() == ["timestamp out of range"]
 
 
 def test_rows_of_a_file_without_a_column_step_aside_by_its_name_where_spark_computes_the_updates(
