@@ -36,7 +36,7 @@ from tests.waiting import PATIENCE
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["tests.kafka.deliverer"])
 
-STEPS_OF_KILLS = soak_or(ci=5, soak=1)
+STEPS_OF_KILLS = soak_or(ci=9, soak=1)
 WHOLE: Encode = partial(as_json, 1)
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
 

@@ -68,7 +68,7 @@ def begin_first(writer: ClockWriter) -> OpenClock:
 
 @pytest.mark.soak
 def test_each_value_is_seen_once_whatever_step_its_driver_is_killed_at(broker: Broker, topic: str) -> None:
-    wanted, kills, stride = range(10, 10_000, 10), 0, soak_or(ci=3, soak=1)
+    wanted, kills, stride = range(10, 10_000, 10), 0, soak_or(ci=6, soak=1)
     parts = itertools.cycle((1, 2, 4, 3))
     for step in itertools.count(1, stride):
         last = max(0, writer_of(broker.address, topic).last_clock(1)) if step > 1 else 0

@@ -78,7 +78,7 @@ def play(delivery: str, seed: int, goes_back: bool = False) -> Counter[str]:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
 @pytest.mark.parametrize("delivery", [*DELIVERIES, MIXED])
 def test_every_world_keeps_what_its_delivery_promises(delivery: str, first: int) -> None:
@@ -95,7 +95,7 @@ def test_every_world_keeps_what_its_delivery_promises(delivery: str, first: int)
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
 @pytest.mark.parametrize("delivery", [*DELIVERIES, MIXED])
 def test_every_world_that_goes_back_keeps_what_its_delivery_promises(delivery: str, first: int) -> None:
@@ -273,7 +273,7 @@ OF_WORLDS_THAT_GO_BACK = (
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("delivery", "at", "bug"), BUGS, ids=lambda given: getattr(given, "name", given))
 def test_a_planted_bug_is_found(delivery: str, at: int, bug: Bug) -> None:
     with bug.planted():
@@ -281,7 +281,7 @@ def test_a_planted_bug_is_found(delivery: str, at: int, bug: Bug) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("delivery", "at", "bug"), OF_WORLDS_THAT_GO_BACK, ids=lambda given: getattr(given, "name", given)
 )

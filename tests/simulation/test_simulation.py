@@ -87,7 +87,7 @@ GRAPH_EVENTS = {"step", "built of state that there was", "built again", "came ba
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("first", range(0, WORLDS, STRIDE))
 def test_every_world_keeps_the_contract(first: int) -> None:
     for seed in range(first, min(first + STRIDE, WORLDS)):
@@ -95,21 +95,21 @@ def test_every_world_keeps_the_contract(first: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_task_that_is_built_again_keeps_the_contract() -> None:
     worlds = [play(seed, REBUILT) for seed in range(REBUILT_WORLDS)]
     assert any("again" in line for world in worlds for line in world.trace)
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_that_part_and_come_together_keep_the_contract() -> None:
     happened = sum((play(seed, FLOWS).oracle.flows.happened for seed in range(FLOWS_WORLDS)), Counter[str]())
     assert happened.keys() == {"came together", "came to a flow", "parted"}
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_that_feed_tasks_keep_the_contract() -> None:
     worlds = [play(seed, GRAPH) for seed in range(GRAPH_WORLDS)]
     happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
@@ -118,7 +118,7 @@ def test_tasks_that_feed_tasks_keep_the_contract() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_of_several_inputs_keep_the_contract() -> None:
     worlds = [play(seed, INPUTS) for seed in range(INPUTS_WORLDS)]
     happened = sum((world.oracle.happened for world in worlds), Counter[str]())
@@ -134,7 +134,7 @@ def test_tasks_of_several_inputs_keep_the_contract() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_with_history_and_a_live_input_keep_the_contract() -> None:
     worlds = [play(seed, BACKFILL) for seed in range(BACKFILL_WORLDS)]
     happened = sum((world.oracle.happened for world in worlds), Counter[str]())
@@ -143,7 +143,7 @@ def test_tasks_with_history_and_a_live_input_keep_the_contract() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_that_are_fed_what_changes_between_fixed_times_keep_the_contract() -> None:
     worlds = [play(seed, EVERY) for seed in EVERY_WORLDS]
     happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
@@ -152,7 +152,7 @@ def test_tasks_that_are_fed_what_changes_between_fixed_times_keep_the_contract()
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_whose_code_changes_and_those_made_of_two_that_are_made_of_one_keep_the_contract() -> None:
     worlds = [play(seed, VERSIONS) for seed in VERSIONS_WORLDS]
     happened = sum((world.oracle.graphs.happened for world in worlds), Counter[str]())
@@ -171,7 +171,7 @@ def test_tasks_whose_code_changes_and_those_made_of_two_that_are_made_of_one_kee
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_that_process_in_order_keep_the_contract() -> None:
     worlds = [play(seed, IN_ORDER) for seed in range(IN_ORDER_WORLDS)]
     happened = sum((world.oracle.orders.happened for world in worlds), Counter[str]())
@@ -187,7 +187,7 @@ def test_tasks_that_process_in_order_keep_the_contract() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_that_join_two_inputs_keep_the_contract() -> None:
     worlds = [play(seed, JOINS) for seed in JOINS_WORLDS]
     happened = sum((world.oracle.orders.happened for world in worlds), Counter[str]())
@@ -197,7 +197,7 @@ def test_tasks_that_join_two_inputs_keep_the_contract() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_old_clocks_that_are_read_and_named_keep_the_contract() -> None:
     worlds = [play(seed, KEPT) for seed in range(KEPT_WORLDS)]
     happened = sum((world.oracle.kept.happened for world in worlds), Counter[str]())
@@ -207,7 +207,7 @@ def test_old_clocks_that_are_read_and_named_keep_the_contract() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_applications_that_are_branched_keep_the_contract() -> None:
     worlds = [play(seed, BRANCHED) for seed in range(BRANCHED_WORLDS)]
     happened = sum((world.branches.happened for world in worlds if world.branches), Counter[str]())
@@ -216,7 +216,7 @@ def test_applications_that_are_branched_keep_the_contract() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("theme", [REWOUND, *REWOUND_GRAPHS])
 def test_applications_that_go_back_keep_the_contract(theme: str) -> None:
     worlds = [play(seed, theme) for seed in range(REWOUND_WORLDS if theme == REWOUND else REWOUND_GRAPH_WORLDS)]
@@ -226,7 +226,7 @@ def test_applications_that_go_back_keep_the_contract(theme: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("theme", [*REWOUND_OUTPUTS_WORLDS])
 def test_applications_that_go_back_take_their_outputs_along(theme: str) -> None:
     worlds = [play(seed, theme) for seed in range(REWOUND_OUTPUTS_WORLDS[theme])]
@@ -239,7 +239,7 @@ def test_applications_that_go_back_take_their_outputs_along(theme: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_tasks_that_read_what_time_bounds_keep_the_contract() -> None:
     worlds = [play(seed, READING_WINDOWS) for seed in range(READING_WORLDS)]
     kinds = {type(judge.job.windowing) for world in worlds for judge in world.oracle.judges.values()}

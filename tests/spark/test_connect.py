@@ -184,6 +184,7 @@ def exact(stream: Flights) -> Verdict:
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_each_flight_counts_once_whoever_is_killed(server: Server, clients: Clients, record_property: Any) -> None:
     stream, chance = Flights(clients.folder, 15_000, 21 + 10 * KILLED_AT_RANDOM), random.Random(7)
     stream.grow(6)
@@ -232,6 +233,8 @@ def test_each_flight_counts_once_whoever_is_killed(server: Server, clients: Clie
     record_property("told", f"{kills} kills, {replayed} messages replayed")
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_graph_with_outputs_of_each_kind_is_exact_after_a_stop(server: Server, clients: Clients) -> None:
     folder, seconds = clients.folder, 120
     for file in range(2):

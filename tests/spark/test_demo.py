@@ -37,7 +37,7 @@ advance.upstream_min = lambda live, clock, delay: upstream_min(live, clock, 0)
 }
 """What every process of the demo does first, by what it breaks."""
 
-PARTS = drawn(BROKEN, one_in=2)
+PARTS = drawn(BROKEN, one_in=3)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def examples(
     }
     # All come to their end before a test that has an example of its own in one of the JVMs.
     with ThreadPoolExecutor(len(jvms)) as pool:
-        made = Drawn({name: pool.submit(run, name, *commands[name]) for name in drawn(commands, one_in=2)})
+        made = Drawn({name: pool.submit(run, name, *commands[name]) for name in drawn(commands, one_in=3)})
     return made
 
 
@@ -129,6 +129,8 @@ def test_words_are_counted_at_each_clock(examples: Mapping[str, Future[Shown]]) 
 
 
 @pytest.mark.kafka
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_words_go_from_topic_to_topic(launch: Launch, jvms: Sequence[Jvm], tmp_path: Path) -> None:
     with needed():
         broker_jars()

@@ -154,7 +154,7 @@ def test_a_graph_is_one_cut_at_every_clock_whenever_its_driver_is_killed(
         chain.folder.mkdir()
     with ThreadPoolExecutor(CHAINS) as pool:
         steps, *_ = pool.map(Chain.finish, chains)
-    _kill(chains, drawn(points_of(steps), one_in=4))
+    _kill(chains, drawn(points_of(steps), one_in=6))
 
 
 @pytest.mark.soak

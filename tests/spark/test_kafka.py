@@ -93,6 +93,7 @@ class Shop:
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways(
     broker: Broker, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
