@@ -21,12 +21,13 @@ import pyarrow.parquet as pq
 import monoids
 from benchmarks.measure import write_json
 from benchmarks.streams import ROWS_PER_FILE
-from persistent_state import Application, FileSource, NonWindowState, PersistentTask, TimeReplayableSource
+from persistent_state import Application, FileSource, NonWindowState, PersistentTask
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.local import LocalDriver
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.protocol import takeover
 from persistent_state.protocol.commits import Keeping
+from persistent_state.sources import TimeReplayableSource
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 

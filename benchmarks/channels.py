@@ -21,7 +21,6 @@ import pyarrow as pa
 from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
-from persistent_state import Chunk
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import FlowPlan, Plan
@@ -30,6 +29,7 @@ from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.protocol import commits, takeover
+from persistent_state.sources import Chunk
 from persistent_state.sources.base import Reach
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

@@ -23,7 +23,6 @@ from persistent_state import (
     FileSource,
     NonWindowState,
     PersistentTask,
-    Running,
     RunningValues,
     SessionWindow,
     SlidingWindow,
@@ -31,6 +30,7 @@ from persistent_state import (
     WindowState,
 )
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.engine import Running
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import positive
 from persistent_state.partials.shuffle import numbers_of_partitions

@@ -22,12 +22,12 @@ import pyarrow as pa
 from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
-from persistent_state import Chunk, Reach
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
+from persistent_state.sources import Chunk, Reach
 from persistent_state.store.files.base import BytesLike
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log

@@ -35,27 +35,18 @@ from benchmarks.measure import cpu_seconds, write_json
 from benchmarks.streams import ROWS_PER_FILE, SCHEMA, START
 from benchmarks.throughput import session
 from examples.broker import Broker
-from persistent_state import (
-    Application,
-    Changes,
-    Chunk,
-    Json,
-    KafkaSink,
-    KafkaSource,
-    NonWindowState,
-    PersistentTask,
-    Reach,
-    Running,
-    ValuesAtClock,
-)
+from persistent_state import Application, Changes, KafkaSink, KafkaSource, NonWindowState, PersistentTask, ValuesAtClock
 from persistent_state.batch import changes
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
+from persistent_state.engine import Running
 from persistent_state.event_time.clocks import FURTHEST, Settings
+from persistent_state.kafka import Json
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.commits import Keeping
+from persistent_state.sources import Chunk, Reach
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log

@@ -30,14 +30,13 @@ from benchmarks.throughput import ratios, table
 from examples.broker import Broker, connector_jars
 from persistent_state import (
     Application,
-    Json,
     KafkaConnectorSource,
     KafkaSource,
     NonWindowState,
     PersistentTask,
-    Raw,
     RunningValues,
 )
+from persistent_state.kafka import Json, Raw
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,13 +21,14 @@ import pyarrow as pa
 from benchmarks.measure import write_json
 from benchmarks.streams import ROWS_PER_FILE, START
 from monoids import First, Last, List, Monoid, Sum
-from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
+from persistent_state import NonWindowState, PersistentTask
 from persistent_state.batch.messages import Blob
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
+from persistent_state.sources import Chunk, Reach
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 

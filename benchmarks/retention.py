@@ -25,7 +25,7 @@ import pyarrow as pa
 from benchmarks.measure import write_json
 from benchmarks.streams import START
 from monoids import Sum
-from persistent_state import Chunk, NonWindowState, PersistentTask, Reach, read_state
+from persistent_state import NonWindowState, PersistentTask, read_state
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
@@ -33,6 +33,7 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
+from persistent_state.sources import Chunk, Reach
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

@@ -29,7 +29,6 @@ import pyarrow as pa
 from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
 from benchmarks.streams import SCHEMA, START
-from persistent_state import Chunk, Reach
 from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
@@ -41,6 +40,7 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys
 from persistent_state.protocol import commits, takeover
+from persistent_state.sources import Chunk, Reach
 from persistent_state.store import codec
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files

@@ -32,7 +32,8 @@ from benchmarks.measure import is_timed, measured, write_json
 from benchmarks.streams import ROWS_PER_FILE
 from benchmarks.throughput import session
 from examples.broker import Broker
-from persistent_state import Application, FileSource, Json, KafkaSource, NonWindowState, PersistentTask
+from persistent_state import Application, FileSource, KafkaSource, NonWindowState, PersistentTask
+from persistent_state.kafka import Json
 from persistent_state.sources.base import TimeReplayableSource
 
 if TYPE_CHECKING:

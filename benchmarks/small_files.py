@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from benchmarks.measure import write_json
 from monoids import Sum
-from persistent_state import Chunk, NonWindowState, PersistentTask, Reach
+from persistent_state import NonWindowState, PersistentTask
 from persistent_state.batch.messages import Blob, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import local
@@ -32,6 +32,7 @@ from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Giver
+from persistent_state.sources import Chunk, Reach
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log

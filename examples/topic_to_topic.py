@@ -26,9 +26,10 @@ import pyarrow as pa
 from examples.broker import Broker, Unavailable
 from examples.driven import driver, folder_for, last_words, local_spark
 from examples.message_count import MessageCount
-from persistent_state import Application, Json, KafkaSink, KafkaSource
+from persistent_state import Application, KafkaSink, KafkaSource
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_clock
+from persistent_state.kafka import Json
 from persistent_state.kafka.client import library
 
 

@@ -8,7 +8,9 @@ import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import monoids
 import persistent_state
+from tests.test_public import public
 
 ROOT = Path(persistent_state.__file__).parent.parent
 
@@ -22,10 +24,10 @@ MODULES = [
 
 def examples_of(module: str) -> list[doctest.DocTest]:
     """Return the examples of a module, which see the names of the module and all public names."""
-    public = {name: value for name, value in vars(persistent_state).items() if not name.startswith("_")}
+    names = {name.rpartition(".")[2]: value for name, value in public("persistent_state").items()}
     loaded = importlib.import_module(module)
     finder = doctest.DocTestFinder(exclude_empty=True)
-    return [test for test in finder.find(loaded, globs={**public, **vars(loaded)}) if test.examples]
+    return [test for test in finder.find(loaded, globs={"monoids": monoids, **names, **vars(loaded)}) if test.examples]
 
 
 def needs_spark(test: doctest.DocTest) -> bool:

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 import pytest
 
-import monoids
 import persistent_state
 from persistent_state import Application
+from tests.test_public import public
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -85,20 +85,22 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
 
 def wrong_names(code: str) -> list[str]:
     """What Python code takes from this package, or gives to what is public, that is not there."""
-    public = {name: getattr(package, name) for package in (persistent_state, monoids) for name in package.__all__}
+    by_full_name = {**public("persistent_state"), **public("monoids")}
+    places = {name.rpartition(".")[0] for name in by_full_name}
+    by_name = {name.rpartition(".")[2]: value for name, value in by_full_name.items()}
     wrong = []
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and node.module in ("persistent_state", "monoids"):
-            wrong += [alias.name for alias in node.names if alias.name not in public]
+        if isinstance(node, ast.ImportFrom) and node.module in places:
+            wrong += [alias.name for alias in node.names if f"{node.module}.{alias.name}" not in by_full_name]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "monoids":
-            wrong += [node.attr] * (node.attr not in public)
+            wrong += [node.attr] * (f"monoids.{node.attr}" not in by_full_name)
         elif isinstance(node, ast.Call):
             called = node.func
             if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "app":
                 taken = getattr(Application, called.attr, None)
             else:
                 name = getattr(called, "id", getattr(called, "attr", ""))
-                taken = public.get(name)
+                taken = by_name.get(name)
                 if taken is None or (isinstance(taken, type) and issubclass(taken, Exception)):
                     continue
             known = inspect.signature(taken).parameters if taken else {}

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-import persistent_state
 from tests.docstrings import MODULES, ROOT, examples_of, failures_of, needs_spark
+from tests.test_public import public as public_names
+
+PUBLIC = public_names("persistent_state")
 
 MADE_BY_THE_LIBRARY = ("Context", "Running")
 """Classes that users get and never make, so that their docstrings have no arguments."""
@@ -18,8 +20,8 @@ MADE_BY_THE_LIBRARY = ("Context", "Running")
 
 def public_parts() -> Iterator[tuple[str, Any]]:
     """Yield every public name, and every public method and property of a public class."""
-    for name in persistent_state.__all__:
-        public = getattr(persistent_state, name)
+    for full_name, public in PUBLIC.items():
+        name = full_name.rpartition(".")[2]
         yield name, public
         if inspect.isclass(public):
             for part, value in inspect.getmembers(public):
@@ -40,10 +42,11 @@ def test_a_public_name_has_a_docstring_which_explains_its_arguments(name: str, p
         assert not missing, f"the docstring of {name} does not explain {missing}"
 
 
-@pytest.mark.parametrize("name", persistent_state.__all__)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_has_an_example(name: str) -> None:
-    public = getattr(persistent_state, name)
-    if not (inspect.isclass(public) and issubclass(public, Exception)) and name not in MADE_BY_THE_LIBRARY:
+    public = PUBLIC[name]
+    is_error = inspect.isclass(public) and issubclass(public, Exception)
+    if not is_error and name.rpartition(".")[2] not in MADE_BY_THE_LIBRARY:
         assert "\nExample:\n" in (inspect.getdoc(public) or "")
 
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from persistent_state import Application, AsOfJoin, Context, Message, OpenStore, OpenTask, OrderedTask, Timer
+from persistent_state import Application, AsOfJoin, Context, Message, OrderedTask, Timer
 from persistent_state.batch.in_order import names
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.inputs import Inputs, open_source
+from persistent_state.open_state import OpenStore, OpenTask
 from persistent_state.ordered import InOrderTask
 from persistent_state.protocol import graph
 from persistent_state.protocol.collect import Collector

@@ -33,10 +33,6 @@ from persistent_state import (
     DamagedError,
     InvalidInputError,
     NonWindowState,
-    OpenChanges,
-    OpenState,
-    OpenStore,
-    OpenTask,
     PersistentTask,
     SessionWindow,
     SlidingWindow,
@@ -49,6 +45,7 @@ from persistent_state import (
 from persistent_state import open_state as opened
 from persistent_state.batch.plan import AT_LEAST_ONCE, EXACTLY_ONCE, FlowPlan
 from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.open_state import OpenChanges, OpenState, OpenStore, OpenTask
 from persistent_state.partials import keys
 from persistent_state.partials.since import Since
 from persistent_state.protocol import rewind

@@ -18,10 +18,10 @@ from persistent_state import (
     NonWindowState,
     ParquetSink,
     PersistentTask,
-    Sink,
     SqlSink,
     ValuesAtClock,
 )
+from persistent_state.sinks import Sink
 
 SOURCE = FileSource("in", timestamp="ts")
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 import monoids
-import persistent_state
 from persistent_state import Application, Message, NonWindowState, PersistentTask, run_local
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core, page_code
+from tests.test_public import public
 
 SECOND = 1_000_000
 
@@ -54,8 +54,8 @@ RUN_BY = {
 
 def names(**more: Any) -> dict[str, Any]:
     """What every page takes for granted, and more that one does."""
-    public = {name: getattr(persistent_state, name) for name in persistent_state.__all__}
-    return {**public, "monoids": monoids, **more}
+    every = {name.rpartition(".")[2]: value for name, value in public("persistent_state").items()}
+    return {**every, "monoids": monoids, **more}
 
 
 def test_the_python_of_each_page_is_run() -> None:

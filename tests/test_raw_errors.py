@@ -19,7 +19,6 @@ from persistent_state import (
     FileSource,
     Input,
     InvalidInputError,
-    Json,
     Message,
     NonWindowState,
     OrderedTask,
@@ -33,6 +32,7 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.engine import start_checks
+from persistent_state.kafka import Json
 from persistent_state.sources.schemas import arrow_schema
 from persistent_state.store.files import open_files
 from tests.sentences import problem

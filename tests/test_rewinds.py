@@ -20,7 +20,6 @@ import pytest
 from persistent_state import (
     Application,
     Changes,
-    Chunk,
     ConsoleSink,
     DamagedError,
     DeltaSink,
@@ -28,17 +27,11 @@ from persistent_state import (
     FileSource,
     InvalidInputError,
     NotThereError,
-    Origin,
-    OutputPlan,
     ParquetSink,
     PersistentTask,
-    Reach,
-    ReadAgain,
-    RecordingSink,
     SqlSink,
     StoreRefusedError,
     StoreUnavailableError,
-    TimeReplayableSource,
     ValuesAtClock,
     branch_application,
     keep_clock,
@@ -52,10 +45,11 @@ from persistent_state.protocol import deliver, graph
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
 from persistent_state.protocol.naming import keep
-from persistent_state.protocol.rewind_plan import made
+from persistent_state.protocol.rewind_plan import OutputPlan, ReadAgain, made
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application as application_text
-from persistent_state.sinks import sql
+from persistent_state.sinks import Origin, RecordingSink, sql
+from persistent_state.sources import Chunk, Reach, TimeReplayableSource
 from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.files import cache

@@ -23,7 +23,6 @@ from persistent_state import (
     FileSource,
     Input,
     InvalidInputError,
-    LocalRun,
     Message,
     NonWindowState,
     OrderedTask,
@@ -36,6 +35,7 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.store.log import Log
+from persistent_state.testing import LocalRun
 from tests import core
 
 MINUTE = 60_000_000

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from monoids import Aggregator, Average, List, Map, Monoid, Sum
 from persistent_state import (
     InvalidInputError,
-    LocalRun,
     Message,
     NonWindowState,
     PersistentState,
@@ -42,6 +41,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.task_state import TaskState
+from persistent_state.testing import LocalRun
 from persistent_state.windows import TimeToLive, Windowing
 from tests import core
 from tests.core import us

@@ -32,7 +32,7 @@ from persistent_state.redact import shown, without_secrets
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state import Progress, Running
+    from persistent_state.engine import Progress, Running
 
 DONE, MEND, FENCED, TRY_AGAIN = 0, 2, 3, 75
 """The exit statuses. 2 is also that of wrong arguments, and 75 is EX_TEMPFAIL of sysexits.h."""

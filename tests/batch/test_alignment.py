@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import Chunk, NonWindowState, PersistentTask, Reach, TimeReplayableSource
+from persistent_state import NonWindowState, PersistentTask
 from persistent_state.batch.advance import advance
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.messages import Report, Sender
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
+from persistent_state.sources import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.flow_state import INPUT, FlowProgress, FlowState, SourceState
 from persistent_state.store.log import Log
 from tests import core

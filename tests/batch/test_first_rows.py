@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import (
-    Chunk,
     FileSource,
     InvalidInputError,
     KafkaConnectorSource,
@@ -27,13 +26,13 @@ from persistent_state import (
     NonWindowState,
     PersistentState,
     PersistentTask,
-    Reach,
     run_local,
 )
 from persistent_state.batch.rows import microseconds
 from persistent_state.engine import kafka_connector
 from persistent_state.event_time.clocks import BEGINNING, FURTHEST, Settings
 from persistent_state.protocol import commits
+from persistent_state.sources import Chunk, Reach
 from persistent_state.store.log import Log
 from tests import core
 from tests.core import combine

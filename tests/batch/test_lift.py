@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monoids import List, Sum
-from persistent_state import BadRecord, Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis
@@ -22,6 +22,7 @@ from persistent_state.batch.rows import MixedChunk
 from persistent_state.event_time.clocks import Bounds, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
+from persistent_state.sources import BadRecord
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store.log import Log
 from tests import core

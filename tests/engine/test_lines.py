@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import OrderedTask, Progress
+from persistent_state import OrderedTask
 from persistent_state.batch import in_order
-from persistent_state.engine import lines
+from persistent_state.engine import Progress, lines
 from persistent_state.engine.lines import Lines, Notebook, Plain, Terminal
 from persistent_state.formatting import cut
 from persistent_state.protocol.deliver import Delivered

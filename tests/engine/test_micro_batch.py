@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from persistent_state import Progress, StateError, TaskFailedError
+from persistent_state import StateError, TaskFailedError
 from persistent_state.batch.messages import DRIVER
 from persistent_state.drive import turn
-from persistent_state.engine import micro_batch
+from persistent_state.engine import Progress, micro_batch
 from persistent_state.engine.micro_batch import Watch, line_of
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Delivered

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import InvalidInputError, Origin, ParquetSink
+from persistent_state import InvalidInputError, ParquetSink
 from persistent_state.engine import session
 from persistent_state.engine.session import SCRATCH_KEPT, Scratch, collect_scratch
+from persistent_state.sinks import Origin
 
 CLASSIC, OF_CONNECT = SimpleNamespace(_sc=SimpleNamespace(_jsc=object())), SimpleNamespace(is_stopped=False)
 STOPPED = [SimpleNamespace(_sc=SimpleNamespace(_jsc=None)), SimpleNamespace(is_stopped=True)]

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import Running, StateError
+from persistent_state import StateError
 from persistent_state.drive import backoff
-from persistent_state.engine import connect, supervisor
+from persistent_state.engine import Running, connect, supervisor
 from persistent_state.engine.deliveries import Deliveries
 from persistent_state.engine.failures import TooSlowError
 from persistent_state.engine.feeds import FedTask

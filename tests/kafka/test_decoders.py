@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persistent_state import Avro, Decoded, InvalidInputError, Json, KafkaSource, Raw
+from persistent_state import InvalidInputError, KafkaSource
+from persistent_state.kafka import Avro, Decoded, Json, Raw
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.decoders import Decoder, side_by_side
 

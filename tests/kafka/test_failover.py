@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from persistent_state import Json, KafkaSource
+from persistent_state import KafkaSource
+from persistent_state.kafka import Json
 from tests.kafka.cluster import BROKERS, Cluster
 from tests.kafka.test_source import SCHEMA, Reader, numbers
 from tests.kafka.topics import produce

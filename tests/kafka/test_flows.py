@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from examples.broker import Broker
-from persistent_state import Json, KafkaSource
+from persistent_state import KafkaSource
 from persistent_state.engine.feeds import FedTask, feeds_of
-from persistent_state.kafka import topics
+from persistent_state.kafka import Json, topics
 from persistent_state.outputs import outputs_of
 from persistent_state.protocol import flows
 from persistent_state.store import lists

@@ -23,19 +23,17 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
 
 from examples.broker import Broker
 from persistent_state import (
-    Chunk,
     InvalidInputError,
-    Json,
     KafkaConnectorSource,
     KafkaSource,
-    Raw,
     StoreUnavailableError,
     TaskFailedError,
 )
 from persistent_state.engine import kafka_connector as connector
 from persistent_state.event_time.clocks import Settings
-from persistent_state.kafka import topics
+from persistent_state.kafka import Json, Raw, topics
 from persistent_state.kafka.source import DELETED, RECREATED
+from persistent_state.sources import Chunk
 from persistent_state.store.entry import Entry
 from tests import core
 from tests.engine.test_arrow_source import Query

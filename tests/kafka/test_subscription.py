@@ -31,7 +31,6 @@ from monoids import Sum
 from persistent_state import (
     Application,
     InvalidInputError,
-    Json,
     KafkaSource,
     NonWindowState,
     PersistentTask,
@@ -42,7 +41,7 @@ from persistent_state.engine import run
 from persistent_state.engine.feeds import Feed, pending
 from persistent_state.engine.micro_batch import progress
 from persistent_state.inputs import Inputs
-from persistent_state.kafka import subscription, topics
+from persistent_state.kafka import Json, subscription, topics
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.subscription import merge_journals
 from persistent_state.protocol import commits

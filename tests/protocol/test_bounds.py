@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import monoids
-from persistent_state import Application, Chunk, InvalidInputError, NonWindowState, PersistentTask, Reach
+from persistent_state import Application, InvalidInputError, NonWindowState, PersistentTask
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING, END, Bounds
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.protocol import commits, holding
 from persistent_state.protocol.commits import Keeping
+from persistent_state.sources import Chunk, Reach
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store import late_rows, lists
 from persistent_state.store.entry import Entry

@@ -17,13 +17,11 @@ import monoids
 from persistent_state import (
     Application,
     Changes,
-    Chunk,
     ClosedWindows,
     Input,
     InvalidInputError,
     NonWindowState,
     PersistentTask,
-    Reach,
     TumblingWindow,
     WindowState,
 )
@@ -34,6 +32,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.protocol import commits, deliver, graph
 from persistent_state.protocol.commits import Keeping
+from persistent_state.sources import Chunk, Reach
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry

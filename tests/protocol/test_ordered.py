@@ -23,7 +23,6 @@ from persistent_state import (
     Application,
     FileSource,
     Input,
-    LocalRun,
     NonWindowState,
     OrderedTask,
     PersistentTask,
@@ -48,6 +47,7 @@ from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, messages_of, rows_of
+from persistent_state.testing import LocalRun
 from tests import core
 from tests.batch.test_process import Told, oracle, streams
 from tests.soak import soak_or

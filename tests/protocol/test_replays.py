@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 import monoids
-from persistent_state import Chunk, InvalidInputError, NonWindowState, PersistentTask, Reach, TimeReplayableSource
+from persistent_state import InvalidInputError, NonWindowState, PersistentTask
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE
+from persistent_state.sources import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.log import Log
 from tests import core
 

@@ -12,7 +12,7 @@ import sys
 
 AN_ORIGIN = """
 import pyarrow as pa
-from persistent_state import Origin
+from persistent_state.sinks import Origin
 schema = pa.schema([("shop", pa.string()), ("clock", pa.timestamp("us", "UTC")), ("value", pa.int64())])
 origin = Origin("shops", "Revenue", ("shop",), schema)
 """
@@ -42,7 +42,8 @@ except StoreUnavailableError:
 """,
     "delta": AN_ORIGIN + "from persistent_state import DeltaSink\nDeltaSink('revenue').open(origin)",
     "kafka": """
-from persistent_state import Avro, StoreUnavailableError
+from persistent_state import StoreUnavailableError
+from persistent_state.kafka import Avro
 from persistent_state.kafka.client import library
 library()
 Avro({"type": "record", "name": "Sale", "fields": [{"name": "cents", "type": "long"}]}).schema

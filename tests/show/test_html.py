@@ -17,7 +17,6 @@ from persistent_state import (
     Changes,
     FileSource,
     IntervalJoin,
-    Json,
     KafkaSource,
     Message,
     OrderedTask,
@@ -30,6 +29,7 @@ from persistent_state import (
     WindowState,
     open_store,
 )
+from persistent_state.kafka import Json
 from tests import core
 from tests.two_tasks import TwoTasks
 from tests.words import SCHEMA, Words

@@ -220,7 +220,7 @@ GONE_AND_BACK = [Clock({"bob": 7}), Clock({"bob": None}), Clock({"bob": 9}), Bac
 def test_a_sink_holds_what_its_state_holds_after_any_rewinds(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (base, delta, sql):
         monkeypatch.setattr(module, "arrow_batches", lambda frame: iter(frame.given))
-    monkeypatch.setattr("persistent_state.arrow_batches", lambda frame: iter(frame.given))
+    monkeypatch.setattr("persistent_state.sinks.arrow_batches", lambda frame: iter(frame.given))
 
     @settings(max_examples=EXAMPLES)
     @given(STEPS)

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 from monoids import Sum
-from persistent_state import FileSource, Json, Message, NonWindowState, PersistentTask, run_local
+from persistent_state import FileSource, Message, NonWindowState, PersistentTask, run_local
+from persistent_state.kafka import Json
 from persistent_state.sources.schemas import arrow_schema, name_twice
 from tests import core
 from tests.sentences import problem

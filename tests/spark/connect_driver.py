@@ -36,7 +36,7 @@ from tests.spark import pipeline
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from persistent_state import Progress
+    from persistent_state.engine import Progress
 
 
 def session(url: str) -> SparkSession:

@@ -25,7 +25,6 @@ from examples.broker import connector_jars
 from persistent_state import (
     Application,
     InvalidInputError,
-    Json,
     KafkaConnectorSource,
     KafkaSink,
     KafkaSource,
@@ -34,6 +33,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.engine.micro_batch import Progress
+from persistent_state.kafka import Json
 from tests.spark.sessions import new_session
 
 if TYPE_CHECKING:

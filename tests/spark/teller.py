@@ -35,13 +35,10 @@ from persistent_state import (
     Application,
     FileSource,
     NonWindowState,
-    Origin,
     ParquetSink,
     PersistentTask,
-    RecordingSink,
     RunningValues,
     SessionWindow,
-    Sink,
     SlidingWindow,
     SqlSink,
     ValuesAtClock,
@@ -49,7 +46,7 @@ from persistent_state import (
 )
 from persistent_state.drive import backoff
 from persistent_state.protocol import commits, deliver
-from persistent_state.sinks import parquet
+from persistent_state.sinks import Origin, RecordingSink, Sink, parquet
 from persistent_state.store.files import BytesLike, Files, LocalFiles
 from tests.spark.sessions import new_session
 

@@ -24,7 +24,6 @@ from persistent_state import (
     NonWindowState,
     PersistentState,
     PersistentTask,
-    Progress,
     RunningValues,
     TaskFailedError,
     TumblingWindow,
@@ -33,6 +32,7 @@ from persistent_state import (
     read_late_rows,
     read_state,
 )
+from persistent_state.engine import Progress
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

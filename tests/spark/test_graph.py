@@ -21,8 +21,6 @@ from persistent_state import (
     FileSource,
     NonWindowState,
     ParquetSink,
-    Progress,
-    Running,
     RunningValues,
     SqlSink,
     StoreUnavailableError,
@@ -30,7 +28,7 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.drive import backoff
-from persistent_state.engine import steps
+from persistent_state.engine import Progress, Running, steps
 from persistent_state.formatting import read_clock
 from tests.spark.beside import Story
 from tests.spark.pipeline import (

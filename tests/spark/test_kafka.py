@@ -21,13 +21,12 @@ from examples.broker import Broker, connector_jars
 from persistent_state import (
     Application,
     InvalidInputError,
-    Json,
     KafkaSource,
     StoreUnavailableError,
     read_late_rows,
     read_state,
 )
-from persistent_state.kafka import subscription
+from persistent_state.kafka import Json, subscription
 from persistent_state.kafka.source import DELETED
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

@@ -14,8 +14,9 @@ import pytest
 
 from examples.broker import Broker
 from monoids import Sum
-from persistent_state import Application, FileSource, KafkaSink, Origin, TumblingWindow, ValuesAtClock, WindowState
+from persistent_state import Application, FileSource, KafkaSink, TumblingWindow, ValuesAtClock, WindowState
 from persistent_state.errors import InvalidInputError
+from persistent_state.sinks import Origin
 from tests.kafka.deliverer import consume, newest
 from tests.soak import soak_or
 from tests.spark.conftest import Launch

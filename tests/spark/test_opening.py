@@ -17,10 +17,7 @@ from monoids import Sum
 from persistent_state import (
     InvalidInputError,
     NonWindowState,
-    Origin,
     PersistentTask,
-    RecordingSink,
-    Sink,
     SqlSink,
     StateError,
     StoreUnavailableError,
@@ -32,6 +29,7 @@ from persistent_state.engine import deliveries
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.takeover import take_over
+from persistent_state.sinks import Origin, RecordingSink, Sink
 from persistent_state.sinks.sql import CLOCKS
 from persistent_state.store.log import Log
 from tests import core

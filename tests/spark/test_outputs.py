@@ -18,9 +18,7 @@ from persistent_state import (
     FileSource,
     InvalidInputError,
     NonWindowState,
-    Origin,
     PersistentTask,
-    RecordingSink,
     RunningValues,
     SqlSink,
     StateError,
@@ -31,6 +29,7 @@ from persistent_state import (
 from persistent_state.cli.commands import main as command
 from persistent_state.drive import backoff
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.sinks import Origin, RecordingSink
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

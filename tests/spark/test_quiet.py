@@ -14,7 +14,8 @@ SESSION = """
 import os, signal, sys, threading, time
 from pyspark.sql import SparkSession
 from monoids import Sum
-from persistent_state import Application, NonWindowState, PersistentTask, RateSource, Sink, StateError
+from persistent_state import Application, NonWindowState, PersistentTask, RateSource, StateError
+from persistent_state.sinks import Sink
 
 # Spark's own level of logging, as a user has it.
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()

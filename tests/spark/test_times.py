@@ -13,7 +13,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from persistent_state import DeltaSink, InvalidInputError, Origin, ParquetSink, Sink, SqlSink
+from persistent_state import DeltaSink, InvalidInputError, ParquetSink, SqlSink
+from persistent_state.sinks import Origin, Sink
 from persistent_state.windows import TIME
 from tests.store.servers import Servers, needed
 
