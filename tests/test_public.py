@@ -223,7 +223,7 @@ def test_importing_starts_no_spark(package: str) -> None:
 def test_importing_needs_no_extra(package: str) -> None:
     extras = (
         "s3fs adlfs azure gcsfs requests sqlalchemy psycopg deltalake confluent_kafka fastavro datasketches prometheus_client "
-        "opentelemetry starlette uvicorn jinja2 markupsafe rich matplotlib hypothesis pytest"
+        "opentelemetry starlette uvicorn jinja2 markupsafe rich matplotlib hypothesis pytest packaging"
     )
     program = f"import sys; sys.modules.update(dict.fromkeys({extras.split()!r})); import {package}"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

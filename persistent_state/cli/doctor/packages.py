@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from persistent_state.cli.doctor.check import FAIL, OK, WARN, Check
 from persistent_state.cli.doctor.server import server_url
 from persistent_state.errors import InvalidInputError
 
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
 OURS = "persistent-state"
 
 OF_A_CHECKOUT = ("demo", "examples", "benchmarks", "docs", "test", "servers", "release", "lint")
 """The extras that no part of the library needs."""
-
-_COMPARE = {">=": operator.ge, "<": operator.lt}
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Need:
     """A package that is needed, always or for an extra, and the bounds of its version, such as `<5,>=4.2`."""
 
     package: str
-    bounds: str
+    bounds: SpecifierSet
     extra: str | None
-    their_extras: tuple[str, ...]
+    their_extras: Collection[str]
 
     def found(self) -> str | None:
         """Return the version that is installed; None if there is none."""
@@ -44,7 +45,11 @@ class Need:
 
 def check_packages() -> Iterator[Check]:
     """Yield a check of what is always needed, and one of each extra that is installed."""
-    needs = [read_need(line) for line in _required()]
+    try:
+        needs = [read_need(line) for line in _required()]
+    except ImportError:
+        yield Check("packages", FAIL, "packaging can't be imported; pip install packaging.")
+        return
     if not needs:
         yield Check(
             "packages", WARN, f"{OURS} is not installed as a package, so no versions are compared; let pip install it."
@@ -65,25 +70,19 @@ def check_packages() -> Iterator[Check]:
 
 def read_need(line: str) -> Need:
     """Return what a line of the metadata needs."""
-    requirement, _, marker = line.partition(";")
-    name, theirs, bounds = re.findall(r"^\s*([\w.-]+)\s*(?:\[([^]]*)\])?\s*\(?([^)]*)", requirement)[0]
-    extra = re.search(r"""extra\s*==\s*['"]([^'"]+)""", marker)
-    return Need(name, bounds.strip(), extra[1] if extra else None, tuple(theirs.split(",") if theirs else ()))
+    # Not at the top: the doctor says that it is missing, and no other command needs it.
+    from packaging.requirements import Requirement
+
+    read = Requirement(line)
+    extra = re.search(r'extra == "([^"]+)"', str(read.marker))
+    return Need(read.name, read.specifier, extra[1] if extra else None, read.extras)
 
 
-def within(version: str, bounds: str) -> bool:
+def within(version: str, bounds: SpecifierSet) -> bool:
     """Return whether a version is within bounds. A version before a release counts as that release."""
-    return all(
-        _COMPARE[compare](_release(version), _release(bound))
-        for compare, bound in re.findall(r"(>=|<)\s*([\d.]+)", bounds)
-    )
-
-
-def _release(version: str) -> list[int]:
-    numbers = [int(number) for number in re.split(r"[^\d.]", version)[0].split(".") if number]
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return numbers
+    # A platform's version, as 4.2.1-amzn-0, is none for packaging: only its numbers are compared.
+    release = re.match(r"\d+(\.\d+)*", version)
+    return release is not None and release[0] in bounds
 
 
 def _required() -> list[str]:
