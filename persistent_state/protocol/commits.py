@@ -512,7 +512,8 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
             stored = stored.with_cuts(cut for cut in stored.cuts if not since < cut < flow.stepped)
         cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval), *({*stored.cuts} & pinned)}
         # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
-        cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())
+        given = {*outputs.delivered.values()}
+        cuts.update(cut for cut in stored.cuts if cut > clock and cut in given)
         if flow.upstream and common > clock:
             # Nothing is stored below it yet, perhaps. A step will change that, and then it must be apart.
             cuts.add(common)
@@ -527,7 +528,7 @@ def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
             outputs, own = task.outputs, flows[task.flow].visited
             # Messages wait for one task alone, which never goes back below the global clock, but may have to come there yet.
             needed = min(clock, processed[name]) if name in processed else retained[0]
-            floor = min([needed, own, *outputs.delivered.values(), *outputs.voided.values()])
+            floor = min([needed, own, *(record.changes_since for record in outputs.active.values())])
             tasks[name] = replace(task, stored=task.stored.with_floor(floor))
     return newest.follower(now, clock=clock, next=common, retained=retained, kept=kept, flows=flows, tasks=tasks)
 

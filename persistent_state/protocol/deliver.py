@@ -19,7 +19,7 @@ from persistent_state.protocol.commits import amend, own
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState
+from persistent_state.store.output_state import LEFT, OutputState
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
     With `at_once` the output is given the task's own clocks too, and does not wait for the global clock.
     """
     known = entry.tasks[task]
-    outputs = known.outputs
-    last = min(outputs.delivered[output], outputs.voided.get(output, outputs.delivered[output]))
+    record = known.outputs[output]
+    last = record.changes_since
     own = known.stored.cuts if at_once else ()
     waiting = _waiting(entry, task, output, own)
     if not waiting:
         return None
     is_apart = is_among(entry.retained, last) or last in own
-    recent = last if output not in outputs.voided and is_apart else BEGINNING
+    recent = last if record.is_right and is_apart else BEGINNING
     window = known.identity.get("window", {})
     # States that are replaced are told apart only by the clocks that are kept.
     return Due(waiting[0], last if window and "replaced" not in window else recent, recent)
@@ -64,7 +64,7 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
 
 def behind(entry: Entry, task: str) -> Mapping[str, int]:
     """Return how many checkpoints are waiting for each output's sink."""
-    return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].outputs.delivered}
+    return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].outputs.active}
 
 
 def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
@@ -89,8 +89,8 @@ def gone_meanwhile(before: Entry, entry: Entry) -> Iterator[tuple[str, str, int]
         if not window or "replaced" in window or name not in before.tasks:
             continue
         was, floor = before.tasks[name].outputs, task.stored.floor
-        for output in task.outputs.delivered:
-            if output in was.left and was.left_at.get(output, BEGINNING) < floor:
+        for output in task.outputs.active:
+            if was[output].status is LEFT and was[output].left_at < floor:
                 yield name, output, floor
 
 
@@ -99,7 +99,7 @@ def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> t
     task = entry.tasks[name]
     # Before a task began, it had no state. A task that is behind the global clock has yet to get there.
     clocks = with_more(entry.retained, own)
-    last = max(task.born, task.outputs.delivered[output])
+    last = max(task.born, task.outputs[output].delivered)
     return clocks[bisect_right(clocks, last) : bisect_right(clocks, entry.flow_of(name).visited)]
 
 
@@ -111,7 +111,7 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
     """
 
     def change(entry: Entry) -> Entry:
-        return _with_outputs(entry, task, entry.tasks[task].outputs.record_given(output, clock))
+        return _with_outputs(entry, task, entry.tasks[task].outputs.give(output, clock))
 
     return amend(log, epoch, change, now)
 
@@ -155,11 +155,11 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
 def _with_believed(entry: Entry, task: str, output: str, clock: int) -> Entry:
     """Return the entry in which a sink has come to this clock by its own record."""
     outputs = entry.tasks[task].outputs
-    if output not in outputs.delivered:
+    if output not in outputs.active:
         # It is not part of the newest start, and says so when it comes back.
         return entry
     own = entry.flow_of(task).progress.clock
-    return _with_outputs(entry, task, outputs.believe_sink(output, clock, own, entry.retained))
+    return _with_outputs(entry, task, outputs.believe(output, clock, own, entry.retained))
 
 
 def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
@@ -323,5 +323,5 @@ class Giver:
         if self.task not in newest.tasks:
             return newest.clock
         outputs = newest.tasks[self.task].outputs
-        delivered = outputs.delivered.get(self.output, BEGINNING)
-        return max(newest.clock, newest.flow_of(self.task).progress.clock, outputs.furthest, delivered)
+        own = newest.flow_of(self.task).progress.clock
+        return max(newest.clock, own, outputs.furthest, outputs[self.output].delivered)

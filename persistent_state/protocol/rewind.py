@@ -30,6 +30,7 @@ from persistent_state.protocol.rewind_plan import AGAIN, NONE, RETRACT, OutputPl
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
+from persistent_state.store.output_state import LEFT, RETIRED, OutputState
 from persistent_state.store.state_at import no_application
 from persistent_state.store.task_state import TaskState
 
@@ -240,8 +241,8 @@ def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
     """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry."""
     if task not in before.tasks:
         return BEGINNING
-    outputs, was = newest.tasks[task].outputs, before.tasks[task]
-    return outputs.right_up_to(was.outputs, output, _stood(before, task), _is_same_life(newest.tasks[task], was))
+    now, was = newest.tasks[task], before.tasks[task]
+    return now.outputs[output].right_at(_stood(before, task), was.outputs[output], _is_same_life(now, was))
 
 
 def _stood(before: Entry, task: str) -> int:
@@ -261,19 +262,19 @@ def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
         # A clock at which the task was still empty may have come between after a sink was given a later one.
         empty = visited - 1 if task.stored.first is None else task.stored.first
         for output, last in outputs.delivered.items():
+            owing.discard((name, output))
             given = [next((clock for clock in clocks if max(last, low) < clock), last) for low in (task.born, empty)]
             # After a start, until the sink answers, it may have all that the task had before.
-            yield name, output, max(*given, outputs.bound(output))
-        # Those that the task had already left to a life before are what they were then.
-        gone = {*outputs.left, *outputs.retired}
-        if name in before.tasks:
-            gone -= {*before.tasks[name].outputs.retired}
-        for output in sorted(gone):
-            known = outputs.bound(output) if output in outputs.cut_at else max(visited, outputs.furthest)
-            yield name, output, known
-        owing -= {(name, output) for output in (*outputs.delivered, *gone)}
+            yield name, output, max(*given, outputs.may_have(output))
+        was = before.tasks[name].outputs if name in before.tasks else OutputState()
+        for output, record in sorted(outputs.with_status(LEFT, RETIRED).items()):
+            # Those that the task had already left to a life before are what they were then.
+            if was[output].status is not RETIRED:
+                owing.discard((name, output))
+                is_cut = record.cut_at is not None
+                yield name, output, outputs.may_have(output) if is_cut else max(visited, outputs.furthest)
     for name, output in sorted(owing):
-        yield name, output, newest.tasks[name].outputs.bound(output) if name in newest.tasks else BEGINNING
+        yield name, output, newest.tasks[name].outputs.may_have(output) if name in newest.tasks else BEGINNING
 
 
 def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now: int) -> Entry:

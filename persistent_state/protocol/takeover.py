@@ -17,7 +17,8 @@ from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowProgress, FlowState, Upstream
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState, StoredState, TaskState
+from persistent_state.store.output_state import OutputState
+from persistent_state.store.task_state import StoredState, TaskState
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, MemoryFiles
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState
+from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
 from tests import core
 from tests.fixtures.write_graph_store import Graph
 from tests.protocol.test_rewind import SCHEMA, Total, World
@@ -120,7 +120,7 @@ def test_a_branch_has_one_clock_a_timeline_of_its_own_and_no_outputs() -> None:
     assert entry.timeline == entry.epoch == world.newest.epoch + 1
     assert entry.tasks["total"].outputs == OutputState()
     started = green.start()
-    assert started.tasks["total"].outputs == OutputState({"sink": BEGINNING}, begun={"sink": 150})
+    assert started.tasks["total"].outputs == OutputState({"sink": OutputRecord(ACTIVE, BEGINNING, begun=150)})
     # As to any sink that is new, all keys at the clock that is there.
     assert deliver.due(started, "total", "sink") == deliver.Due(150, BEGINNING, BEGINNING)
 

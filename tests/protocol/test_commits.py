@@ -21,7 +21,7 @@ from persistent_state.protocol.commits import Keeping, close, own
 from persistent_state.store import lists
 from persistent_state.store.flow_state import FlowProgress, FlowState, SourceState
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState
+from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
 from tests import core
 
 ROW = pa.schema([("ts", pa.int64()), ("n", pa.int64()), ("device", pa.string())])
@@ -223,7 +223,8 @@ def test_an_application_is_its_drivers_own_until_a_newer_driver_takes_over() -> 
 def test_checkpoints_stay_from_the_last_that_each_sink_was_given() -> None:
     plan = core.plan_of(Total("a"), ROW)
     entry = core.start(Log(plan.files, "app"), [plan])
-    task = replace(entry.tasks["a"], outputs=OutputState(delivered={"slow": 20, "fast": 40}))
+    outputs = OutputState({"slow": OutputRecord(ACTIVE, 20), "fast": OutputRecord(ACTIVE, 40)})
+    task = replace(entry.tasks["a"], outputs=outputs)
     entry = replace(entry, retained=(10, 20, 30, 40), tasks={"a": task})
     assert commits._retained(entry, 50, Keeping(clocks=2)) == (20, 30, 40, 50)
     assert commits._retained(entry, 50, Keeping(clocks=5)) == (10, 20, 30, 40, 50)

@@ -31,6 +31,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import SourceState
 from persistent_state.store.late_rows import LATE
 from persistent_state.store.log import Log
+from persistent_state.store.output_state import OutputState
 from persistent_state.store.state_at import seen_below, state_at
 from persistent_state.windows import SessionWindow, TimeToLive, TumblingWindow
 from tests import core
@@ -432,9 +433,9 @@ class DeliveryWorld:
             self._begin_where_needed(entry)
         for name, task in entry.tasks.items():
             flow = entry.flow_of(name)
-            self.happened["voided"] += bool(
-                task.outputs.voided and (before is None or task.outputs.voided != before.tasks[name].outputs.voided)
-            )
+            voided = {output: each.right_up_to for output, each in task.outputs.records.items() if not each.is_right}
+            was = OutputState() if before is None else before.tasks[name].outputs
+            self.happened["voided"] += any(last != was[output].right_up_to for output, last in voided.items())
             if self.delivery != MIXED:
                 must(
                     self.delivery == AT_MOST_ONCE or not flow.source.planned,

@@ -71,6 +71,7 @@ from persistent_state.store import (
     log,
     named_files,
     net_changes,
+    output_state,
     runs,
     state_at,
     task_state,
@@ -1205,22 +1206,22 @@ BUGS = (
     bug(
         "life that is void",
         "A sink keeps what it was given up to the clock by a life of its task that is void.",
-        task_state.OutputState._goes_on,
+        output_state.OutputRecord._goes_on,
         ("has_all = is_same_life and ", "has_all = "),
         theme="rewound-outputs",
     ),
     bug(
         "gap in what was given",
         "A sink goes back to a clock that was gone when it was given later ones.",
-        task_state._begun,
+        output_state._begun,
         ("if above < len(retained) and not clocks.is_among(retained, last):", "if False:"),
         theme="rewound-outputs",
     ),
     bug(
         "clocks again of what changes",
         "A sink that is given clocks again is not given what only the void timeline changed.",
-        task_state.OutputState.rewind,
-        ("back = back.void(output)", "pass"),
+        output_state.OutputRecord.rewind,
+        ("back.void() if again else back", "back"),
         theme="rewound-outputs",
     ),
     bug(
@@ -1316,8 +1317,9 @@ BUGS = (
     bug(
         "record forgotten at a start",
         "A start takes what was delivered for not delivered.",
-        task_state.OutputState.at_restart,
-        ("self.delivered.get(output, BEGINNING)", "BEGINNING"),
+        output_state.OutputRecord.go_on,
+        ("status=ACTIVE, ", "status=ACTIVE, delivered=BEGINNING, "),
+        ("_begun(self.begun, self.delivered, retained)", "_begun(self.begun, BEGINNING, retained)"),
     ),
     bug(
         "recorded in an older entry",
@@ -1400,7 +1402,7 @@ BUGS = (
         "expired before it was given",
         "What sinks have yet to be given expires.",
         commits._moved_on,
-        ("own, *outputs.delivered.values(), *outputs.voided.values()]", "own]"),
+        ("own, *(record.changes_since for record in outputs.active.values())]", "own]"),
         theme="timely",
     ),
     bug(
