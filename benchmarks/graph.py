@@ -55,7 +55,7 @@ from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import commits, takeover
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log

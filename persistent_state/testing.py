@@ -31,7 +31,7 @@ from persistent_state.outputs import outputs_of
 from persistent_state.partials import layout
 from persistent_state.partials.since import Since
 from persistent_state.protocol import takeover
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.schemas import AnySchema, arrow_schema

@@ -50,8 +50,9 @@ from persistent_state.engine import rewinds
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver, graph
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.naming import keep
+from persistent_state.protocol.next_entry import amend
 from persistent_state.protocol.rewind_plan import made
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application as application_text

@@ -15,11 +15,11 @@ from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONC
 from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, is_among, or_none, with_more
 from persistent_state.formatting import clock_of_rewind, full_clock
-from persistent_state.protocol.commits import amend, own
+from persistent_state.protocol.next_entry import amend, newest_own
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
-from persistent_state.store.output_state import LEFT, OutputState
+from persistent_state.store.output_state import LEFT, OutputRecord
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
     """
 
     def change(entry: Entry) -> Entry:
-        return _with_outputs(entry, task, entry.tasks[task].outputs.give(output, clock))
+        outputs = entry.tasks[task].outputs
+        return _with_record(entry, task, output, outputs[output].give(clock, outputs.furthest))
 
     return amend(log, epoch, change, now)
 
@@ -146,8 +147,8 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
             return paid
         if clock is not None:
             paid = _with_believed(paid, task, output, clock)
-        outputs = paid.tasks[task].outputs.go_back(output)
-        return _with_outputs(paid, task, outputs if whole else outputs.void(output))
+        back = paid.tasks[task].outputs[output].go_back()
+        return _with_record(paid, task, output, back if whole else back.void())
 
     return amend(log, epoch, change, now)
 
@@ -159,13 +160,15 @@ def _with_believed(entry: Entry, task: str, output: str, clock: int) -> Entry:
         # It is not part of the newest start, and says so when it comes back.
         return entry
     own = entry.flow_of(task).progress.clock
-    return _with_outputs(entry, task, outputs.believe(output, clock, own, entry.retained))
+    return _with_record(entry, task, output, outputs[output].believe(clock, own, entry.retained))
 
 
-def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
-    """Return the entry with this record of a task's outputs; itself if nothing changes."""
+def _with_record(entry: Entry, task: str, output: str, record: OutputRecord) -> Entry:
+    """Return the entry with this record of an output; itself if nothing changes."""
     known = entry.tasks[task]
-    return entry if outputs == known.outputs else entry.with_task(task, replace(known, outputs=outputs))
+    if record == known.outputs[output]:
+        return entry
+    return entry.with_task(task, replace(known, outputs=known.outputs.put(output, record)))
 
 
 @dataclass
@@ -281,12 +284,12 @@ class Giver:
         """
         if self._timeline is None:
             self.open()
-        entry = own(self.log, epoch)
+        entry = newest_own(self.log, epoch)
         while entry.timeline != self._timeline:
             # If the application is rewound meanwhile, the sink is open for more than this entry knows.
             self._timeline = None
             self.open()
-            entry = own(self.log, epoch)
+            entry = newest_own(self.log, epoch)
         owed = entry.owed(self.task, self.output)
         if owed is None:
             return entry

@@ -19,13 +19,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
-from persistent_state.errors import DamagedError, ExistsError, FencedError, InvalidInputError
+from persistent_state.errors import DamagedError, FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, or_none
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import graph, restore
 from persistent_state.protocol.naming import none_kept
+from persistent_state.protocol.next_entry import append
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, RETRACT, OutputPlan, RewindPlan, refusals
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
@@ -93,22 +95,19 @@ def rewind(log: Log, planned: RewindPlan, *, writer: str, now: int) -> Entry:
     """
     if refused := refusals(planned):
         raise InvalidInputError(" ".join(refused))
-    while True:
-        newest = _newest(log)
+
+    def change(newest: Entry) -> tuple[Entry, None]:
         if newest.epoch == planned.epoch + 1 and newest.writer == writer:
             # Of an earlier try, whose answer was lost.
-            return newest
+            return newest, None
         if newest.epoch != planned.epoch:
             raise FencedError(
                 f"application {log.application} was started or taken back since the plan was made; plan again. Nothing changed."
             )
-        entry = _first_entry(log, newest, planned, writer, now)
-        try:
-            log.append(entry)
-        except ExistsError:
-            # Someone committed since we looked. That is void now, too.
-            continue
-        return entry
+        return _first_entry(log, newest, planned, writer, now), None
+
+    # What a driver commits meanwhile is void, too.
+    return append(log, partial(_newest, log), change)[0]
 
 
 def first_entry(log: Log, planned: RewindPlan) -> Entry:

@@ -1,7 +1,7 @@
 """The record of a task's outputs in an entry: what the sink of each has, and what starts have made void of it.
 
-Each output has one record. A transition is a method of the record, and returns the record after it. The methods of
-`OutputState` apply a transition to one output, or to all outputs of the task. Clocks are microseconds UTC.
+Each output has one record, whose transitions are methods that return the record after them. Starts and rewinds change the
+records of all outputs of a task: these are methods of `OutputState`. Clocks are microseconds UTC.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class OutputRecord:
         return had if self.cut_at is None else max(furthest, self.cut_at, had)
 
     def give(self, clock: int, furthest: int) -> OutputRecord:
-        """Return the record when the sink was given every checkpoint up to this clock."""
+        """Return the record when the sink was given every checkpoint up to this clock.
+
+        It has none above, unless starts have cut the task back. `furthest` is that of the task's outputs.
+        """
         has_all = clock >= self.may_have(furthest)
         return replace(
             self,
@@ -144,6 +147,10 @@ class OutputRecord:
         if clock < self.known and not clocks.is_among(retained, clock):
             lacks = (min(clock, lacks[0] if lacks else END), END if begun == BEGINNING else begun)
         return OutputRecord(self.status, clock, right, begun=begun, lacks=lacks)
+
+    def go_back(self) -> OutputRecord:
+        """Return the record when the sink has gone back as it owed."""
+        return replace(self, had=None)
 
     def cut_back(self, clock: int, furthest: int) -> OutputRecord:
         """Return the record when a start takes the task back to this clock."""
@@ -277,24 +284,9 @@ class OutputState:
         """Return a bound of what a sink may have above the clocks that it has for sure; `BEGINNING` if it has no more."""
         return self[output].may_have(self.furthest)
 
-    def give(self, output: str, clock: int) -> OutputState:
-        """Return the record when the output's sink was given every checkpoint up to this clock.
-
-        It has none above, unless starts have cut the task back.
-        """
-        return self._with(output, self[output].give(clock, self.furthest))
-
-    def void(self, output: str) -> OutputState:
-        """Return the record when the output's sink lacks values of its clock, and is given everything with the next one."""
-        return self._with(output, self[output].void())
-
-    def believe(self, output: str, clock: int, own: int, retained: Sequence[int]) -> OutputState:
-        """Return the record by the sink's own: it has come to this clock. `own` is the task's clock."""
-        return self._with(output, self[output].believe(clock, own, retained))
-
-    def go_back(self, output: str) -> OutputState:
-        """Return the record when the output's sink has gone back as it owed."""
-        return self._with(output, replace(self[output], had=None))
+    def put(self, output: str, record: OutputRecord) -> OutputState:
+        """Return the record with this one of an output."""
+        return _of({**self.records, output: record}, self.furthest)
 
     def cut_back(self, clock: int, own: int) -> OutputState:
         """Return the record when a start takes the task back from its own clock to this one."""
@@ -340,10 +332,6 @@ class OutputState:
         retired = {each: record.retire() for each, record in self.records.items() if each not in begin}
         had = (record.had for record in self.records.values() if record.had is not None)
         return _of({**begin, **retired}, max(self.furthest, own, *had))
-
-    def _with(self, output: str, record: OutputRecord) -> OutputState:
-        """Return the record with this one of an output."""
-        return _of({**self.records, output: record}, self.furthest)
 
 
 def _of(records: Mapping[str, OutputRecord], furthest: int) -> OutputState:

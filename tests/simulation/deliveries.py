@@ -24,6 +24,7 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol import branch, commits, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store import blocks, kept_entries, late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes
@@ -358,7 +359,7 @@ class DeliveryWorld:
 
     def _batch(self, log: Log, epoch: int, flow: FlowPlan, source: WorldSource) -> None:
         self.now += 10
-        entry = commits.own(log, epoch)
+        entry = newest_own(log, epoch)
         start = entry.flows[flow.id].source.next_positions
         reach = source.reach(start, everything=False)
         entry, reach = turn.begin(log, epoch, flow, reach, self.now, self.new_id)

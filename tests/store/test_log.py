@@ -45,7 +45,7 @@ from persistent_state.store.entry import Entry, Kept, Owed
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
+from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored, written
 from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED, OutputRecord, OutputState, Status
 from persistent_state.store.task_state import StoredState, TaskState
 from tests import core
@@ -1210,7 +1210,7 @@ class TestCollection:
         assert named <= self.run_files(files)
         left = {path for number in log.numbers() for path in log.read(number).files()}
         unnamed = {path for path in self.run_files(files) - left if ".late." not in path}
-        assert all(commits.written(path) <= commits.written(page.path) for path in unnamed)
+        assert all(written(path) <= written(page.path) for path in unnamed)
         # The list is of another flow's micro-batches.
         assert self.run_files(files, "other") <= left
         told = caplog.messages
