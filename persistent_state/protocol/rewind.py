@@ -250,30 +250,32 @@ def _stood(before: Entry, task: str) -> int:
 
 
 def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
-    """Yield each output, with its task, and a bound of the clocks that its sink may have.
-
-    A sink may have been given one clock more than the log says, as that is written down afterwards.
-    """
+    """Yield each output, with its task, and a bound of the clocks that its sink may have."""
     owing = {(name, output) for name, of_task in newest.owes.items() for output in of_task}
     for name, task in newest.tasks.items():
-        visited, outputs = newest.flow_of(name).visited, task.outputs
-        clocks = [clock for clock in sorted({*newest.retained, *task.stored.cuts}) if clock <= visited]
-        # A clock at which the task was still empty may have come between after a sink was given a later one.
-        empty = visited - 1 if task.stored.first is None else task.stored.first
+        outputs, was = task.outputs, before.tasks[name].outputs if name in before.tasks else OutputState()
         for output, last in outputs.delivered.items():
             owing.discard((name, output))
-            given = [next((clock for clock in clocks if max(last, low) < clock), last) for low in (task.born, empty)]
             # After a start, until the sink answers, it may have all that the task had before.
-            yield name, output, max(*given, outputs.may_have(output))
-        was = before.tasks[name].outputs if name in before.tasks else OutputState()
+            yield name, output, max(_given(newest, name, last), outputs.may_have(output))
         for output, record in sorted(outputs.with_status(LEFT, RETIRED).items()):
             # Those that the task had already left to a life before are what they were then.
             if was[output].status is not RETIRED:
                 owing.discard((name, output))
                 is_cut = record.cut_at is not None
-                yield name, output, outputs.may_have(output) if is_cut else max(visited, outputs.furthest)
+                had = outputs.may_have(output) if is_cut else max(newest.flow_of(name).visited, outputs.furthest)
+                yield name, output, had
     for name, output in sorted(owing):
         yield name, output, newest.tasks[name].outputs.may_have(output) if name in newest.tasks else BEGINNING
+
+
+def _given(newest: Entry, name: str, last: int) -> int:
+    """Return the last clock that a sink may have been given: one more than the log says, as that is written down afterwards."""
+    visited, task = newest.flow_of(name).visited, newest.tasks[name]
+    # A clock at which the task was still empty may have come between after a sink was given a later one.
+    empty = visited - 1 if task.stored.first is None else task.stored.first
+    clocks = [clock for clock in sorted({*newest.retained, *task.stored.cuts}) if clock <= visited]
+    return max(next((clock for clock in clocks if max(last, low) < clock), last) for low in (task.born, empty))
 
 
 def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now: int) -> Entry:

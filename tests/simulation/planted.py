@@ -1202,7 +1202,7 @@ BUGS = (
     bug(
         "one clock more than the log says",
         "A sink that was given a clock before its driver was killed is taken for one that has nothing above the clock.",
-        rewind._furthest,
+        rewind._given,
         ("if max(last, low) < clock", "if False"),
         theme="rewound-outputs",
     ),
