@@ -35,7 +35,7 @@ from persistent_state.open_state import OpenApplication, OpenChanges, OpenState,
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
 from persistent_state.protocol.rewind_plan import OutputPlan, ReadAgain, RewindPlan
-from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state
+from persistent_state.reading import read_state
 from persistent_state.sinks.base import Origin, RecordingSink, Sink, arrow_batches
 from persistent_state.sinks.console import ConsoleSink
 from persistent_state.sinks.delta import DeltaSink
@@ -51,7 +51,6 @@ from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask
 from persistent_state.testing import LocalRun, run_local
-from persistent_state.timelines import branch_application, keep_clock, release_clock
 from persistent_state.windows import SessionWindow, SlidingWindow, TumblingWindow
 
 if TYPE_CHECKING:
@@ -125,14 +124,8 @@ __all__ = [
     "ValuesAtClock",
     "WindowState",
     "arrow_batches",
-    "branch_application",
-    "clocks",
-    "keep_clock",
-    "late_rows_frame",
     "open_store",
-    "read_late_rows",
     "read_state",
-    "release_clock",
     "run_local",
     "verify",
 ]

@@ -451,7 +451,7 @@ def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
 
 
 def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
-    """Yield the late and bad rows as `read_late_rows` returns them, without the column that stands for the timestamp."""
+    """Yield the late and bad rows as `OpenApplication.late_rows` does, without the column that stands for the timestamp."""
     for side in late_rows.all_of(plan.files, rows):
         for row in read_side(plan.files, side).to_pylist():
             if plan.inputs:

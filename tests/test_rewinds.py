@@ -40,8 +40,6 @@ from persistent_state import (
     StoreUnavailableError,
     TimeReplayableSource,
     ValuesAtClock,
-    branch_application,
-    keep_clock,
     open_store,
     read_state,
 )
@@ -807,8 +805,8 @@ def test_the_name_of_a_kept_clock_stands_for_it_in_python() -> None:
     task = open_store(world.files.url).application("app").task("total")
     assert task.at("before the sale").clock == 60
     assert app.plan_rewind("before the sale").clock == 60
-    assert keep_clock(world.files.url, "app", "of May", "before the sale") == 60
-    assert branch_application(world.files.url, "app", "green", "of May") == 60
+    assert open_store(world.files.url).application("app").keep("of May", "before the sale") == 60
+    assert open_store(world.files.url).application("app").branch("green", "of May") == 60
     for ask in (task.at, app.plan_rewind, app.rewind):
         said = problem(lambda ask=ask: ask("Christmas"), NotThereError)
         assert "clock='Christmas' is not a time, and keeps no clock of app; give" in said

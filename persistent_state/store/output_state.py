@@ -16,7 +16,7 @@ from persistent_state.event_time.clocks import BEGINNING, END
 
 
 class Status(Enum):
-    """What an output is to its task."""
+    """The standing of an output with its task."""
 
     NEW = "new"
     """The task never had the output, or had it only in a timeline that is void."""
