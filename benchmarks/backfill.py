@@ -26,7 +26,7 @@ from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.local import LocalDriver
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.protocol import takeover
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources import TimeReplayableSource
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

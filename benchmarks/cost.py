@@ -27,6 +27,7 @@ from persistent_state.drive import local
 from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources import Chunk, Reach
 from persistent_state.store.files.base import BytesLike
 from persistent_state.store.files.local import LocalFiles
@@ -76,7 +77,7 @@ def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[l
             answers,
             now=START,
             new_id=lambda: f"{next(ids):016x}",
-            keeping=commits.Keeping(),
+            keeping=Keeping(),
         )
         position += len(some)
         yield list(files.sizes)

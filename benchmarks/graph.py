@@ -45,7 +45,7 @@ from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.kafka import Json
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import commits, takeover
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources import Chunk, Reach
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store.files.local import LocalFiles

@@ -28,6 +28,7 @@ from persistent_state.drive import local
 from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources import Chunk, Reach
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -81,7 +82,7 @@ class Played:
         basis = commits.plan_batch(entry, flow, Reach({"events": self.position}), START)
         sent, held = [*Part(0, 1, basis).combine(flow, [Chunk("events", number, rows)])], local.Held()
         made = local.merge(flow, sent, held, new_id)
-        commits.commit(self.log, 1, self.plan.settings, made, now=START, new_id=new_id, keeping=commits.Keeping())
+        commits.commit(self.log, 1, self.plan.settings, made, now=START, new_id=new_id, keeping=Keeping())
         fresh = made.descriptors[0].runs
         self.known.update(run.file.path for run in fresh)
         self.sent += sum(len(blob.to_bytes()) for blob in sent if isinstance(blob, Blob))

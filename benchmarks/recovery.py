@@ -29,7 +29,7 @@ from benchmarks.contenders import Setting
 from benchmarks.measure import anonymous, write_json
 from benchmarks.streams import ROWS_PER_FILE, Workload
 from benchmarks.throughput import FILES_PER_BATCH, session
-from persistent_state import clocks, read_state
+from persistent_state import open_store, read_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ def open_state(place: Path) -> dict[str, Any]:
     """Seconds to open the state at its newest clock, its keys, and the memory that this added to the process alone."""
     store = str(place / "store")
     before, begin = anonymous(), time.perf_counter()
-    state = read_state(store, "benchmark", "Sum", clock=clocks(store, "benchmark")[-1])
+    state = read_state(store, "benchmark", "Sum", clock=open_store(store).application("benchmark").clocks()[-1])
     return {"seconds": time.perf_counter() - begin, "rows": state.num_rows, "mebibytes": (anonymous() - before) / 2**20}
 
 

@@ -40,6 +40,7 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys
 from persistent_state.protocol import commits, takeover
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources import Chunk, Reach
 from persistent_state.store import codec
 from persistent_state.store.entry import Entry
@@ -191,7 +192,7 @@ def names(size: Size, part: int) -> list[str]:
 
 
 def committed(log: Log, flow: FlowPlan, answers: Answers) -> tuple[Entry, Advance]:
-    return commits.commit(log, 1, flow.first.settings, answers, now=START, new_id=new_id, keeping=commits.Keeping())
+    return commits.commit(log, 1, flow.first.settings, answers, now=START, new_id=new_id, keeping=Keeping())
 
 
 def chunks(size: Size, part: int) -> list[Chunk]:

@@ -30,8 +30,8 @@ from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Giver
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources import Chunk, Reach
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files

@@ -41,7 +41,7 @@ from persistent_state.drive.local import LocalDriver
 from persistent_state.drive.turn import Part
 from persistent_state.event_time.inputs import named
 from persistent_state.protocol import commits, takeover
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.local import LocalFiles

@@ -50,7 +50,7 @@ from persistent_state import (
     PersistentState,
     PersistentTask,
     ValuesAtClock,
-    clocks,
+    open_store,
 )
 from persistent_state.formatting import show_clock
 
@@ -173,7 +173,9 @@ def check(folder: Path, logins: list[Login], died_at: int) -> tuple[dict[str, in
     """How many alerts there are, and what is wrong with them, a sentence each."""
     inbox, problems = Inbox(folder / "inbox.db"), []
     sent, kept = inbox.all("sent"), inbox.all("alerts")
-    wanted = list(expected(logins, clocks(str(folder / "store"), "alerts")))  # fewer than are retained
+    wanted = list(
+        expected(logins, open_store(str(folder / "store")).application("alerts").clocks())
+    )  # fewer than are retained
     twice = [alert for alert, times in Counter(sent).items() if times == 2]
     for alert in twice:
         print(f"  {alert.id}  sent: 2, in the inbox: {kept.count(alert)}")

@@ -359,10 +359,10 @@ def from_clock(table: pa.Table, clock: int | None) -> int:
 
 def global_clock(place: Place) -> int | None:
     """The clock that the next start will restore."""
-    from persistent_state import clocks
+    from persistent_state import open_store
 
     try:
-        retained = clocks(place.store, NAME, storage_options=place.options)
+        retained = open_store(place.store, storage_options=place.options).application(NAME).clocks()
     except StateError:
         return None
     return retained[-1] if retained else None

@@ -45,7 +45,7 @@ from persistent_state import (
     TumblingWindow,
     ValuesAtClock,
     WindowState,
-    clocks,
+    open_store,
 )
 from persistent_state.formatting import show_clock
 
@@ -225,10 +225,14 @@ def killed_rewind(folder: Path, moment: str) -> str | None:
 def rewind_to_death(folder: Path, moment: str) -> None:
     """Take the application back, and kill this process when it has, and the tables have not, or have in part."""
     store, tables = str(folder / "store"), Tables(folder)
-    newest = clocks(store, "flights")[-1]
+    newest = open_store(store).application("flights").clocks()[-1]
 
     def die(_: object) -> None:
-        is_moment = tables.in_transaction if moment == TRANSACTION else clocks(store, "flights")[-1] < newest
+        is_moment = (
+            tables.in_transaction
+            if moment == TRANSACTION
+            else open_store(store).application("flights").clocks()[-1] < newest
+        )
         if is_moment:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -46,7 +46,7 @@ from persistent_state import (
     PersistentTask,
     SessionWindow,
     WindowState,
-    read_late_rows,
+    open_store,
     read_state,
 )
 from persistent_state.errors import InvalidInputError
@@ -181,7 +181,9 @@ def check(folder: Path, clicks: list[Click], late: list[Click]) -> tuple[dict[Ke
     state = {tuple(row.values())[:3]: row["value"] for row in rows}
     if state != {key: sessions[key] for key in sessions if key[2] > last}:
         problems.append("the open sessions in the state are not those of plain Python")
-    aside = [row for rows in read_late_rows(store, "sessions", "Sessions") for row in rows.to_pylist()]
+    aside = [
+        row for rows in open_store(store).application("sessions").late_rows("Sessions") for row in rows.to_pylist()
+    ]
     if sorted(row["timestamp"] for row in aside) != sorted(click.ts for click in late):
         problems.append("what was set aside is not what came late, each click once")
     return sessions, last, problems

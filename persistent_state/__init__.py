@@ -31,7 +31,7 @@ from persistent_state.kafka.source import KafkaSource
 from persistent_state.open_state import open_store
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
-from persistent_state.reading import clocks, late_rows_frame, read_late_rows, read_state
+from persistent_state.reading import read_state
 from persistent_state.sinks.console import ConsoleSink
 from persistent_state.sinks.delta import DeltaSink
 from persistent_state.sinks.parquet import ParquetSink
@@ -45,7 +45,6 @@ from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask
 from persistent_state.testing import run_local
-from persistent_state.timelines import branch_application, keep_clock, release_clock
 from persistent_state.windows import SessionWindow, SlidingWindow, TumblingWindow
 
 __version__ = "0.1.0"
@@ -91,14 +90,8 @@ __all__ = [
     "TumblingWindow",
     "ValuesAtClock",
     "WindowState",
-    "branch_application",
-    "clocks",
-    "keep_clock",
-    "late_rows_frame",
     "open_store",
-    "read_late_rows",
     "read_state",
-    "release_clock",
     "run_local",
     "verify",
 ]

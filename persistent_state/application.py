@@ -30,7 +30,7 @@ from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask, OrderedTask, named
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.redact import shown
 from persistent_state.show import definition, html

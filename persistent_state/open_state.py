@@ -1,15 +1,15 @@
-"""Open a store without Spark: its applications, their tasks, and a task's state at a clock, of all keys or of some."""
+"""Open a store without Spark: its applications, their clocks and late rows, their tasks, and a task's state at a clock."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from monoids import Aggregator, Monoid
@@ -17,50 +17,41 @@ from persistent_state.batch.in_order import States
 from persistent_state.errors import InvalidInputError, NotThereError, StateError
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.joins import Join
+from persistent_state.open_rows import OpenChanges as OpenChanges
+from persistent_state.open_rows import OpenState as OpenState
 from persistent_state.ordered import OrderedTask
-from persistent_state.partials.changed import Changed, are_equal
+from persistent_state.protocol import branch, naming
 from persistent_state.protocol.naming import clock_named
 from persistent_state.show import html
 from persistent_state.show.history import history
 from persistent_state.show.plot import plot
-from persistent_state.store.asked import asked_keys
 from persistent_state.store.entries import Entries
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
-from persistent_state.store.net_changes import NetChanges, net_changes
+from persistent_state.store.net_changes import net_changes
 from persistent_state.store.state_at import (
-    Answer,
     StateAt,
     entries_of,
     find_applications,
     find_state,
     newest_entry,
+    read_sides,
 )
 from persistent_state.task import BaseTask, PersistentTask, instance_of
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
 
 Monoids: TypeAlias = "Sequence[Monoid[Any] | Aggregator[Any, Any, Any]]"
 
-CHANGE_TYPE = "_change_type"
-"""The column of changes that says what a row is, in Delta's words."""
 
-CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
-
-PART = 1 << 18
-"""About how many stored rows are opened at a time where rows are given batch by batch."""
-
-BYTES = 64 << 20
-"""About how many bytes of them are opened at the most, and are in a batch."""
-
-ROWS = 1 << 16
-"""The most rows of a batch."""
+_logger = logging.getLogger("persistent_state")
 
 
 def open_store(url: str, *, storage_options: Mapping[str, Any] | None = None) -> OpenStore:
-    """Open a store, to read what its applications keep. Nothing is read before something is asked for.
+    """Open a store: read what its applications keep, keep their clocks by name, and branch them.
+
+    Nothing is read before something is asked for.
 
     Args:
         url: The store's folder or URL.
@@ -169,6 +160,126 @@ class OpenApplication:
                 f"task={task!r} is not a task; give its name, or an instance of it, such as {instance_of(task)}."
             )
         return OpenTask(self.files, self.name, task, tuple(monoids), presented)
+
+    def late_rows(self, task: BaseTask | str) -> list[pa.Table]:
+        """Return the late and bad rows of a task, each once.
+
+        Args:
+            task: The task, or its name.
+
+        Returns:
+            A table per file. Columns are `reason`, `timestamp` (microseconds UTC), `partition`, `channel`, `position`, `record`
+            (the bytes as they came, where the source has them), `origin` (a struct of where the record stood, such as its file
+            and line; missing if the source tells nothing) and `row` (a struct of the source's own columns; null for a record
+            that could not be decoded). Tables of different versions of the source may have different columns.
+
+        Raises:
+            NotThereError: There is no such application or task.
+            DamagedError: A file is not what was written.
+
+        Example:
+            >>> tables = open_store("tests/fixtures/store-v1").application("app").late_rows("Totals")
+            >>> sorted((row["reason"], row["position"]) for table in tables for row in table.to_pylist())
+            [('late', 25), ('no timestamp', 13), ('no timestamp', 47)]
+        """
+        return read_sides(self.files, self.name, task)
+
+    def keep(self, name: str, clock: Clock | None = None) -> int:
+        """Keep a clock by a name, until it is released. The application may run meanwhile.
+
+        Args:
+            name: The name. A clock may have several, and a name is that of one clock.
+            clock: One of the kept clocks, or a name of it; by default the newest, which is the global clock.
+
+        Returns:
+            The clock, in microseconds UTC.
+
+        Raises:
+            InvalidInputError: There is no such application, the clock is not kept, or another clock has the name.
+            CommitUnknownError: The store did not answer. Do it again.
+
+        Example:
+            >>> open_store("tests/fixtures/store-v1").application("app").keep("before the sale", 160)
+            Traceback (most recent call last):
+            ...
+            persistent_state.errors.InvalidInputError: app keeps no clock yet; start it once, and it keeps its newest.
+        """
+        if not isinstance(name, str):
+            raise InvalidInputError(f"name={name!r} is not a text; give one by which to release the clock.")
+        log = Log(self.files, self.name)
+        return naming.keep(log, _clock_of(log, clock), name, _now_us())
+
+    def release(self, name: str) -> int:
+        """Keep a clock no longer by this name. Its files go when nothing else keeps the clock.
+
+        Args:
+            name: The name that it was given.
+
+        Returns:
+            The clock, in microseconds UTC.
+
+        Raises:
+            InvalidInputError: There is no such application or name.
+            CommitUnknownError: The store did not answer. Do it again.
+
+        Example:
+            >>> open_store("tests/fixtures/store-v1").application("app").release("sale")
+            Traceback (most recent call last):
+            ...
+            persistent_state.errors.InvalidInputError: name='sale' is the name of no kept clock of app; there is none.
+        """
+        return naming.release(Log(self.files, self.name), name, _now_us())
+
+    def branch(
+        self,
+        new: str,
+        clock: Clock | None = None,
+        *,
+        to: str | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        to_storage_options: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Make another application of this one at a kept clock: with its state and its positions, without its outputs.
+
+        The new one has files of its own, and each is verified. The old one may run meanwhile. A call that is interrupted leaves
+        no new application, and the next call goes on. A warning names each task that was left out at the clock, and one says
+        what the outputs of windows and of emitted rows begin with.
+
+        Args:
+            new: The name of the new application.
+            clock: One of the kept clocks, or a name of it; by default the newest, which is the global clock.
+            to: The folder or URL of the store for the new application, by default the same.
+            on_progress: Called after each file with the number of bytes that are copied, and of those that are to be.
+            to_storage_options: What fsspec needs to open `to`.
+
+        Returns:
+            The clock, in microseconds UTC.
+
+        Raises:
+            InvalidInputError: There is no such application, the clock is not kept, or is released meanwhile, or the new name
+                can't be used, or is that of an application.
+            DamagedError: A file is not what was written.
+            StoreUnavailableError: A store does not answer. Do it again.
+            CommitUnknownError: The store did not answer. Look whether the new application is there, and else do it again.
+
+        Example:
+            >>> open_store("tests/fixtures/store-v1").application("app").branch("app-green", 160)
+            Traceback (most recent call last):
+            ...
+            persistent_state.errors.InvalidInputError: app keeps no clock yet; start it once, and it keeps its newest.
+        """
+        log, there = Log(self.files, self.name), self.files if to is None else open_files(to, to_storage_options)
+        entry = branch.branch(
+            log,
+            Log(there, new),
+            _clock_of(log, clock),
+            now=_now_us(),
+            new_id=lambda: uuid.uuid4().hex[:16],
+            tell=on_progress or (lambda done, size: None),
+        )
+        for note in branch.notes(entry, new):
+            _logger.warning("%s", note)
+        return entry.clock
 
     def history(self) -> pa.Table:
         """Return how the clocks have moved, as far back as the log has entries: some minutes, and each kept clock.
@@ -309,260 +420,6 @@ def _shown(show: Callable[[], str]) -> str:
         return html.sentence(str(error))
 
 
-class _Rows(ABC):
-    """Rows of an open store, which Arrow's stream interface gives to DuckDB, polars and others, batch by batch."""
-
-    _title: ClassVar[str]
-    """The title of them in a notebook."""
-
-    @property
-    @abstractmethod
-    def schema(self) -> pa.Schema:
-        """The columns and their types."""
-
-    @abstractmethod
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches, within bounded memory."""
-
-    def to_arrow(self) -> pa.Table:
-        """Return the rows as a table, in no particular order.
-
-        Raises:
-            NotThereError: A clock is no longer retained.
-            DamagedError: A file is not what was written.
-            TaskFailedError: What presents the values raised.
-        """
-        return pa.Table.from_batches(self.batches(), self.schema)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the rows as a pandas DataFrame, as `to_arrow().to_pandas()`.
-
-        Raises:
-            NotThereError: A clock is no longer retained.
-            DamagedError: A file is not what was written.
-            TaskFailedError: What presents the values raised.
-        """
-        return self.to_arrow().to_pandas()
-
-    @abstractmethod
-    def _facts(self) -> dict[str, str]:
-        """Return whose rows these are, and of when, by name."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={fact}' for name, fact in self._facts().items())})"
-
-    def _repr_html_(self) -> str:
-        return html.rows(self._title, self._facts())
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Give the batches to whoever reads Arrow's streams."""
-        return pa.RecordBatchReader.from_batches(self.schema, self.batches()).__arrow_c_stream__(requested_schema)
-
-
-@dataclass(repr=False)
-class OpenState(_Rows):
-    """A task's state at a clock. DuckDB, polars and all that reads Arrow's streams can read it as a table.
-
-    As long as the clock is retained or kept, it is answered exactly, also while the application commits, collects what it has
-    rewritten, or is taken back to a clock at or above this one. After that a question is answered exactly, or refused.
-
-    The columns are the key columns and `value`. Of a `WindowState` there is a row for each key and window that is open at the
-    clock and holds a message; `window_start` and `window_end`, timestamps in UTC, stand before `value`.
-
-    Args:
-        state: Where it is stored.
-
-    Example:
-        >>> state = open_store("tests/fixtures/store-v1").application("app").task("Totals").at(160)
-        >>> state.clock, state.timeline, state.schema.names
-        (160, 0, ['shop', 'item', 'value'])
-        >>> sum(batch.num_rows for batch in state.batches()) == state.to_arrow().num_rows
-        True
-    """
-
-    _title = "State"
-
-    state: StateAt
-
-    @property
-    def clock(self) -> int:
-        """The clock, in microseconds UTC."""
-        return self.state.clock
-
-    @property
-    def timeline(self) -> int:
-        """The application's timeline. Together with the clock it names the state, for ever unless the task is rebuilt."""
-        return self.state.timeline
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns and their types: the key columns, those of the window if there are windows, and `value`."""
-        return self.state.schema
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the state in batches, within bounded memory: a range of the keys' hash is read at a time.
-
-        Raises:
-            NotThereError: The clock is no longer retained.
-            DamagedError: A file is not what was written.
-            TaskFailedError: What presents the values raised.
-        """
-        count = _parts(self.state)
-        for number in range(count):
-            for table in self._answer(partial(_tables_of_part, number=number, parts=count)):
-                yield from batches_of(table)
-
-    def to_arrow(self) -> pa.Table:
-        """Return the state as a table, a row per key or per window of a key, in no particular order.
-
-        Raises:
-            NotThereError: The clock is no longer retained.
-            DamagedError: A file is not what was written.
-            TaskFailedError: What presents the values raised.
-        """
-        return self._answer(StateAt.table)
-
-    def get(self, key: Any = ()) -> Any:
-        """Return the value of a key, as `to_arrow().to_pylist()` has it. Only the blocks of the runs that may hold it are read.
-
-        Args:
-            key: The value of the key column; of several columns a tuple in their order, or a mapping by their names. Without
-                key columns leave it out.
-
-        Returns:
-            The value; None if the key is not there, or has expired. Of a `WindowState` a dictionary of the windows that are
-            open and hold a message, the earliest first. The key of a window is its start and end in microseconds UTC.
-
-        Raises:
-            InvalidInputError: The key is not of the types of the key columns, or the clock is no longer retained.
-            DamagedError: A file is not what was written.
-            TaskFailedError: What presents the values raised.
-
-        Example:
-            >>> state = open_store("tests/fixtures/store-v1").application("app").task("Totals").at(160)
-            >>> state.get(("Bergen", 1)) == state.get({"item": 1, "shop": "Bergen"})
-            True
-            >>> state.get(("Oslo", 1)) is None
-            True
-        """
-        return self.get_many([key])[0]
-
-    def get_many(self, keys: Iterable[Any]) -> list[Any]:
-        """Return the values of keys. A block that several of them need is read once.
-
-        Args:
-            keys: The keys, each as `get` takes it.
-
-        Returns:
-            What `get` returns of each key, in their order.
-
-        Raises:
-            InvalidInputError: As `get`.
-            DamagedError: A file is not what was written.
-            TaskFailedError: What presents the values raised.
-
-        Example:
-            >>> state = open_store("tests/fixtures/store-v1").application("app").task("Notes").at(160)
-            >>> [notes and notes[0] for notes in state.get_many(["Bergen", "Oslo", None])]
-            ['n1', None, 'n2']
-        """
-        asked, places = asked_keys(self.state, [*keys])
-        table, spans = self._answer(lambda state: state.of_keys(asked))
-        values = table["value"].to_pylist()
-        windows = self.state.layout.kind.window_columns
-        if not windows:
-            return [values[spans[place][0]] if spans[place][0] < spans[place][1] else None for place in places]
-        edges = [*zip(*(table[name].cast(pa.int64()).to_pylist() for name in windows), strict=True)]
-        return [dict(zip(edges[slice(*spans[place])], values[slice(*spans[place])], strict=True)) for place in places]
-
-    def _facts(self) -> dict[str, str]:
-        return {**_names(self.state), "clock": full_clock(self.clock), "timeline": str(self.timeline)}
-
-    def _answer(self, ask: Callable[[StateAt], Answer]) -> Answer:
-        """Return the answer of the state, whose runs may have been rewritten since, and remember those that hold it now."""
-        answer, self.state = self.state.answer(ask)
-        return answer
-
-
-@dataclass(repr=False)
-class OpenChanges(_Rows):
-    """The net changes of a task's state between two clocks, in the words of Delta's change data feed.
-
-    The columns are those of the state, and `_change_type`, a text. A key, or a window of a key, that is there at the later
-    clock only has one row, `insert`; one that is there at the earlier clock only has one row, `delete`, with the value that it
-    had. One whose value is another has two rows, one behind the other: `update_preimage` with the value at the earlier clock,
-    and `update_postimage` with that at the later one. A window that closed between the clocks, and a key that expired, is
-    deleted.
-
-    Args:
-        changes: Where they are stored.
-
-    Example:
-        >>> totals = open_store("tests/fixtures/store-v1").application("app").task("Totals")
-        >>> changes = totals.changes(160)
-        >>> changes.since.clock, changes.until.clock, changes.schema.names
-        (160, 220, ['shop', 'item', 'value', '_change_type'])
-    """
-
-    _title = "Changes"
-
-    changes: NetChanges
-
-    @property
-    def since(self) -> OpenState:
-        """The state at the earlier clock."""
-        return OpenState(self.changes.since)
-
-    @property
-    def until(self) -> OpenState:
-        """The state at the later clock."""
-        return OpenState(self.changes.until)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the state and their types, and `_change_type`."""
-        return schema_of_changes(self.changes.until)
-
-    def _facts(self) -> dict[str, str]:
-        since, until = self.changes.since, self.changes.until
-        clocks = {"since": full_clock(since.clock), "until": full_clock(until.clock)}
-        return {**_names(until), **clocks, "timeline": str(until.timeline)}
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the changes in batches, within bounded memory: a range of the keys' hash is read at a time.
-
-        Raises:
-            NotThereError: A clock is no longer retained.
-            DamagedError: A file is not what was written.
-            TaskFailedError: What presents the values raised.
-        """
-        count = 1 + self.changes.rows // PART
-        for number in range(count):
-            for some in self.changes.part(number, count).read():
-                yield from batches_of(change_rows(some, self.changes.until))
-
-
-def _names(state: StateAt) -> dict[str, str]:
-    return {"application": state.application, "task": state.task}
-
-
-def _parts(state: StateAt) -> int:
-    """Return the number of parts in which a state is read within bounded memory."""
-    # Starts cut a file into many runs, of which each tells the rows of the whole file.
-    of_files = {run.file.path: run for run in state.runs}.values()
-    return 1 + max(sum(run.rows for run in of_files) // PART, sum(run.file.length for run in of_files) // BYTES)
-
-
-def _tables_of_part(state: StateAt, number: int, parts: int) -> Iterator[pa.Table]:
-    return state.part(number, parts).tables()
-
-
-def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a table in batches that are not too large."""
-    rows = max(1, min(ROWS, BYTES * len(table) // max(1, table.nbytes)))
-    return iter(table.to_batches(rows))
-
-
 def _check_timeline(state: StateAt, timeline: int, entries: Entries) -> None:
     """Refuse a state that is another than that at its clock in this timeline.
 
@@ -610,23 +467,9 @@ def _checked(since: StateAt, until: StateAt) -> tuple[StateAt, StateAt]:
     return since, until
 
 
-def schema_of_changes(state: StateAt) -> pa.Schema:
-    """Return the columns of the changes of a state: its own, and the type of the change."""
-    return state.schema.append(pa.field(CHANGE_TYPE, pa.string()))
+def _clock_of(log: Log, clock: Clock | None) -> int | None:
+    return None if clock is None else clock_named(log, clock)
 
 
-def change_rows(some: Changed, state: StateAt) -> pa.Table:
-    """Return changes as users see them. Where nothing differs there is no row, though messages may have come."""
-    schema = schema_of_changes(state)
-    was, is_there = (np.asarray(values.is_valid()) for values in (some.before, some.after))
-    before, after = state.present(some.before), state.present(some.after)
-    differs = was & is_there & ~are_equal(before, after)
-    counts = np.where(was & is_there, 2 * differs, was | is_there)
-    rows = np.repeat(np.arange(len(counts)), counts)
-    is_second = np.arange(len(rows)) > np.repeat(np.cumsum(counts) - counts, counts)
-    is_after = is_second | ~was[rows]
-    kinds = np.where(differs[rows], np.where(is_second, 2, 1), np.where(is_after, 0, 3))
-    table = some.rows.drop_columns(["hash"]).take(pa.array(rows))
-    values = pa.concat_arrays([before, after]).take(pa.array(rows + len(counts) * is_after))
-    columns = [*table.columns, values, pa.array(CHANGE_TYPES).take(pa.array(kinds))]
-    return pa.table(columns, names=schema.names).cast(schema)
+def _now_us() -> int:
+    return time.time_ns() // 1000  # noqa: TID251 - people call this, on no machine of a world that is played

@@ -31,7 +31,7 @@ from persistent_state.outputs import outputs_of
 from persistent_state.partials import layout
 from persistent_state.partials.since import Since
 from persistent_state.protocol import takeover
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.schemas import AnySchema, arrow_schema
@@ -451,7 +451,7 @@ def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
 
 
 def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
-    """Yield the late and bad rows as `read_late_rows` returns them, without the column that stands for the timestamp."""
+    """Yield the late and bad rows as `OpenApplication.late_rows` does, without the column that stands for the timestamp."""
     for side in late_rows.all_of(plan.files, rows):
         for row in read_side(plan.files, side).to_pylist():
             if plan.inputs:

@@ -34,6 +34,7 @@ from persistent_state import (
     RunningValues,
     StateError,
     errors,
+    open_store,
     run_local,
 )
 from persistent_state.batch.plan import Plan
@@ -42,7 +43,7 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import duration
 from persistent_state.formatting import full_clock
 from persistent_state.protocol.commits import Keeping, close
-from persistent_state.reading import clocks, read_late_rows, read_state
+from persistent_state.reading import read_state
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from tests import core
@@ -825,7 +826,7 @@ class TestStores:
         (other,) = ran.start(Task(name="other"))
         core.play(ran.log, other, rows(55), keeping=ran.keeping)
         returned, other = ran.start(Task(), Task(name="other"))
-        assert clocks(store, "app") == [30, 50]
+        assert open_store(store).application("app").clocks() == [30, 50]
         # Until it is there, the others' clocks move and the global one waits; what it held when it left stays readable.
         entry = core.play(ran.log, other, rows(55, 75), keeping=ran.keeping)
         assert (entry.clock, entry.flow_of("other").progress.clock, entry.flow_of("totals").progress.clock) == (
@@ -867,14 +868,14 @@ class TestStores:
         ran = Ran(store, Task())
         for stamp in (5, 25, 45):
             ran.play(stamp)
-        assert clocks(store, "app") == [40, 50]
+        assert open_store(store).application("app").clocks() == [40, 50]
         assert read_state(store, "app", Task(), clock=40).to_pylist() == [{"word": "a", "value": 2}]
         low, high = f"clock={full_clock(40)}", f"clock={full_clock(50)}"
         for clock, nearest in ((10, low), (45, f"{low} or {high}"), (60, high)):
             refused(
                 partial(read_state, store, "app", Task(), clock=clock),
-                f"clock={full_clock(clock)} of task=totals is not retained; read {nearest}. clocks(store, application) and "
-                "`persistent-state show STORE APP` list all.",
+                f"clock={full_clock(clock)} of task=totals is not retained; read {nearest}. "
+                "open_store(store).application(application).clocks() and `persistent-state show STORE APP` list all.",
             )
 
     def test_a_clock_before_a_task_was_there(self, store: str) -> None:
@@ -883,8 +884,8 @@ class TestStores:
         ran.play(45)
         refused(
             lambda: read_state(store, "app", Task(name="other"), clock=10),
-            f"clock={full_clock(10)} of task=other is not retained; read clock={full_clock(40)}. clocks(store, application) "
-            "and `persistent-state show STORE APP` list all.",
+            f"clock={full_clock(10)} of task=other is not retained; read clock={full_clock(40)}. "
+            "open_store(store).application(application).clocks() and `persistent-state show STORE APP` list all.",
         )
         assert read_state(store, "app", Task(name="other"), clock=40).num_rows == 0
 
@@ -893,7 +894,7 @@ class TestStores:
         ran.play(5)
         ran.play(25)
         ran.start(Task(), Task(name="other"))
-        before, began = clocks(store, "app")
+        before, began = open_store(store).application("app").clocks()
         refused(
             lambda: read_state(store, "app", Task(name="other"), clock=before),
             f"task=other began, or was rebuilt or reset, after clock={full_clock(before)}; read "
@@ -905,7 +906,7 @@ class TestStores:
         ran = Ran(store, Task())
         ran.play(5)
         ran.play(25)
-        before, newest = clocks(store, "app")
+        before, newest = open_store(store).application("app").clocks()
         states = {clock: read_state(store, "app", Task(), clock=clock).to_pylist() for clock in (before, newest)}
         ran.start(Task(), reset=("totals",))
         for clock, state in states.items():
@@ -917,13 +918,13 @@ class TestStores:
         ran.play(5)
         for read in (
             lambda: read_state(store, "apps", Task()),
-            lambda: read_late_rows(store, "apps", "totals"),
-            lambda: clocks(store, "apps"),
+            lambda: open_store(store).application("apps").late_rows("totals"),
+            lambda: open_store(store).application("apps").clocks(),
         ):
             refused(read, f"there is no application apps in store={ran.files.url}; look at its name and address.")
         sentence = "application app has no task totale; it has other, totals."
         refused(lambda: read_state(store, "app", Task(name="totale")), sentence)
-        refused(lambda: read_late_rows(store, "app", "totale"), sentence)
+        refused(lambda: open_store(store).application("app").late_rows("totale"), sentence)
 
     def test_a_reader_with_another_monoid(self, store: str) -> None:
         Ran(store, Task()).play(5)

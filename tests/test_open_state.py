@@ -42,7 +42,7 @@ from persistent_state import (
     open_store,
     read_state,
 )
-from persistent_state import open_state as opened
+from persistent_state import open_rows as opened
 from persistent_state.batch.plan import AT_LEAST_ONCE, EXACTLY_ONCE, FlowPlan
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.open_state import OpenChanges, OpenState, OpenStore, OpenTask
@@ -53,7 +53,7 @@ from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.naming import keep
 from persistent_state.state import KeptState
-from persistent_state.store import blocks, state_at
+from persistent_state.store import blocks, net_changes, state_at
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, MemoryFiles, cache, open_files
@@ -979,7 +979,7 @@ class TestRecipes:
         frame = pl.DataFrame(totals.at(200))
         assert sorted(map(repr, frame.to_dicts())) == sorted(map(repr, totals.at(200).to_arrow().to_pylist()))
         changes = pl.DataFrame(totals.changes(160, 200))
-        assert {*changes["_change_type"]} <= {*opened.CHANGE_TYPES}
+        assert {*changes["_change_type"]} <= {*net_changes.CHANGE_TYPES}
 
     def test_pandas_reads_a_state(self) -> None:
         state = open_store(STORE).application("app").task("Notes").at()

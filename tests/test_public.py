@@ -62,14 +62,8 @@ PUBLIC_NAMES = [
     "TumblingWindow",
     "ValuesAtClock",
     "WindowState",
-    "branch_application",
-    "clocks",
-    "keep_clock",
-    "late_rows_frame",
     "open_store",
-    "read_late_rows",
     "read_state",
-    "release_clock",
     "run_local",
     "verify",
 ]
@@ -141,7 +135,7 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > serve __init__ > testing > application reading timelines > engine > open_state > metrics show"
+    "__main__ > cli > serve __init__ > testing > application reading > engine > open_state > open_rows > metrics show"
     " > drive > protocol > batch > inputs > kafka outputs > sources sinks > store > partials joins > ordered > task > state"
     " > formatting windows > event_time > errors redact > monoids"
 )

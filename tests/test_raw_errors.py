@@ -27,7 +27,7 @@ from persistent_state import (
     RunningValues,
     SqlSink,
     TaskFailedError,
-    keep_clock,
+    open_store,
     read_state,
     run_local,
 )
@@ -118,7 +118,7 @@ def test_other_arguments_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
     wrong = Total
     assert "give its name, or an instance of it, such as Total()." in problem(lambda: read_state("s", "a", wrong))
     wrong = 5
-    assert "name=5 is not a text" in problem(lambda: keep_clock("s", "a", wrong))
+    assert "name=5 is not a text" in problem(lambda: open_store("s").application("a").keep(wrong))
     wrong = tmp_path / "a.db"
     assert SqlSink(wrong, "t") == SqlSink(str(wrong), "t")
 

@@ -20,8 +20,7 @@ from persistent_state import (
     NotThereError,
     PersistentTask,
     TaskFailedError,
-    clocks,
-    read_late_rows,
+    open_store,
     read_state,
 )
 from persistent_state.show.top import StatusReader
@@ -36,14 +35,14 @@ STORE = str(Path(__file__).parent / "fixtures" / "store-v1")
 
 @pytest.mark.parametrize("task", [Totals(), Notes()])
 def test_a_task_that_is_only_named_is_read_as_by_itself(task: Totals | Notes) -> None:
-    for clock in (None, *clocks(STORE, APPLICATION)):
+    for clock in (None, *open_store(STORE).application(APPLICATION).clocks()):
         named = read_state(STORE, APPLICATION, task.task_name, clock)
         assert named.num_rows > 0
         assert named.equals(read_state(STORE, APPLICATION, task, clock))
 
 
 def test_a_clock_is_a_number_iso_text_or_a_datetime_with_a_zone() -> None:
-    newest = clocks(STORE, APPLICATION)[-1]
+    newest = open_store(STORE).application(APPLICATION).clocks()[-1]
     state = read_state(STORE, APPLICATION, "Totals", newest)
     time = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=newest)
     elsewhere = time.astimezone(timezone(timedelta(hours=-8)))
@@ -63,7 +62,7 @@ def test_a_clock_is_a_number_iso_text_or_a_datetime_with_a_zone() -> None:
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 50])
 @pytest.mark.parametrize("task", ["Totals", "Notes"])
 def test_the_parts_of_a_state_hold_each_key_once_and_open_only_runs_of_theirs(task: str, parts: int) -> None:
-    for clock in clocks(STORE, APPLICATION):
+    for clock in open_store(STORE).application(APPLICATION).clocks():
         state = find_state(open_files(STORE), APPLICATION, task, clock)
         pieces = [state.part(number, parts) for number in range(parts)]
         rows = [row for piece in pieces for row in piece.read().to_pylist()]
@@ -84,7 +83,9 @@ def test_the_object_of_another_task_is_refused_and_another_monoid_changes_nothin
 
 
 def test_late_rows_are_read_of_a_task_or_its_name() -> None:
-    assert read_late_rows(STORE, APPLICATION, Totals()) == read_late_rows(STORE, APPLICATION, "Totals")
+    assert open_store(STORE).application(APPLICATION).late_rows(Totals()) == open_store(STORE).application(
+        APPLICATION
+    ).late_rows("Totals")
 
 
 def test_files_that_are_missing_are_said_to_be_missing_and_not_to_be_of_an_old_clock(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_files_that_are_missing_are_said_to_be_missing_and_not_to_be_of_an_old_c
     ):
         state.read()
     with pytest.raises(DamagedError, match=r"a file that the newest log entry names is gone \(.*side\.arrow"):
-        read_late_rows(str(store), APPLICATION, "Totals")
+        open_store(str(store)).application(APPLICATION).late_rows("Totals")
 
 
 def test_a_file_of_late_rows_is_missing_if_the_newest_entry_names_it_and_else_its_rows_are_in_another(

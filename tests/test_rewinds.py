@@ -33,8 +33,6 @@ from persistent_state import (
     StoreRefusedError,
     StoreUnavailableError,
     ValuesAtClock,
-    branch_application,
-    keep_clock,
     open_store,
     read_state,
 )
@@ -43,8 +41,9 @@ from persistent_state.engine import rewinds
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver, graph
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.naming import keep
+from persistent_state.protocol.next_entry import amend
 from persistent_state.protocol.rewind_plan import OutputPlan, ReadAgain, made
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application as application_text
@@ -800,8 +799,8 @@ def test_the_name_of_a_kept_clock_stands_for_it_in_python() -> None:
     task = open_store(world.files.url).application("app").task("total")
     assert task.at("before the sale").clock == 60
     assert app.plan_rewind("before the sale").clock == 60
-    assert keep_clock(world.files.url, "app", "of May", "before the sale") == 60
-    assert branch_application(world.files.url, "app", "green", "of May") == 60
+    assert open_store(world.files.url).application("app").keep("of May", "before the sale") == 60
+    assert open_store(world.files.url).application("app").branch("green", "of May") == 60
     for ask in (task.at, app.plan_rewind, app.rewind):
         said = problem(lambda ask=ask: ask("Christmas"), NotThereError)
         assert "clock='Christmas' is not a time, and keeps no clock of app; give" in said

@@ -21,7 +21,7 @@ from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan, takes_back
 from persistent_state.batch.rows import TakenBack
 from persistent_state.batch.spans import Span, open_runs
-from persistent_state.errors import FencedError, InvalidInputError
+from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT, named
 from persistent_state.joins import Join
@@ -35,7 +35,7 @@ from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
+from persistent_state.store.log import Log, fenced
 from persistent_state.store.named_files import Run, ShardRuns
 from persistent_state.store.net_changes import changed_between
 from persistent_state.store.state_at import seen_below
@@ -203,7 +203,7 @@ def _with_newest_runs(fed: Plan, plan: Plan, span: Span) -> Span:
     """Return the same span of the runs that the newest entry names."""
     entry = Log(plan.files, plan.application).newest()
     if entry is None or entry.epoch != span.epoch:
-        raise FencedError(f"a newer driver owns {plan.application}; this one (epoch {span.epoch}) has stopped.")
+        raise fenced(plan.application, span.epoch)
 
     def runs_of(task: Plan) -> tuple[Run, ...]:
         return entry.tasks[task.name].stored.in_shards(entry.shards)[span.shard].runs

@@ -26,7 +26,7 @@ from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.formatting import full_clock, plain, to_json
 from persistent_state.metrics.exposition import as_text
 from persistent_state.metrics.of_store import of_store
-from persistent_state.open_state import open_store
+from persistent_state.open_state import OpenApplication, open_store
 from persistent_state.protocol.naming import clock_named
 from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, made, refusals
 from persistent_state.redact import shown
@@ -39,7 +39,6 @@ from persistent_state.store.files import Files, LocalFiles, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_state
 from persistent_state.store.verify import verify
-from persistent_state.timelines import branch_application, keep_clock, release_clock
 
 PROGRAM = "persistent-state"
 
@@ -424,16 +423,19 @@ def _monoid(name: str) -> Monoid[Any] | Aggregator[Any, Any, Any]:
     return monoid
 
 
+def _opened(arguments: argparse.Namespace) -> OpenApplication:
+    options = _storage_options(arguments.storage_options)
+    return open_store(arguments.store, storage_options=options).application(arguments.application)
+
+
 def _keep(arguments: argparse.Namespace) -> int:
-    store, options = arguments.store, _storage_options(arguments.storage_options)
-    clock = keep_clock(store, arguments.application, arguments.name, arguments.at, storage_options=options)
+    clock = _opened(arguments).keep(arguments.name, arguments.at)
     _print_named(arguments, clock, "is kept as")
     return 0
 
 
 def _release(arguments: argparse.Namespace) -> int:
-    options = _storage_options(arguments.storage_options)
-    clock = release_clock(arguments.store, arguments.application, arguments.name, storage_options=options)
+    clock = _opened(arguments).release(arguments.name)
     _print_named(arguments, clock, "is no longer kept as")
     return 0
 
@@ -444,16 +446,12 @@ def _print_named(arguments: argparse.Namespace, clock: int, what: str) -> None:
 
 
 def _branch(arguments: argparse.Namespace) -> int:
-    options = _storage_options(arguments.storage_options)
     with _progress() as show_progress:
-        clock = branch_application(
-            arguments.store,
-            arguments.application,
+        clock = _opened(arguments).branch(
             arguments.new,
             arguments.at,
             to=arguments.to,
             on_progress=lambda done, all: show_progress(f"{size(done)} of {size(all)}"),
-            storage_options=options,
             to_storage_options=_storage_options(arguments.to_storage_options, "--to-storage-options"),
         )
     store = arguments.store if arguments.to is None else arguments.to

@@ -11,7 +11,7 @@ from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep, Part
 from persistent_state.protocol import commits
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log

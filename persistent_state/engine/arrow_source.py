@@ -31,6 +31,7 @@ from persistent_state.errors import StateError
 from persistent_state.event_time.inputs import by_input, together
 from persistent_state.inputs import open_source, reach_of
 from persistent_state.protocol import commits, graph
+from persistent_state.protocol.next_entry import newest_own
 from persistent_state.sources.base import Reach, TimeReplayableSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
@@ -221,7 +222,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _newest(self) -> Entry:
         # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing to
         # read would ask its source for ever after a newer driver has started.
-        return commits.own(self._log, self._epoch)
+        return newest_own(self._log, self._epoch)
 
     def _known(self) -> FlowState:
         return commits.flow_by(self._newest(), self.flow)

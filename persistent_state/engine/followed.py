@@ -24,8 +24,8 @@ from persistent_state.engine.micro_batch import Progress, committing, hand_on
 from persistent_state.engine.reports import Listener
 from persistent_state.errors import FencedError, StateError
 from persistent_state.metrics.of_run import Work
-from persistent_state.protocol import commits
 from persistent_state.protocol.deliver import Delivered
+from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 
@@ -132,7 +132,7 @@ class Follower:
                 _logger.warning("application %s was not followed, and is again soon: %r", self._log.application, error)
 
     def _look(self) -> None:
-        entry = commits.own(self._log, self._epoch)
+        entry = newest_own(self._log, self._epoch)
         if entry.number != self._seen:
             self._seen = entry.number
             self._on_commit()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ from persistent_state.batch.plan import Plan
 from persistent_state.engine import connect
 from persistent_state.engine.session import check_store, use_this_python
 from persistent_state.engine.spark_versions import arrow_types, spark_types
-from persistent_state.engine.store_rows import LATE_ROWS, late_rows
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
@@ -23,7 +22,6 @@ from persistent_state.partials import fold
 from persistent_state.partials.layout import one_chunk
 from persistent_state.sinks.base import CLOCK, VALUE, Origin
 from persistent_state.store.files.base import Files
-from persistent_state.store.named_files import SideFile
 from persistent_state.store.state_at import StateAt, with_presented
 from persistent_state.windows import FINAL, TIME
 
@@ -157,21 +155,6 @@ def _of_parts(
                 yield from table.to_batches(max(1, min(ROWS, BYTES * len(table) // max(1, table.nbytes))))
 
     return spark.range(0, parts, 1, parts).mapInArrow(read, types)
-
-
-def of_late_rows(
-    spark: SparkSession, files: Files, application: str, task: str, found: Sequence[SideFile]
-) -> DataFrame:
-    """Return late and bad rows of a task; `origin` and `row` are JSON."""
-    parts = max(1, min(len(found), _parallelism(spark, files)))
-
-    def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                for side in found[number::parts]:
-                    yield from late_rows(files, application, task, side).to_batches(ROWS)
-
-    return spark.range(0, parts, 1, parts).mapInArrow(read, spark_types(LATE_ROWS))
 
 
 def _parallelism(spark: SparkSession, files: Files) -> int:

@@ -42,8 +42,8 @@ from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.metrics.of_run import Work
 from persistent_state.outputs import RunningValues
 from persistent_state.protocol import commits, deliver, holding
-from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Delivered
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.codec import run_from_json, run_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import LATE, OUTSIDE, REPLAYED_OR_LATE

@@ -37,7 +37,7 @@ from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import commits, flows, restore, takeover
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists

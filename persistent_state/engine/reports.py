@@ -269,8 +269,8 @@ class TaskReport:
         stop = ", or stop at the first with on_bad_row='fail'" if bad and self._plan.on_bad_row != FAIL else ""
         of = f" of {rows:,}" if rows >= self._reported else ""
         return (
-            f"{self._reported:,}{of} rows did not count: {', '.join(reasons)}. See read_late_rows(store, "
-            f"{self._plan.application!r}, {self._plan.named!r}){stop}."
+            f"{self._reported:,}{of} rows did not count: {', '.join(reasons)}. See open_store(store).application("
+            f"{self._plan.application!r}).late_rows({self._plan.named!r}){stop}."
         )
 
     def _hint(self, reason: str) -> str:

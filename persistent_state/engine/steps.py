@@ -27,6 +27,7 @@ from persistent_state.engine.session import for_sinks, own_session
 from persistent_state.metrics.of_run import Work
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import commits, holding
+from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -142,7 +143,7 @@ class Stepper:
         # Before the look at the log: a step that ends in between is committed in the log, and not due there.
         under_way = {*self.under_way}
         with self._turn:
-            entry = commits.own(self._log, self._epoch)
+            entry = newest_own(self._log, self._epoch)
         queried = self._queried
         steps = turn.due_steps(entry, self._flows, under_way)
         # A query takes along the steps that change something. It need not be waited for with the others.

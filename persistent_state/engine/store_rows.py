@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
-from persistent_state.open_state import CHANGE_TYPES, batches_of, change_rows, schema_of_changes
+from persistent_state.open_rows import batches_of
 from persistent_state.store.asked import asked_keys, key_column, key_value
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import Run, SideFile
-from persistent_state.store.net_changes import NetChanges
+from persistent_state.store.net_changes import CHANGE_TYPES, NetChanges, change_rows, schema_of_changes
 from persistent_state.store.state_at import StateAt, read_listed_side
 from persistent_state.windows import TIME
 

@@ -34,8 +34,9 @@ from persistent_state.engine.session import Scratch
 from persistent_state.engine.steps import Stepper
 from persistent_state.errors import FencedError, StateError, naming_cells
 from persistent_state.protocol import commits
+from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
+from persistent_state.store.log import Log, fenced
 
 POLL_SECONDS = 0.05
 """Time between two looks at the queries."""
@@ -189,7 +190,7 @@ class Supervisor:
                 self._steps.stop()
             if self._steps.failed is not None:
                 return self._cause(*self._steps.failed)
-            self.entry = commits.own(self._log, self.entry.epoch)
+            self.entry = newest_own(self._log, self.entry.epoch)
         except StateError as error:
             return error
         return None
@@ -339,7 +340,7 @@ class Supervisor:
         if not is_too_slow(error):
             return False
         try:
-            known = commits.own(self._log, self.entry.epoch).flows[flow]
+            known = newest_own(self._log, self.entry.epoch).flows[flow]
         except StateError:
             return False
         if known.progress.batch or any(source.planned for source in known.inputs.values()):
@@ -440,9 +441,7 @@ class Supervisor:
         newest = self._newest()
         if newest is None or newest.epoch == self.entry.epoch:
             return None
-        return FencedError(
-            f"a newer driver owns {self._log.application}; this one (epoch {self.entry.epoch}) has stopped."
-        )
+        return fenced(self._log.application, self.entry.epoch)
 
     def _show_summary(self) -> None:
         if self._lines is not None:

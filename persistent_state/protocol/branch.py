@@ -43,8 +43,9 @@ from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.log import TRIES, Log, check_name
 from persistent_state.store.named_files import Pages, ShardRuns, Stored
+from persistent_state.store.output_state import OutputState
 from persistent_state.store.state_at import nearest_clocks, no_application
-from persistent_state.store.task_state import OutputState, TaskState
+from persistent_state.store.task_state import TaskState
 from persistent_state.task import rows_of
 
 

@@ -17,13 +17,13 @@ from contextlib import suppress
 from itertools import chain, takewhile, zip_longest
 
 from persistent_state.errors import DamagedError
-from persistent_state.protocol.commits import Keeping, written
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import kept_entries, lists
 from persistent_state.store.codec import side_from_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import ShardRuns, Stored
+from persistent_state.store.named_files import ShardRuns, Stored, written
 from persistent_state.store.task_state import TaskState
 
 LEFTOVER_AGE = 3600.0

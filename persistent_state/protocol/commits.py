@@ -11,11 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -36,36 +34,23 @@ from persistent_state.batch.messages import (
     short_digest,
 )
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.errors import DisagreementError, ExistsError, FencedError, StoreUnavailableError
+from persistent_state.errors import DisagreementError
 from persistent_state.event_time import clocks
 from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import newest_read
 from persistent_state.inputs import journals_of
 from persistent_state.protocol import graph
+from persistent_state.protocol.global_clock import Keeping, moved_on
+from persistent_state.protocol.next_entry import amend, append, newest_own
+from persistent_state.protocol.tidy import tidied, without_old_spans
 from persistent_state.sources.base import Reach
-from persistent_state.store import late_rows, lists
-from persistent_state.store.codec import side_to_json
-from persistent_state.store.entry import Entry, Kept
+from persistent_state.store import lists
+from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
-from persistent_state.store.flow_state import FlowState, LateRows
+from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import SideFile
+from persistent_state.store.named_files import path_of
 from persistent_state.store.task_state import TaskState
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """The limits of what is kept, beside the clocks that users keep by name. Lengths are microseconds.
-
-    Attributes:
-        clocks: How many of the newest checkpoints are kept.
-        grace: For how long files stay that were replaced.
-        retain: Pairs (every, span): of each period of `every` the last clock is kept, for `span` of event time.
-    """
-
-    clocks: int = 10
-    grace: int = 600_000_000
-    retain: tuple[tuple[int, int], ...] = ()
 
 
 def wake(log: Log, epoch: int, flow: str, now: int) -> Entry:
@@ -89,7 +74,7 @@ def announce(log: Log, epoch: int, flow: str, reach: Reach, now: int, new_id: Ca
 
     def plan(entry: Entry) -> Entry:
         known = entry.flows[flow]
-        path = partial(_path, log, flow, epoch, known.progress.batch + 1, "pages", new_id)
+        path = partial(path_of, log.application, flow, epoch, known.progress.batch + 1, "pages", new_id)
         announced = known.with_source(known.source.announce(reach.ends))
         return _with_changed(
             entry, flow, _with_lines(log.files, announced, journals_of(reach, known.inputs), path).hold()
@@ -111,53 +96,6 @@ def _with_changed(entry: Entry, id: str, flow: FlowState) -> Entry:
     """Return the entry with this record of a flow; itself if nothing changes."""
     known = entry.flows[id]
     return entry if flow is known or flow == known else entry.with_flow(id, flow)
-
-
-def written(path: str) -> tuple[int, int]:
-    """Return the epoch and the micro-batch in which a file of `runs` was written; (-1, -1) if its name is not one of ours."""
-    name = re.match(r"(\d+)-(\d+)-", path.rpartition("/")[2])
-    return (int(name[1]), int(name[2])) if name else (-1, -1)
-
-
-def _path(log: Log, task: str, epoch: int, batch: int, what: str, new_id: Callable[[], str]) -> str:
-    """Return a name for a file of a task that nobody else has."""
-    return f"{log.application}/runs/{task}/{epoch:06d}-{batch:09d}-{what}-{new_id()}"
-
-
-def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int) -> Entry:
-    """Change something that no micro-batch changes, and return the entry that says so: the newest, if `change` returns that.
-
-    Raises:
-        FencedError: a newer driver owns the application.
-    """
-    while True:
-        newest = own(log, epoch)
-        changed = change(newest)
-        if changed is newest:
-            return newest
-        entry = newest.follower(now, flows=changed.flows, tasks=changed.tasks, kept=changed.kept, owes=changed.owes)
-        try:
-            log.append(entry)
-        except ExistsError:
-            continue
-        return entry
-
-
-def own(log: Log, epoch: int) -> Entry:
-    """Return the newest entry, if the application is still this driver's.
-
-    Raises:
-        FencedError: A newer driver owns the application.
-        StoreUnavailableError: The store does not list this driver's own entries yet.
-    """
-    newest = log.newest()
-    if newest is None or newest.epoch < epoch:
-        raise StoreUnavailableError(
-            f"the store does not list what epoch {epoch} of {log.application} wrote yet; try again."
-        )
-    if newest.epoch > epoch:
-        raise FencedError(f"a newer driver owns {log.application}; this one (epoch {epoch}) has stopped.")
-    return newest
 
 
 def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach | None, now: int, step: Step | None = None) -> Basis:
@@ -270,8 +208,8 @@ def commit(
     planned = next((report.step for report in answers.reports if report.step is not None), None)
     asks_sources = any(report.reach is not None for report in answers.reports)
     visited = max(report.visited for report in answers.reports)
-    while True:
-        newest = own(log, epoch)
+
+    def change(newest: Entry) -> tuple[Entry, Advance]:
         if first.epoch != epoch:
             raise DisagreementError(
                 f"flow={first.flow} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
@@ -289,16 +227,12 @@ def commit(
             tasks = newest.tasks_of(first.flow)
             begun = min((task.stored.first for task in tasks.values() if task.stored.first is not None), default=None)
             # Before the batch adds to them: another flow may have moved the global clock since this one's last commit.
-            after = advance(_without_old_spans(newest, flow), begun, answers.reports, settings)
+            after = advance(without_old_spans(newest, flow), begun, answers.reports, settings)
             if step is not None:
                 after = replace(after, stepped=step.clock, cuts=(*after.cuts, step.clock))
-        entry = _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping)
-        try:
-            log.append(entry)
-        except ExistsError:
-            # Another flow of this application, or a newer driver, was first: look again.
-            continue
-        return entry, after
+        return _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping), after
+
+    return append(log, partial(newest_own, log, epoch), change)
 
 
 def commit_unchanged(
@@ -315,8 +249,8 @@ def commit_unchanged(
     Raises:
         FencedError: a newer driver owns the application.
     """
-    while True:
-        newest = own(log, epoch)
+
+    def change(newest: Entry) -> tuple[Entry, list[tuple[Step, Advance]]]:
         flows, tasks = {**newest.flows}, {**newest.tasks}
         taken = {step for step in steps if newest.flows[step.flow].inputs} - {*graph.due(newest)}
         left = [step for step in steps if step not in taken]
@@ -333,12 +267,10 @@ def commit_unchanged(
         for name, task in newest.tasks.items():
             if task.flow in moved:
                 tasks[name] = replace(task, stored=task.stored.close(moved[task.flow]))
-        entry = _moved_on(replace(newest, flows=flows, tasks=tasks), newest, now, keeping)
-        try:
-            log.append(entry)
-        except ExistsError:
-            continue
+        entry = moved_on(replace(newest, flows=flows, tasks=tasks), newest, now, keeping)
         return entry, [(step, _stepped(newest.flows[step.flow], step, ())) for step in left]
+
+    return append(log, partial(newest_own, log, epoch), change)
 
 
 def _check_due(newest: Entry, steps: Sequence[Step]) -> None:
@@ -431,7 +363,7 @@ def _with_batch(
     keeping: Keeping,
 ) -> Entry:
     id, batch = descriptors[0].flow, descriptors[0].batch
-    page = partial(_path, log, id, newest.epoch, batch, "pages", new_id)
+    page = partial(path_of, log.application, id, newest.epoch, batch, "pages", new_id)
     ordered = sorted(descriptors, key=lambda d: (d.task, d.shard))
     known = newest.flows[id]
     read = known.with_source(known.source.after_batch(after.channels, after.positions))
@@ -453,136 +385,8 @@ def _with_batch(
             late_rows=task.late_rows.after_batch(descriptor.side for descriptor in answers if descriptor.side),
             stored=task.stored.after_batch(changes, after.cuts),
         )
-    entry = _moved_on(replace(newest.with_flow(id, flow), tasks=tasks), newest, now, keeping)
-    return _tidied(log, entry, id, new_id)
-
-
-def _without_old_spans(entry: Entry, flow: FlowState) -> FlowState:
-    """Return a flow of an entry without the spans that no start has to read again.
-
-    What a start may have to read again must never grow, as it would where spans on both sides of its clock are joined.
-    """
-    return flow.with_source(flow.source.without_old_spans(min(entry.clock, flow.progress.clock)))
-
-
-def _tidied(log: Log, entry: Entry, id: str, new_id: Callable[[], str]) -> Entry:
-    """Return the entry when a flow and its tasks name no more than a start needs."""
-    flow = entry.flows[id]
-    restart = min(entry.clock, flow.progress.clock)
-    source = _without_old_spans(entry, flow).source
-
-    def tidied(rows: LateRows, name: str) -> LateRows:
-        if len(rows.sides) <= late_rows.MANY:
-            return rows
-        replays = flow.with_steps(source.replays_from(restart))
-        path = partial(_path, log, name, entry.epoch, flow.progress.batch)
-        page, joined = partial(path, "pages", new_id), partial(path, "sides", new_id)
-        return _with_fewer_sides(log.files, rows, replays, entry.epoch, restart, page, joined)
-
-    tasks = {
-        name: replace(task, late_rows=tidied(task.late_rows, name)) if task.late_rows.sides else task
-        for name, task in entry.tasks_of(id).items()
-    }
-    flow = replace(flow.with_source(source), late_rows=tidied(flow.late_rows, id))
-    return replace(entry.with_flow(id, flow), tasks={**entry.tasks, **tasks})
-
-
-def _moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
-    """Return the entry after `newest` with flows that have moved: its global clock, and what follows from that."""
-    clock, common = graph.clocks_after(entry, newest)
-    pinned = graph.pins(replace(entry, clock=clock, next=common))
-    flows, tasks = {**entry.flows}, {**entry.tasks}
-    for name, task in entry.tasks.items():
-        if not task.active:
-            continue
-        flow, stored, outputs = entry.flows[task.flow], task.stored, task.outputs
-        own = flow.progress.clock
-        if flow.progress.holds and own < newest.clock:
-            # It has yet to catch up, and until then the global clock waits.
-            tasks[name] = replace(task, stored=stored.with_cuts([own]))
-            continue
-        if flow.is_derived:
-            tasks[name] = replace(task, stored=stored.with_cuts({*stored.cuts} & {own, *pinned}))
-            continue
-        # A flow that does not hold the clock back follows it: what comes below it from now on is late.
-        own = max(own, clock, common)
-        if flow.upstream:
-            # Its sources have visited clocks below that of its step, and at those it lacks what other tasks gave.
-            since = newest.flows[task.flow].stepped
-            stored = stored.with_cuts(cut for cut in stored.cuts if not since < cut < flow.stepped)
-        cuts = {*clocks.thin_cuts(stored.cuts, clock, own, entry.interval), *({*stored.cuts} & pinned)}
-        # Under at-least-once delivery, a sink has values above the global clock. It is to be told what changed since.
-        cuts.update(c for c in stored.cuts if c > clock and c in outputs.delivered.values())
-        if flow.upstream and common > clock:
-            # Nothing is stored below it yet, perhaps. A step will change that, and then it must be apart.
-            cuts.add(common)
-        tasks[name] = replace(task, stored=stored.with_cuts(cuts))
-        flows[task.flow] = flow if own == flow.progress.clock else flow.move_to(own)
-    has_moved = clock != newest.clock
-    retained = _retained(entry, clock, keeping) if has_moved else newest.retained
-    kept = kept_with(newest.kept, clock, newest.number + 1, keeping) if has_moved else newest.kept
-    processed = graph.processed(replace(entry, flows=flows))
-    for name, task in tasks.items():
-        if task.active and retained:
-            outputs, own = task.outputs, flows[task.flow].visited
-            # Messages wait for one task alone, which never goes back below the global clock, but may have to come there yet.
-            needed = min(clock, processed[name]) if name in processed else retained[0]
-            floor = min([needed, own, *outputs.delivered.values(), *outputs.voided.values()])
-            tasks[name] = replace(task, stored=task.stored.with_floor(floor))
-    return newest.follower(now, clock=clock, next=common, retained=retained, kept=kept, flows=flows, tasks=tasks)
-
-
-def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
-    """Return the clocks of the checkpoints to keep when there is a new one: the newest, and those that sinks wait for.
-
-    The last that a sink was given is kept too: it tells what has changed since.
-    """
-    kept = (*entry.retained, clock)
-    delivered = (last for task in entry.tasks.values() if task.active for last in task.outputs.delivered.values())
-    oldest = min([*kept[-keeping.clocks :], *delivered])
-    return kept[bisect_left(kept, oldest) :]
-
-
-def kept_with(kept: Mapping[int, Kept], clock: int, number: int, keeping: Keeping) -> dict[int, Kept]:
-    """Return the clocks to keep when the entry of this number makes a clock the global one."""
-    known = {**kept, clock: Kept(number)}
-    stay = {*sorted(known)[-keeping.clocks :]}.union(*(clocks.last_of_periods(known, *rule) for rule in keeping.retain))
-    return {clock: each for clock, each in known.items() if clock in stay or each.names}
-
-
-def _with_fewer_sides(
-    files: Files,
-    rows: LateRows,
-    replays: Mapping[str, int],
-    epoch: int,
-    clock: int,
-    page: Callable[[], str],
-    path: Callable[[], str],
-) -> LateRows:
-    """Return late and bad rows with fewer files in the entry.
-
-    Files of this epoch become fewer. An older file, or a large one, leaves the entry once nothing can take back any of it: no
-    start goes back below the clock, or reads again what is before the positions `replays`.
-    """
-
-    def epoch_of(side: SideFile) -> int:
-        return written(side.file.path)[0]
-
-    settled = tuple(
-        side
-        for side in rows.sides
-        if (epoch_of(side) < epoch or side.file.length >= late_rows.LARGE) and side.is_settled(clock, replays)
-    )
-    counts = Counter(rows.settled_counts)
-    for side in settled:
-        counts.update(side.reasons)
-    left = tuple(side for side in rows.sides if side not in settled)
-    for _, alike in groupby([side for side in settled if side.file.length < late_rows.LARGE], epoch_of):
-        settled = late_rows.join(files, settled, list(alike), path)
-    # Those of one epoch have the same columns.
-    left = late_rows.fewer(files, left, [side for side in left if epoch_of(side) == epoch], path)
-    listed = lists.append(files, rows.settled, [side_to_json(side) for side in settled], page)
-    return replace(rows, sides=left, settled=listed, settled_counts=dict(counts))
+    entry = moved_on(replace(newest.with_flow(id, flow), tasks=tasks), newest, now, keeping)
+    return tidied(log, entry, id, new_id)
 
 
 def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
@@ -593,8 +397,8 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
     Raises:
         FencedError: a newer driver owns the application.
     """
-    while True:
-        newest = own(log, epoch)
+
+    def change(newest: Entry) -> tuple[Entry, None]:
         tasks = {
             name: task for name, task in newest.tasks.items() if task.active and not newest.flow_of(name).is_derived
         }
@@ -605,13 +409,10 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         if read is not None:
             clock = max(clock, clocks.next_multiple(read, newest.interval))
         if all(flow.progress.clock == clock <= max(newest.clock, newest.next) for flow in active.values()):
-            return newest
+            return newest, None
         flows = {id: replace(flow.move_to(clock), coarse=()) for id, flow in active.items()}
         tasks = {name: replace(task, stored=task.stored.close(clock)) for name, task in tasks.items()}
         closed = replace(newest, flows={**newest.flows, **flows}, tasks={**newest.tasks, **tasks})
-        entry = _moved_on(closed, newest, now, keeping)
-        try:
-            log.append(entry)
-        except ExistsError:
-            continue
-        return entry
+        return moved_on(closed, newest, now, keeping), None
+
+    return append(log, partial(newest_own, log, epoch), change)[0]

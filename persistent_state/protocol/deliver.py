@@ -15,11 +15,11 @@ from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONC
 from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, is_among, or_none, with_more
 from persistent_state.formatting import clock_of_rewind, full_clock
-from persistent_state.protocol.commits import amend, own
+from persistent_state.protocol.next_entry import amend, newest_own
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState
+from persistent_state.store.output_state import LEFT, OutputRecord
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
     With `at_once` the output is given the task's own clocks too, and does not wait for the global clock.
     """
     known = entry.tasks[task]
-    outputs = known.outputs
-    last = min(outputs.delivered[output], outputs.voided.get(output, outputs.delivered[output]))
+    record = known.outputs[output]
+    last = record.changes_since
     own = known.stored.cuts if at_once else ()
     waiting = _waiting(entry, task, output, own)
     if not waiting:
         return None
     is_apart = is_among(entry.retained, last) or last in own
-    recent = last if output not in outputs.voided and is_apart else BEGINNING
+    recent = last if record.is_right and is_apart else BEGINNING
     window = known.identity.get("window", {})
     # States that are replaced are told apart only by the clocks that are kept.
     return Due(waiting[0], last if window and "replaced" not in window else recent, recent)
@@ -64,7 +64,7 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
 
 def behind(entry: Entry, task: str) -> Mapping[str, int]:
     """Return how many checkpoints are waiting for each output's sink."""
-    return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].outputs.delivered}
+    return {output: len(_waiting(entry, task, output)) for output in entry.tasks[task].outputs.active}
 
 
 def delivered(entry: Entry, task: str) -> Mapping[str, Delivered]:
@@ -89,8 +89,8 @@ def gone_meanwhile(before: Entry, entry: Entry) -> Iterator[tuple[str, str, int]
         if not window or "replaced" in window or name not in before.tasks:
             continue
         was, floor = before.tasks[name].outputs, task.stored.floor
-        for output in task.outputs.delivered:
-            if output in was.left and was.left_at.get(output, BEGINNING) < floor:
+        for output in task.outputs.active:
+            if was[output].status is LEFT and was[output].left_at < floor:
                 yield name, output, floor
 
 
@@ -99,7 +99,7 @@ def _waiting(entry: Entry, name: str, output: str, own: Sequence[int] = ()) -> t
     task = entry.tasks[name]
     # Before a task began, it had no state. A task that is behind the global clock has yet to get there.
     clocks = with_more(entry.retained, own)
-    last = max(task.born, task.outputs.delivered[output])
+    last = max(task.born, task.outputs[output].delivered)
     return clocks[bisect_right(clocks, last) : bisect_right(clocks, entry.flow_of(name).visited)]
 
 
@@ -111,7 +111,8 @@ def record(log: Log, epoch: int, task: str, output: str, clock: int, now: int) -
     """
 
     def change(entry: Entry) -> Entry:
-        return _with_outputs(entry, task, entry.tasks[task].outputs.record_given(output, clock))
+        outputs = entry.tasks[task].outputs
+        return _with_record(entry, task, output, outputs[output].give(clock, outputs.furthest))
 
     return amend(log, epoch, change, now)
 
@@ -146,8 +147,8 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
             return paid
         if clock is not None:
             paid = _with_believed(paid, task, output, clock)
-        outputs = paid.tasks[task].outputs.go_back(output)
-        return _with_outputs(paid, task, outputs if whole else outputs.void(output))
+        back = paid.tasks[task].outputs[output].go_back()
+        return _with_record(paid, task, output, back if whole else back.void())
 
     return amend(log, epoch, change, now)
 
@@ -155,17 +156,19 @@ def pay(log: Log, epoch: int, task: str, output: str, owed: Owed, clock: int | N
 def _with_believed(entry: Entry, task: str, output: str, clock: int) -> Entry:
     """Return the entry in which a sink has come to this clock by its own record."""
     outputs = entry.tasks[task].outputs
-    if output not in outputs.delivered:
+    if output not in outputs.active:
         # It is not part of the newest start, and says so when it comes back.
         return entry
     own = entry.flow_of(task).progress.clock
-    return _with_outputs(entry, task, outputs.believe_sink(output, clock, own, entry.retained))
+    return _with_record(entry, task, output, outputs[output].believe(clock, own, entry.retained))
 
 
-def _with_outputs(entry: Entry, task: str, outputs: OutputState) -> Entry:
-    """Return the entry with this record of a task's outputs; itself if nothing changes."""
+def _with_record(entry: Entry, task: str, output: str, record: OutputRecord) -> Entry:
+    """Return the entry with this record of an output; itself if nothing changes."""
     known = entry.tasks[task]
-    return entry if outputs == known.outputs else entry.with_task(task, replace(known, outputs=outputs))
+    if record == known.outputs[output]:
+        return entry
+    return entry.with_task(task, replace(known, outputs=known.outputs.put(output, record)))
 
 
 @dataclass
@@ -281,12 +284,12 @@ class Giver:
         """
         if self._timeline is None:
             self.open()
-        entry = own(self.log, epoch)
+        entry = newest_own(self.log, epoch)
         while entry.timeline != self._timeline:
             # If the application is rewound meanwhile, the sink is open for more than this entry knows.
             self._timeline = None
             self.open()
-            entry = own(self.log, epoch)
+            entry = newest_own(self.log, epoch)
         owed = entry.owed(self.task, self.output)
         if owed is None:
             return entry
@@ -323,5 +326,5 @@ class Giver:
         if self.task not in newest.tasks:
             return newest.clock
         outputs = newest.tasks[self.task].outputs
-        delivered = outputs.delivered.get(self.output, BEGINNING)
-        return max(newest.clock, newest.flow_of(self.task).progress.clock, outputs.furthest, delivered)
+        own = newest.flow_of(self.task).progress.clock
+        return max(newest.clock, own, outputs.furthest, outputs[self.output].delivered)

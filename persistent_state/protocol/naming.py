@@ -11,7 +11,7 @@ from dataclasses import replace
 from persistent_state.errors import FencedError, InvalidInputError, NotThereError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import Clock, full_clock, read_clock
-from persistent_state.protocol.commits import amend
+from persistent_state.protocol.next_entry import amend
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import nearest_clocks, no_application

@@ -16,6 +16,7 @@ from persistent_state.protocol import evolution, identity
 from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
+from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED
 
 WAYS = (
     'Name it in rebuild=["{0}"] of run or start, and it is rebuilt from the beginning of its source, while the global '
@@ -83,7 +84,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
             _check_identity(plan, newest)
             _check_inputs(plan, newest.flow_of(plan.name), known.ended, newest.clock)
         outputs = known.outputs
-        before = {*outputs.retired, *((*outputs.delivered, *outputs.left) if plan.name in rebuild else ())}
+        before = outputs.with_status(RETIRED, *((ACTIVE, LEFT) if plan.name in rebuild else ()))
         for output in plan.outputs:
             if output in before:
                 # A ValuesAtClock would be given the states.

@@ -19,17 +19,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
-from persistent_state.errors import DamagedError, ExistsError, FencedError, InvalidInputError
+from persistent_state.errors import DamagedError, FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, or_none
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import graph, restore
 from persistent_state.protocol.naming import none_kept
+from persistent_state.protocol.next_entry import append
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, RETRACT, OutputPlan, RewindPlan, refusals
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
+from persistent_state.store.output_state import LEFT, RETIRED, OutputState
 from persistent_state.store.state_at import no_application
 from persistent_state.store.task_state import TaskState
 
@@ -92,22 +95,19 @@ def rewind(log: Log, planned: RewindPlan, *, writer: str, now: int) -> Entry:
     """
     if refused := refusals(planned):
         raise InvalidInputError(" ".join(refused))
-    while True:
-        newest = _newest(log)
+
+    def change(newest: Entry) -> tuple[Entry, None]:
         if newest.epoch == planned.epoch + 1 and newest.writer == writer:
             # Of an earlier try, whose answer was lost.
-            return newest
+            return newest, None
         if newest.epoch != planned.epoch:
             raise FencedError(
                 f"application {log.application} was started or taken back since the plan was made; plan again. Nothing changed."
             )
-        entry = _first_entry(log, newest, planned, writer, now)
-        try:
-            log.append(entry)
-        except ExistsError:
-            # Someone committed since we looked. That is void now, too.
-            continue
-        return entry
+        return _first_entry(log, newest, planned, writer, now), None
+
+    # What a driver commits meanwhile is void, too.
+    return append(log, partial(_newest, log), change)[0]
 
 
 def first_entry(log: Log, planned: RewindPlan) -> Entry:
@@ -240,8 +240,8 @@ def _right_up_to(newest: Entry, before: Entry, task: str, output: str) -> int:
     """Return the clock up to which what a sink has is right after a rewind to the clock of an earlier entry."""
     if task not in before.tasks:
         return BEGINNING
-    outputs, was = newest.tasks[task].outputs, before.tasks[task]
-    return outputs.right_up_to(was.outputs, output, _stood(before, task), _is_same_life(newest.tasks[task], was))
+    now, was = newest.tasks[task], before.tasks[task]
+    return now.outputs[output].right_at(_stood(before, task), was.outputs[output], _is_same_life(now, was))
 
 
 def _stood(before: Entry, task: str) -> int:
@@ -250,30 +250,32 @@ def _stood(before: Entry, task: str) -> int:
 
 
 def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
-    """Yield each output, with its task, and a bound of the clocks that its sink may have.
-
-    A sink may have been given one clock more than the log says, as that is written down afterwards.
-    """
+    """Yield each output, with its task, and a bound of the clocks that its sink may have."""
     owing = {(name, output) for name, of_task in newest.owes.items() for output in of_task}
     for name, task in newest.tasks.items():
-        visited, outputs = newest.flow_of(name).visited, task.outputs
-        clocks = [clock for clock in sorted({*newest.retained, *task.stored.cuts}) if clock <= visited]
-        # A clock at which the task was still empty may have come between after a sink was given a later one.
-        empty = visited - 1 if task.stored.first is None else task.stored.first
+        outputs, was = task.outputs, before.tasks[name].outputs if name in before.tasks else OutputState()
         for output, last in outputs.delivered.items():
-            given = [next((clock for clock in clocks if max(last, low) < clock), last) for low in (task.born, empty)]
+            owing.discard((name, output))
             # After a start, until the sink answers, it may have all that the task had before.
-            yield name, output, max(*given, outputs.bound(output))
-        # Those that the task had already left to a life before are what they were then.
-        gone = {*outputs.left, *outputs.retired}
-        if name in before.tasks:
-            gone -= {*before.tasks[name].outputs.retired}
-        for output in sorted(gone):
-            known = outputs.bound(output) if output in outputs.cut_at else max(visited, outputs.furthest)
-            yield name, output, known
-        owing -= {(name, output) for output in (*outputs.delivered, *gone)}
+            yield name, output, max(_given(newest, name, last), outputs.may_have(output))
+        for output, record in sorted(outputs.with_status(LEFT, RETIRED).items()):
+            # Those that the task had already left to a life before are what they were then.
+            if was[output].status is not RETIRED:
+                owing.discard((name, output))
+                is_cut = record.cut_at is not None
+                had = outputs.may_have(output) if is_cut else max(newest.flow_of(name).visited, outputs.furthest)
+                yield name, output, had
     for name, output in sorted(owing):
-        yield name, output, newest.tasks[name].outputs.bound(output) if name in newest.tasks else BEGINNING
+        yield name, output, newest.tasks[name].outputs.may_have(output) if name in newest.tasks else BEGINNING
+
+
+def _given(newest: Entry, name: str, last: int) -> int:
+    """Return the last clock that a sink may have been given: one more than the log says, as that is written down afterwards."""
+    visited, task = newest.flow_of(name).visited, newest.tasks[name]
+    # A clock at which the task was still empty may have come between after a sink was given a later one.
+    empty = visited - 1 if task.stored.first is None else task.stored.first
+    clocks = [clock for clock in sorted({*newest.retained, *task.stored.cuts}) if clock <= visited]
+    return max(next((clock for clock in clocks if max(last, low) < clock), last) for low in (task.born, empty))
 
 
 def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now: int) -> Entry:

@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, FlowPlan, Plan
-from persistent_state.errors import ExistsError, FencedError, InvalidInputError, StoreUnavailableError
+from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import evolution, flows, graph, refusals, restore
+from persistent_state.protocol.next_entry import append
 from persistent_state.protocol.restore import TaskGroup
 from persistent_state.sources.tasks import Changes
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowProgress, FlowState, Upstream
-from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState, StoredState, TaskState
+from persistent_state.store.log import Log, fenced
+from persistent_state.store.output_state import OutputState
+from persistent_state.store.task_state import StoredState, TaskState
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,19 @@ def take_over(
         FencedError: a driver newer than `after` owns the application.
         StoreUnavailableError: the driver starts again, and its log is gone.
     """
-    while True:
-        newest = log.newest()
+
+    def change(newest: Entry | None) -> tuple[Entry, None]:
         if newest is None and after is not None:
             raise StoreUnavailableError(f"the log of application={log.application} is gone; bring the store back.")
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
-            raise FencedError(f"a newer driver owns {log.application}; this one (epoch {after}) has stopped.")
+            raise fenced(log.application, after)
         to_reset, to_rebuild = graph.reset_and_rebuilt(newest, wanted, reset, rebuild)
         refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], to_reset, to_rebuild)
-        entry = _first_entry(log.files, newest, wanted, _Start(interval, shards, writer, now, to_reset, to_rebuild))
-        try:
-            log.append(entry)
-        except ExistsError:
-            # Someone committed since we looked; what we would cut back is not the newest any more.
-            continue
-        return entry
+        start = _Start(interval, shards, writer, now, to_reset, to_rebuild)
+        return _first_entry(log.files, newest, wanted, start), None
+
+    return append(log, log.newest, change)[0]
 
 
 def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan], start: _Start) -> Entry:

@@ -179,6 +179,26 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Recast(Record):
+    """Values of another class than the one that is written: `recast` returns what is written of a value, `back` the value."""
+
+    recast: Callable[[Any], Any] = lambda value: value
+    back: Callable[[Any], Any] = lambda value: value
+
+    def to_json(self, value: Any) -> Json:
+        return super().to_json(self.recast(value))
+
+    def from_json(self, json: Json) -> Any:
+        return self.back(super().from_json(json))
+
+    def change(self, before: Any, after: Any) -> Json:
+        return super().change(self.recast(before), self.recast(after))
+
+    def changed(self, before: Any, json: Json) -> Any:
+        return self.back(super().changed(self.recast(before), json))
+
+
+@dataclass(frozen=True)
 class Parted:
     """Values of a class of which some attributes are records too. In the JSON the fields of all stand side by side."""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import LAST_POSITION, NO_POSITION
 from persistent_state.store import lists, runs
-from persistent_state.store.codec import side_from_json
+from persistent_state.store.codec import side_from_json, side_to_json
 from persistent_state.store.files.base import Files
 from persistent_state.store.flow_state import OUTSIDE as OUTSIDE
 from persistent_state.store.flow_state import LateRows
-from persistent_state.store.named_files import Cut, SideFile, Stored
+from persistent_state.store.named_files import Cut, SideFile, Stored, written
 
 MANY = 16
 """The most files that an entry names one by one; more are joined."""
@@ -118,6 +118,41 @@ def fewer(
     lengths = [side.file.length for side in alike]
     first = MANY // 2 - lists.not_larger(lengths[: MANY // 2], sum(lengths[MANY // 2 :]), LARGE)
     return join(files, listed, alike[first:], path)
+
+
+def settle(
+    files: Files,
+    rows: LateRows,
+    replays: Mapping[str, int],
+    epoch: int,
+    clock: int,
+    page: Callable[[], str],
+    path: Callable[[], str],
+) -> LateRows:
+    """Return late and bad rows with fewer files in the entry.
+
+    Files of this epoch become fewer. An older file, or a large one, leaves the entry once nothing can take back any of it: no
+    start goes back below the clock, or reads again what is before the positions `replays`.
+    """
+
+    def epoch_of(side: SideFile) -> int:
+        return written(side.file.path)[0]
+
+    done = tuple(
+        side
+        for side in rows.sides
+        if (epoch_of(side) < epoch or side.file.length >= LARGE) and side.is_settled(clock, replays)
+    )
+    counts = Counter(rows.settled_counts)
+    for side in done:
+        counts.update(side.reasons)
+    stay = tuple(side for side in rows.sides if side not in done)
+    for _, alike in groupby([side for side in done if side.file.length < LARGE], epoch_of):
+        done = join(files, done, list(alike), path)
+    # Those of one epoch have the same columns.
+    stay = fewer(files, stay, [side for side in stay if epoch_of(side) == epoch], path)
+    listed = lists.append(files, rows.settled, [side_to_json(side) for side in done], page)
+    return replace(rows, sides=stay, settled=listed, settled_counts=dict(counts))
 
 
 def join(

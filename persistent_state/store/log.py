@@ -85,6 +85,12 @@ def check_name(application: str) -> None:
         )
 
 
+def fenced(application: str, epoch: int | None = None) -> FencedError:
+    """Return the error of a driver when a newer one owns the application: of this epoch, or as it appends an entry."""
+    stopped = "has stopped and changed nothing" if epoch is None else f"(epoch {epoch}) has stopped"
+    return FencedError(f"a newer driver owns {application}; this one {stopped}.")
+
+
 class Log:
     """The entries of one application. Only the newest that was met is kept, so that a writer reads only what others wrote.
 
@@ -256,7 +262,7 @@ class Log:
         # The number may have been used and collected while this driver slept.
         newest = self.newest()
         if newest is None or newest.epoch > entry.epoch:
-            raise FencedError(f"a newer driver owns {self.application}; this one has stopped and changed nothing.")
+            raise fenced(self.application)
         # A higher number of its own epoch is another task's. If it does not go on from ours, ours is not part of the log.
         if newest.number > entry.number and not self._goes_on_from(entry.number, data):
             raise CommitUnknownError(

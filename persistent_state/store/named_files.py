@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -139,3 +140,14 @@ class Pages:
 
     files: tuple[Stored, ...] = ()
     tail: tuple[str, ...] = ()
+
+
+def path_of(application: str, task: str, epoch: int, batch: int, what: str, new_id: Callable[[], str]) -> str:
+    """Return a name for a file of a task that nobody else has."""
+    return f"{application}/runs/{task}/{epoch:06d}-{batch:09d}-{what}-{new_id()}"
+
+
+def written(path: str) -> tuple[int, int]:
+    """Return the epoch and the micro-batch in which a file of `runs` was written; (-1, -1) if its name is not one of ours."""
+    name = re.match(r"(\d+)-(\d+)-", path.rpartition("/")[2])
+    return (int(name[1]), int(name[2])) if name else (-1, -1)

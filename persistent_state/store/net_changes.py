@@ -15,13 +15,18 @@ import pyarrow as pa
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import fold
-from persistent_state.partials.changed import Changed, changed, paired
+from persistent_state.partials.changed import Changed, are_equal, changed, paired
 from persistent_state.partials.layout import Kind, Layout, as_numpy, below, between, where
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import Run
 from persistent_state.store.state_at import StateAt, newest_entry, seen_below
+
+CHANGE_TYPE = "_change_type"
+"""The column of changes that says what a row is, in Delta's words."""
+
+CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 
 
 def runs_from(runs: Sequence[Run], since: int, clock: int) -> list[Run]:
@@ -173,3 +178,25 @@ def net_changes(since: StateAt, until: StateAt, newest: Entry | None = None) -> 
     if before is None or after is None:
         return NetChanges(since, until, False)
     return NetChanges(before, after, True)
+
+
+def schema_of_changes(state: StateAt) -> pa.Schema:
+    """Return the columns of the changes of a state: its own, and the type of the change."""
+    return state.schema.append(pa.field(CHANGE_TYPE, pa.string()))
+
+
+def change_rows(some: Changed, state: StateAt) -> pa.Table:
+    """Return changes as users see them. Where nothing differs there is no row, though messages may have come."""
+    schema = schema_of_changes(state)
+    was, is_there = (np.asarray(values.is_valid()) for values in (some.before, some.after))
+    before, after = state.present(some.before), state.present(some.after)
+    differs = was & is_there & ~are_equal(before, after)
+    counts = np.where(was & is_there, 2 * differs, was | is_there)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    is_second = np.arange(len(rows)) > np.repeat(np.cumsum(counts) - counts, counts)
+    is_after = is_second | ~was[rows]
+    kinds = np.where(differs[rows], np.where(is_second, 2, 1), np.where(is_after, 0, 3))
+    table = some.rows.drop_columns(["hash"]).take(pa.array(rows))
+    values = pa.concat_arrays([before, after]).take(pa.array(rows + len(counts) * is_after))
+    columns = [*table.columns, values, pa.array(CHANGE_TYPES).take(pa.array(kinds))]
+    return pa.table(columns, names=schema.names).cast(schema)

@@ -7,16 +7,20 @@ field, and refuses what does. The names in the JSON are the format's: they stay 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
-from persistent_state.store.changes import ByClock, Json, Kind, Listed, Named, Numbered, Parted, Plain, Record
+from persistent_state.store.changes import ByClock, Json, Kind, Listed, Named, Numbered, Parted, Plain, Recast, Record
 from persistent_state.store.entry import Entry, Kept, Owed
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
-from persistent_state.store.task_state import OutputState, StoredState, TaskState
+from persistent_state.store.output_state import ACTIVE, LEFT, NEW, RETIRED, OutputRecord, OutputState
+from persistent_state.store.task_state import StoredState, TaskState
 
 ADDED: dict[str, dict[str, Json]] = {
     "channel": {"before": None},
@@ -135,6 +139,75 @@ _FLOW = Parted(
     {"progress": Record("flow", FlowProgress, _fields("clock", "holds", "batch")), "late_rows": _LATE_ROWS},
 )
 
+
+@dataclass(frozen=True)
+class _OutputFields:
+    """The record of a task's outputs as the JSON has it: each field by output, where an output has it."""
+
+    delivered: Mapping[str, int]
+    voided: Mapping[str, int]
+    furthest: int
+    cut_at: Mapping[str, int]
+    begun: Mapping[str, int]
+    lacks: Mapping[str, tuple[int, int]]
+    had: Mapping[str, int]
+    left: tuple[str, ...]
+    left_at: Mapping[str, int]
+    retired: tuple[str, ...]
+
+
+def _fields_of(outputs: OutputState) -> _OutputFields:
+    def by_output(name: str, default: int | None) -> dict[str, Any]:
+        values = ((output, getattr(record, name)) for output, record in outputs.records.items())
+        return {output: value for output, value in values if value != default}
+
+    return _OutputFields(
+        delivered=outputs.delivered,
+        voided=by_output("right_up_to", END),
+        furthest=outputs.furthest,
+        cut_at=by_output("cut_at", None),
+        begun=by_output("begun", BEGINNING),
+        lacks=by_output("lacks", None),
+        had=by_output("had", None),
+        left=tuple(sorted(outputs.with_status(LEFT))),
+        left_at=by_output("left_at", BEGINNING),
+        retired=tuple(sorted(outputs.with_status(RETIRED))),
+    )
+
+
+def _outputs_of(fields: _OutputFields) -> OutputState:
+    status = {**dict.fromkeys(fields.retired, RETIRED), **dict.fromkeys(fields.left, LEFT)}
+    status |= dict.fromkeys(fields.delivered, ACTIVE)
+    by_output = (fields.voided, fields.cut_at, fields.begun, fields.left_at, fields.lacks, fields.had)
+    records = {
+        output: OutputRecord(
+            status.get(output, NEW),
+            fields.delivered.get(output, BEGINNING),
+            fields.voided.get(output, END),
+            fields.cut_at.get(output),
+            fields.begun.get(output, BEGINNING),
+            fields.left_at.get(output, BEGINNING),
+            fields.lacks.get(output),
+            fields.had.get(output),
+        )
+        for output in dict.fromkeys(chain(fields.delivered, fields.left, fields.retired, *by_output))
+    }
+    return OutputState(records, fields.furthest)
+
+
+_OUTPUTS = Recast(
+    "task",
+    _OutputFields,
+    {
+        **dict.fromkeys(("delivered", "voided", "cut_at", "begun", "had", "left_at"), _BY_NAME),
+        "furthest": _AS_IT_IS,
+        "lacks": Named(Plain(list, tuple)),
+        **dict.fromkeys(("left", "retired"), _TUPLE),
+    },
+    recast=_fields_of,
+    back=_outputs_of,
+)
+
 _TASK = Parted(
     Record(
         "task",
@@ -145,22 +218,7 @@ _TASK = Parted(
     {
         "late_rows": _LATE_ROWS,
         "stored": Record("task", StoredState, {"cuts": _TUPLE, "shards": Numbered(_SHARD), "floor": _AS_IT_IS}),
-        "outputs": Record(
-            "task",
-            OutputState,
-            {
-                "delivered": _BY_NAME,
-                "voided": _BY_NAME,
-                "furthest": _AS_IT_IS,
-                "cut_at": _BY_NAME,
-                "begun": _BY_NAME,
-                "lacks": Named(Plain(list, tuple)),
-                "had": _BY_NAME,
-                "left": _TUPLE,
-                "left_at": _BY_NAME,
-                "retired": _TUPLE,
-            },
-        ),
+        "outputs": _OUTPUTS,
     },
 )
 

@@ -414,7 +414,7 @@ def _goes_on_from(monoid: Monoid[Any], identity: Mapping[str, Any]) -> bool:
 
 
 def find_sides(files: Files, application: str, task: BaseTask | str) -> list[SideFile]:
-    """Return the files that `read_late_rows` reads, oldest first."""
+    """Return the files of a task's late and bad rows, oldest first."""
     entry, name = newest_entry(files, application), task if isinstance(task, str) else task.task_name
     find_task(entry, application, name)
     # Late messages of an ordered task are with the task in which its messages wait.
@@ -583,8 +583,8 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
                 )
         nearest = nearest_clocks(kept, at)
         raise NotThereError(
-            f"clock={full_clock(at)} of task={name} is not retained; read {nearest}. clocks(store, application) "
-            "and `persistent-state show STORE APP` list all."
+            f"clock={full_clock(at)} of task={name} is not retained; read {nearest}. "
+            "open_store(store).application(application).clocks() and `persistent-state show STORE APP` list all."
         )
     return at
 

@@ -31,7 +31,7 @@ from tests.engine.test_lines import PROGRESS
 from tests.protocol.test_inputs import World
 from tests.words import SCHEMA, Words
 
-SEE = "See read_late_rows(store, 'app', {!r})"
+SEE = "See open_store(store).application('app').late_rows({!r})"
 STOP = ", or stop at the first with on_bad_row='fail'."
 
 

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceStreamReader, 
 from pyspark.sql.types import StructType
 
 from monoids import Aggregator, Monoid, Sum
-from persistent_state import DamagedError, InvalidInputError, StoreRefusedError, open_store, read_late_rows, read_state
+from persistent_state import DamagedError, InvalidInputError, StoreRefusedError, open_store, read_state
 from persistent_state.engine import source_options, store_rows, store_source
 from persistent_state.engine.source_options import read_options
 from persistent_state.engine.spark_versions import arrow_types, spark_types
@@ -1009,14 +1009,16 @@ class TestStreams:
 class TestLateRowsAndLists:
     def test_late_and_bad_rows_are_those_that_are_read_without_spark(self) -> None:
         found = read({**TOTALS, "late": "true"})
-        wanted = [row for table in read_late_rows(STORE, "app", "Totals") for row in table.to_pylist()]
+        wanted = [
+            row for table in open_store(STORE).application("app").late_rows("Totals") for row in table.to_pylist()
+        ]
         assert sorted((row["reason"], row["position"]) for row in found.to_pylist()) == sorted(
             (row["reason"], row["position"]) for row in wanted
         )
         assert len(found) == 3
         with mock.patch.object(store_rows, "BYTES_OF_A_PART", 1):
             source = Loaded({**TOTALS, "late": "true"})
-            assert len(source.planned()[1]) == len(read_late_rows(STORE, "app", "Totals"))
+            assert len(source.planned()[1]) == len(open_store(STORE).application("app").late_rows("Totals"))
             assert in_order(source.read()) == in_order(found)
 
     def test_without_partitions_there_are_no_rows(self) -> None:

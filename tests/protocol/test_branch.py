@@ -10,17 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import (
-    DamagedError,
-    InvalidInputError,
-    branch_application,
-    clocks,
-    keep_clock,
-    read_late_rows,
-    read_state,
-    release_clock,
-    verify,
-)
+from persistent_state import DamagedError, InvalidInputError, open_store, read_state, verify
 from persistent_state.batch.plan import AT_LEAST_ONCE
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
@@ -30,7 +20,7 @@ from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, MemoryFiles
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState
+from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
 from tests import core
 from tests.fixtures.write_graph_store import Graph
 from tests.protocol.test_rewind import SCHEMA, Total, World
@@ -85,7 +75,7 @@ def test_a_branch_and_its_application_go_on_each_by_itself(shards: int) -> None:
     world = World()
     world.play(20)
     green = Branch(world, 90, shards=shards)
-    assert (green.state(), clocks(world.files.url, "green")) == (world.state(90), [90])
+    assert (green.state(), open_store(world.files.url).application("green").clocks()) == (world.state(90), [90])
     assert verify(world.files.url).problems == ()
     before = files_of(world.files, "app")
     green.start()
@@ -120,7 +110,7 @@ def test_a_branch_has_one_clock_a_timeline_of_its_own_and_no_outputs() -> None:
     assert entry.timeline == entry.epoch == world.newest.epoch + 1
     assert entry.tasks["total"].outputs == OutputState()
     started = green.start()
-    assert started.tasks["total"].outputs == OutputState({"sink": BEGINNING}, begun={"sink": 150})
+    assert started.tasks["total"].outputs == OutputState({"sink": OutputRecord(ACTIVE, BEGINNING, begun=150)})
     # As to any sink that is new, all keys at the clock that is there.
     assert deliver.due(started, "total", "sink") == deliver.Due(150, BEGINNING, BEGINNING)
 
@@ -159,7 +149,7 @@ def test_a_graph_branches_to_another_store_at_any_kept_clock(shards: int) -> Non
     for clock in graph.newest.kept:
         there = core.memory()
         branched(files, there, "app", clock)
-        assert clocks(there.url, "app") == [clock]
+        assert open_store(there.url).application("app").clocks() == [clock]
         green = Graph(there, shards, 20).start()
         green.play(80)
         check(there, 80)
@@ -206,13 +196,13 @@ def test_a_branch_warns_of_a_task_that_was_left_out_at_its_clock_also_if_it_has_
     core.start(world.log, [world.plan, other])
     for plan in (world.plan, other):
         world.play(12, plan=plan)
-    assert branch_application(world.files.url, "app", "green", clock) == clock
+    assert open_store(world.files.url).application("app").branch("green", clock) == clock
     assert caplog.messages == [
         f"task=other was left out when clock={full_clock(clock)} was the newest, so it is in application=green as it left, at "
         f"clock={full_clock(left)}; name it in reset or rebuild of the first start that has it."
     ]
     caplog.clear()
-    branch_application(world.files.url, "app", "blue")
+    open_store(world.files.url).application("app").branch("blue")
     assert caplog.messages == []
 
 
@@ -253,7 +243,11 @@ def test_lists_of_late_rows_name_the_branch_s_own_files(monkeypatch: pytest.Monk
     for path in files_of(world.files, "app"):
         world.files.delete(path)
     assert verify(world.files.url, "green").problems == ()
-    rows = [row for table in read_late_rows(world.files.url, "green", "total") for row in table.to_pylist()]
+    rows = [
+        row
+        for table in open_store(world.files.url).application("green").late_rows("total")
+        for row in table.to_pylist()
+    ]
     assert sorted(row["position"] for row in rows) == [4, 8, 12, 16]
     # The first list is too short to have left the entry.
     for pages in (green.entry.flow_of("total").late_rows.settled,):
@@ -269,30 +263,32 @@ def test_a_name_that_is_taken_is_refused() -> None:
         with pytest.raises(
             InvalidInputError, match=f"application={name} is already there in store=.*take another name"
         ):
-            branch_application(world.files.url, "app", name, 70)
+            open_store(world.files.url).application("app").branch(name, 70)
     assert files_of(world.files, "green") == before
     with pytest.raises(InvalidInputError, match="can't name a folder"):
-        branch_application(world.files.url, "app", "a/b", 70)
+        open_store(world.files.url).application("app").branch("a/b", 70)
 
 
 def test_a_clock_that_is_not_kept_is_refused() -> None:
     world = World(Keeping(2))
     with pytest.raises(InvalidInputError, match="app keeps no clock yet"):
-        branch_application(world.files.url, "app", "green")
+        open_store(world.files.url).application("app").branch("green")
     world.play(12)
     with pytest.raises(InvalidInputError, match=r"clock=.*\(50\) is not kept, so .*; take clock=.*\(100\)\."):
-        branch_application(world.files.url, "app", "green", 50)
+        open_store(world.files.url).application("app").branch("green", 50)
     with pytest.raises(InvalidInputError, match="there is no application nobody"):
-        branch_application(world.files.url, "nobody", "green")
+        open_store(world.files.url).application("nobody").branch("green")
     assert files_of(world.files, "green") == {}
-    assert branch_application(world.files.url, "app", "green") == 110
+    assert open_store(world.files.url).application("app").branch("green") == 110
 
 
 def test_progress_is_told_in_bytes() -> None:
     world, told, there = World(), [], core.memory()
     world.play(12)
-    clock = branch_application(
-        world.files.url, "app", "app", to=there.url, on_progress=lambda done, size: told.append((done, size))
+    clock = (
+        open_store(world.files.url)
+        .application("app")
+        .branch("app", to=there.url, on_progress=lambda done, size: told.append((done, size)))
     )
     assert clock == 110
     size = sum(len(data) for path, data in files_of(there, "app").items() if "/runs/" in path)
@@ -317,7 +313,7 @@ class Busy(MemoryFiles):
 def test_the_application_goes_on_and_collects_while_a_clock_is_copied_that_has_a_name() -> None:
     world, at = World(Keeping(2, 0)), [12]
     world.play(12)
-    keep_clock(world.files.url, "app", "green", 100)
+    open_store(world.files.url).application("app").keep("green", 100)
 
     def meanwhile(path: str) -> None:
         at[0] += 2
@@ -337,14 +333,14 @@ def test_a_clock_that_is_released_meanwhile_leaves_no_half_branch(folder: str) -
     """Before its entry is read, and before its first file is."""
     world, released = World(Keeping(1, 0)), list[str]()
     world.play(12)
-    keep_clock(world.files.url, "app", "green")
+    open_store(world.files.url).application("app").keep("green")
     world.play(20)
     core.collect(world.log, world.newest.epoch, now=LATER, keeping=world.keeping)
 
     def meanwhile(path: str) -> None:
         if path.startswith(folder) and not released:
             released.append(path)
-            release_clock(world.files.url, "app", "green")
+            open_store(world.files.url).application("app").release("green")
             for end in (40, 60):
                 core.start(world.log, [world.plan])
                 world.play(end)
@@ -422,7 +418,7 @@ def test_what_two_calls_write_at_once_is_one_branch() -> None:
 
     with pytest.raises(InvalidInputError, match="application=green is already there"):
         branch.branch(Log(Busy(world.files.url, meanwhile), "app"), Log(there, "green"), 150, now=0, new_id=core.new_id)
-    assert clocks(there.url, "green") == [70]
+    assert open_store(there.url).application("green").clocks() == [70]
     assert verify(there.url, "green").problems == ()
 
 

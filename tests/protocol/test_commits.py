@@ -16,12 +16,13 @@ from persistent_state import NonWindowState, PersistentTask
 from persistent_state.errors import FencedError, StoreUnavailableError
 from persistent_state.event_time import clocks, positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.protocol import commits
-from persistent_state.protocol.commits import Keeping, close, own
+from persistent_state.protocol import commits, global_clock
+from persistent_state.protocol.commits import Keeping, close
+from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store import lists
 from persistent_state.store.flow_state import FlowProgress, FlowState, SourceState
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState
+from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
 from tests import core
 
 ROW = pa.schema([("ts", pa.int64()), ("n", pa.int64()), ("device", pa.string())])
@@ -211,22 +212,23 @@ def test_an_application_is_its_drivers_own_until_a_newer_driver_takes_over() -> 
     plan = core.plan_of(Total("a"), ROW)
     log = Log(plan.files, "app")
     first = core.start(log, [plan])
-    assert own(log, 1) == first
+    assert newest_own(log, 1) == first
     # The listing that a worker of the next driver gets may be of before.
     with pytest.raises(StoreUnavailableError, match="does not list what epoch 2 of app wrote yet"):
-        own(log, 2)
+        newest_own(log, 2)
     core.start(log, [plan])
     with pytest.raises(FencedError, match=r"a newer driver owns app; this one \(epoch 1\) has stopped"):
-        own(log, 1)
+        newest_own(log, 1)
 
 
 def test_checkpoints_stay_from_the_last_that_each_sink_was_given() -> None:
     plan = core.plan_of(Total("a"), ROW)
     entry = core.start(Log(plan.files, "app"), [plan])
-    task = replace(entry.tasks["a"], outputs=OutputState(delivered={"slow": 20, "fast": 40}))
+    outputs = OutputState({"slow": OutputRecord(ACTIVE, 20), "fast": OutputRecord(ACTIVE, 40)})
+    task = replace(entry.tasks["a"], outputs=outputs)
     entry = replace(entry, retained=(10, 20, 30, 40), tasks={"a": task})
-    assert commits._retained(entry, 50, Keeping(clocks=2)) == (20, 30, 40, 50)
-    assert commits._retained(entry, 50, Keeping(clocks=5)) == (10, 20, 30, 40, 50)
+    assert global_clock._retained(entry, 50, Keeping(clocks=2)) == (20, 30, 40, 50)
+    assert global_clock._retained(entry, 50, Keeping(clocks=5)) == (10, 20, 30, 40, 50)
 
 
 def test_each_input_has_a_journal_of_its_own() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from persistent_state import DamagedError, InvalidInputError, branch_application, read_state, verify
+from persistent_state import DamagedError, InvalidInputError, open_store, read_state, verify
 from persistent_state.batch.plan import AT_LEAST_ONCE
 from persistent_state.protocol import branch, naming, rewind
 from persistent_state.protocol.commits import Keeping
@@ -225,7 +225,7 @@ def test_past_damaged_newest_entries_any_kept_clock_can_be_branched(
         assert (entry.clock, entry.epoch > epoch) == (clock, True)
         assert total(world.files, f"at-{clock}") == right[clock]
     # People do so by a function, or by a command.
-    branch_application(world.files.url, "app", "green", clock)
+    open_store(world.files.url).application("app").branch("green", clock)
     assert total(world.files, "green") == right[clock]
     # The branch goes on, and nothing has touched the application.
     green = replace(world.plan, application="green")

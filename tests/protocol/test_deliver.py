@@ -14,7 +14,8 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import FlowProgress, FlowState
 from persistent_state.store.log import Log
-from persistent_state.store.task_state import OutputState, StoredState, TaskState
+from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
+from persistent_state.store.task_state import StoredState, TaskState
 
 
 def entry_of(
@@ -27,7 +28,8 @@ def entry_of(
 ) -> Entry:
     own = retained[-1] if clock is None else clock
     identity = {} if window is None else {"window": window}
-    task = TaskState(identity, born, "t", StoredState((own,)), outputs=OutputState(delivered={"out": delivered}))
+    outputs = OutputState({"out": OutputRecord(ACTIVE, delivered)})
+    task = TaskState(identity, born, "t", StoredState((own,)), outputs=outputs)
     flow = FlowState(FlowProgress(own))
     return Entry(1, 1, "w", 0, "", 10, 1, retained[-1], retained, {"t": flow}, {"t": task})
 
@@ -93,7 +95,7 @@ def test_a_sink_with_a_record_of_its_own_is_believed() -> None:
     assert given == [Due(20, since=10, recent=10), Due(30, since=20, recent=20)]
     newest = log.newest()
     assert newest is not None
-    assert newest.tasks == {"t": replace(entry.tasks["t"], outputs=OutputState(delivered={"out": 30}))}
+    assert newest.tasks == {"t": replace(entry.tasks["t"], outputs=OutputState({"out": OutputRecord(ACTIVE, 30)}))}
     with pytest.raises(InvalidInputError, match=r"holds clock=.*Z \(40\), to which application=app has never come"):
         Giver(log, "t", "out", lambda _: 40, lambda entry, due: None, lambda: 0).open()
 

@@ -20,6 +20,7 @@ from persistent_state.sources.base import Reach
 from persistent_state.store import log as logs
 from persistent_state.store.codec import to_bytes
 from persistent_state.store.log import Log
+from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
 from tests import core
 from tests.core import combine
 from tests.protocol.test_graph import EVENTS, KEEPING, Graph
@@ -43,7 +44,7 @@ class FarBehind(Graph):
         newest = self.newest
         lacked = tuple(range(newest.clock - 10 * clocks, newest.clock + 1, 10))
         task = newest.tasks[FED]
-        behind = replace(task, outputs=replace(task.outputs, delivered={"none": lacked[0]}))
+        behind = replace(task, outputs=OutputState({"none": OutputRecord(ACTIVE, lacked[0])}))
         self.log.append(newest.follower(0, tasks={**newest.tasks, FED: behind}, retained=lacked))
         # Once to read what is new, and once to be looked at.
         self.round()

@@ -439,7 +439,7 @@ def test_a_sink_that_has_a_clock_of_before_a_reset_is_given_what_other_tasks_hav
     assert world.state("Both", 20) == {(1,): 3}
     entry = deliver.believe(world.log, world.newest.epoch, "Both", "out", 20, 0)
     # It has all of its keys again with the next clock.
-    assert entry.tasks["Both"].outputs.voided == {"out": BEGINNING}
+    assert entry.tasks["Both"].outputs["out"].right_up_to == BEGINNING
 
 
 def test_an_input_comes_to_a_task_and_goes() -> None:

@@ -11,16 +11,7 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import (
-    InvalidInputError,
-    NonWindowState,
-    PersistentTask,
-    clocks,
-    keep_clock,
-    read_state,
-    release_clock,
-    verify,
-)
+from persistent_state import InvalidInputError, NonWindowState, PersistentTask, open_store, read_state, verify
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import naming
@@ -90,7 +81,7 @@ class World:
 
     def check(self, *expected: int) -> None:
         """These clocks can be read, and no others; the store is sound, and holds nothing beside what they need."""
-        assert clocks(self.files.url, "app") == [*expected]
+        assert open_store(self.files.url).application("app").clocks() == [*expected]
         for clock in expected:
             rows = read_state(self.files.url, "app", "Prices", clock).to_pylist()
             assert {row["shop"]: row["value"] for row in rows} == self.expected(clock)
@@ -134,21 +125,21 @@ def test_what_is_not_kept_is_deleted() -> None:
 def test_a_clock_is_kept_by_name_until_it_is_released() -> None:
     world = World(Keeping(1, 0))
     world.play(5)
-    assert keep_clock(world.files.url, "app", "before", "40") == 40
-    assert keep_clock(world.files.url, "app", "again") == 40
+    assert open_store(world.files.url).application("app").keep("before", "40") == 40
+    assert open_store(world.files.url).application("app").keep("again") == 40
     # Nothing changes: no entry is written.
     number = world.newest.number
-    assert keep_clock(world.files.url, "app", "again", 40) == 40
+    assert open_store(world.files.url).application("app").keep("again", 40) == 40
     assert world.newest.number == number
     world.play(5)
     world.collect()
     world.check(40, 90)
     assert world.newest.kept[40].names == ("again", "before")
-    assert release_clock(world.files.url, "app", "before") == 40
+    assert open_store(world.files.url).application("app").release("before") == 40
     world.play(2)
     world.collect()
     world.check(40, 110)
-    assert release_clock(world.files.url, "app", "again") == 40
+    assert open_store(world.files.url).application("app").release("again") == 40
     world.play(2)
     world.collect()
     world.check(130)
@@ -161,22 +152,23 @@ def test_a_clock_is_kept_by_name_until_it_is_released() -> None:
 def test_a_name_is_that_of_one_kept_clock() -> None:
     world = World(Keeping(2, 0))
     world.play(4)
-    keep_clock(world.files.url, "app", "before", 20)
+    open_store(world.files.url).application("app").keep("before", 20)
     world.play(3)
     url = world.files.url
     with pytest.raises(InvalidInputError, match=r"name='before' keeps clock=.*\(20\) already; take another name"):
-        keep_clock(url, "app", "before", 60)
+        open_store(url).application("app").keep("before", 60)
     with pytest.raises(InvalidInputError, match=r"clock=.*\(40\) is not kept.*name clock=.*\(20\) or clock=.*\(50\)\."):
-        keep_clock(url, "app", "other", 40)
+        open_store(url).application("app").keep("other", 40)
     with pytest.raises(
         InvalidInputError, match="name='other' is the name of no kept clock of app; there are before\\."
     ):
-        release_clock(url, "app", "other")
+        open_store(url).application("app").release("other")
     with pytest.raises(InvalidInputError, match="is not a name"):
-        keep_clock(url, "app", " ")
-    for act in (keep_clock, release_clock):
+        open_store(url).application("app").keep(" ")
+    gone = open_store(url).application("nobody")
+    for act in (gone.keep, gone.release):
         with pytest.raises(InvalidInputError, match="there is no application nobody"):
-            act(url, "nobody", "name")
+            act("name")
 
 
 def test_a_driver_goes_on_beside_who_names_clocks() -> None:
@@ -193,20 +185,20 @@ def test_a_driver_goes_on_beside_who_names_clocks() -> None:
 def test_the_clock_of_an_older_store_is_kept_from_its_first_start_on() -> None:
     files = unpacked("graph-d73cdc9.tar.xz")
     with pytest.raises(InvalidInputError, match="app keeps no clock yet; start it once, and it keeps its newest"):
-        keep_clock(files.url, "app", "before")
+        open_store(files.url).application("app").keep("before")
     from tests.store.test_graph_store import go_on
 
     go_on(files, 60)
     newest = Log(files, "app").newest()
     assert newest is not None
     assert [*newest.kept] == [newest.clock]
-    assert keep_clock(files.url, "app", "before") == newest.clock
+    assert open_store(files.url).application("app").keep("before") == newest.clock
 
 
 def test_a_task_is_read_as_it_was() -> None:
     world = World(Keeping(1, 0))
     world.play(3)
-    keep_clock(world.files.url, "app", "early")
+    open_store(world.files.url).application("app").keep("early")
     later = core.plan_of(Times(), SCHEMA, files=world.files, shards=2)
     core.start(world.log, [world.plan, later])
     world.played = 8
@@ -343,7 +335,7 @@ def test_an_application_that_has_no_clock_keeps_none() -> None:
     world = World(Keeping(1, 0))
     assert (world.newest.clock, world.newest.kept) == (BEGINNING, {})
     with pytest.raises(InvalidInputError, match="keeps no clock yet"):
-        keep_clock(world.files.url, "app", "before")
+        open_store(world.files.url).application("app").keep("before")
 
 
 def numbers(kept: Sequence[Kept]) -> list[int]:

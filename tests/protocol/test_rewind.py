@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 
 from monoids import Sum
-from persistent_state import FencedError, InvalidInputError, NonWindowState, PersistentTask, clocks, read_state, verify
+from persistent_state import (
+    FencedError,
+    InvalidInputError,
+    NonWindowState,
+    PersistentTask,
+    open_store,
+    read_state,
+    verify,
+)
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.protocol import deliver, rewind
 from persistent_state.protocol.collect import Collector
@@ -90,7 +98,7 @@ def test_an_application_goes_back_and_reads_on_with_what_the_source_has_now() ->
     assert world.state(90) == 7
     assert world.state() == 7 + 100 * sum(1 for row in world.rows(20) if 90 <= row["ts"] < 190)
     assert verify(world.files.url).problems == ()
-    assert clocks(world.files.url, "app") == [*before.kept]
+    assert open_store(world.files.url).application("app").clocks() == [*before.kept]
 
 
 def test_it_goes_back_again_and_further_and_to_clocks_of_either_timeline() -> None:

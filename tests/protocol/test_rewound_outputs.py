@@ -19,11 +19,13 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, naming, rewind
-from persistent_state.protocol.commits import Keeping, amend
+from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.protocol.next_entry import amend
 from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, OutputPlan
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
+from persistent_state.store.output_state import RETIRED
 from persistent_state.store.state_at import state_at
 from tests import core
 from tests.protocol.test_rewind import SCHEMA, Total, World
@@ -329,7 +331,7 @@ def test_a_sink_that_lacks_values_of_its_clock_is_not_given_its_windows_again(mo
     core.start(world.log, [plan])
     deliver_all(world, plan, sink)
     assert sink.twice() == []
-    assert world.newest.tasks["total"].outputs.voided == {}
+    assert all(record.is_right for record in world.newest.tasks["total"].outputs.records.values())
 
 
 def test_names_of_clocks_above_are_told() -> None:
@@ -495,7 +497,7 @@ def test_what_had_left_to_a_life_before_owes_nothing() -> None:
     core.start(world.log, [rebuilt], rebuild=("total",))
     world.play(14, plan=rebuilt)
     assert [each.output for each in back(world, 90)] == ["new"]
-    assert world.newest.tasks["total"].outputs.retired == ("old",)
+    assert [*world.newest.tasks["total"].outputs.with_status(RETIRED)] == ["old"]
 
 
 def test_a_place_of_a_void_life_can_be_taken_again_at_once() -> None:
@@ -722,7 +724,7 @@ def test_what_a_writer_of_the_old_timeline_gives_at_the_last_moment_is_known() -
     assert (first, sink.backs, sink.clocks) == (30, [50], [50])
     # So the sink can't go back to the clock before, which it never got.
     outputs = world.newest.tasks["total"].outputs
-    assert (outputs.delivered, outputs.begun) == ({"sink": 50}, {"sink": 50})
+    assert {name: (each.delivered, each.begun) for name, each in outputs.records.items()} == {"sink": (50, 50)}
 
 
 def test_a_sibling_of_an_output_that_is_given_clocks_again_has_no_more_than_it_was_given() -> None:
@@ -779,7 +781,7 @@ def test_a_sink_that_has_gone_back_has_nothing_above_the_clock() -> None:
     back(world, 60)
     core.start(world.log, [plan])
     deliver_all(world, plan, sink)
-    assert world.newest.tasks["total"].outputs.had == {}
+    assert all(record.had is None for record in world.newest.tasks["total"].outputs.records.values())
     assert [each.action for each in core.plan_rewind(world.log, 60).outputs] == ["none"]
 
 

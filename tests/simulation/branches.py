@@ -14,8 +14,8 @@ from persistent_state.protocol import branch
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
+from persistent_state.store.output_state import OutputState
 from persistent_state.store.state_at import state_at
-from persistent_state.store.task_state import OutputState
 from persistent_state.store.verify import verified
 from tests.simulation.files import Disk, PlainFiles, StagedFiles
 from tests.simulation.kept import KeptClocks, aside, names_of

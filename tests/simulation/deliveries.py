@@ -24,6 +24,7 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol import branch, commits, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store import blocks, kept_entries, late_rows, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.codec import from_bytes
@@ -31,6 +32,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import SourceState
 from persistent_state.store.late_rows import LATE
 from persistent_state.store.log import Log
+from persistent_state.store.output_state import OutputState
 from persistent_state.store.state_at import seen_below, state_at
 from persistent_state.windows import SessionWindow, TimeToLive, TumblingWindow
 from tests import core
@@ -357,7 +359,7 @@ class DeliveryWorld:
 
     def _batch(self, log: Log, epoch: int, flow: FlowPlan, source: WorldSource) -> None:
         self.now += 10
-        entry = commits.own(log, epoch)
+        entry = newest_own(log, epoch)
         start = entry.flows[flow.id].source.next_positions
         reach = source.reach(start, everything=False)
         entry, reach = turn.begin(log, epoch, flow, reach, self.now, self.new_id)
@@ -432,9 +434,9 @@ class DeliveryWorld:
             self._begin_where_needed(entry)
         for name, task in entry.tasks.items():
             flow = entry.flow_of(name)
-            self.happened["voided"] += bool(
-                task.outputs.voided and (before is None or task.outputs.voided != before.tasks[name].outputs.voided)
-            )
+            voided = {output: each.right_up_to for output, each in task.outputs.records.items() if not each.is_right}
+            was = OutputState() if before is None else before.tasks[name].outputs
+            self.happened["voided"] += any(last != was[output].right_up_to for output, last in voided.items())
             if self.delivery != MIXED:
                 must(
                     self.delivery == AT_MOST_ONCE or not flow.source.planned,

@@ -32,8 +32,8 @@ from persistent_state.store.flow_state import FlowState
 from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, OUTSIDE, REPLAYED_OR_LATE, UNFIT
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Stored
+from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED, OutputState
 from persistent_state.store.state_at import seen_below
-from persistent_state.store.task_state import OutputState
 from persistent_state.windows import SessionWindow
 from tests.core import us, whole_times
 from tests.simulation import windows
@@ -410,8 +410,8 @@ class Oracle:
         is_paid = entry.owes != before.owes
         for name, task in entry.tasks.items():
             known = told.tasks[name]
-            now = task.outputs
-            outputs = replace(now, furthest=known.outputs.furthest, retired=known.outputs.retired)
+            records = {output: each for output, each in task.outputs.records.items() if each.status is not RETIRED}
+            outputs = OutputState({**records, **known.outputs.with_status(RETIRED)}, known.outputs.furthest)
             told = told.with_task(name, replace(known, outputs=outputs))
         return entry == told and (is_paid or entry.tasks != before.tasks)
 
@@ -635,7 +635,7 @@ class Oracle:
             self.delays[name] = min(self.delays[name], terms.delay)
         for name in {*rebuilt, *anew} - self.orders.are_reset(anew, reset):
             outputs = before.tasks[name].outputs if before and name in before.tasks else OutputState()
-            for output in {*outputs.delivered, *outputs.left}:
+            for output in outputs.with_status(ACTIVE, LEFT):
                 self.sinks.of[name][output].is_retired = True
         # Another start may have come between, and have built the task already: then these are just new.
         for name, places in {**rebuilt, **fresh}.items():

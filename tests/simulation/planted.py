@@ -52,12 +52,15 @@ from persistent_state.protocol import (
     commits,
     deliver,
     flows,
+    global_clock,
     graph,
     naming,
+    next_entry,
     refusals,
     restore,
     rewind,
     takeover,
+    tidy,
 )
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import (
@@ -71,6 +74,7 @@ from persistent_state.store import (
     log,
     named_files,
     net_changes,
+    output_state,
     runs,
     state_at,
     task_state,
@@ -357,8 +361,8 @@ BUGS = (
     bug(
         "behind taken along",
         "A task that has yet to catch up is moved to the global clock by others.",
-        commits._moved_on,
-        ("if flow.progress.holds and own < newest.clock:", "if False:"),
+        global_clock._is_behind,
+        ("return flow.progress.holds and flow.progress.clock < newest.clock", "return False"),
         theme="restless",
     ),
     bug(
@@ -445,14 +449,14 @@ BUGS = (
     bug(
         "spans forgotten early",
         "What a start at the global clock must read again is forgotten when the task has passed it.",
-        commits._without_old_spans,
+        tidy.without_old_spans,
         ("min(entry.clock, flow.progress.clock)", "flow.progress.clock"),
     ),
     bug(
         "spans forgotten late",
         "What no start reads again is joined with what a micro-batch adds, and is read again.",
         commits.commit,
-        ("advance(_without_old_spans(newest, flow),", "advance(flow,"),
+        ("advance(without_old_spans(newest, flow),", "advance(flow,"),
         theme="flows",
     ),
     # Sources whose positions or ends nobody knows beforehand
@@ -803,7 +807,7 @@ BUGS = (
     bug(
         "no epoch in a commit",
         "A driver that was taken over goes on committing.",
-        commits.own,
+        next_entry.newest_own,
         ("if newest.epoch > epoch:", "if False:"),
     ),
     bug(
@@ -1036,7 +1040,7 @@ BUGS = (
     bug(
         "kept by the entry before",
         "A clock is kept by the entry before the one in which it became the global clock.",
-        commits._moved_on,
+        global_clock.moved_on,
         ("clock, newest.number + 1, keeping)", "clock, newest.number, keeping)"),
         theme="kept",
     ),
@@ -1050,7 +1054,7 @@ BUGS = (
     bug(
         "name of no use",
         "A clock that has a name goes when no rule keeps it.",
-        commits.kept_with,
+        global_clock.kept_with,
         ("if clock in stay or each.names}", "if clock in stay}"),
         theme="kept",
     ),
@@ -1198,29 +1202,29 @@ BUGS = (
     bug(
         "one clock more than the log says",
         "A sink that was given a clock before its driver was killed is taken for one that has nothing above the clock.",
-        rewind._furthest,
+        rewind._given,
         ("if max(last, low) < clock", "if False"),
         theme="rewound-outputs",
     ),
     bug(
         "life that is void",
         "A sink keeps what it was given up to the clock by a life of its task that is void.",
-        task_state.OutputState._goes_on,
+        output_state.OutputRecord._goes_on,
         ("has_all = is_same_life and ", "has_all = "),
         theme="rewound-outputs",
     ),
     bug(
         "gap in what was given",
         "A sink goes back to a clock that was gone when it was given later ones.",
-        task_state._begun,
+        output_state._begun,
         ("if above < len(retained) and not clocks.is_among(retained, last):", "if False:"),
         theme="rewound-outputs",
     ),
     bug(
         "clocks again of what changes",
         "A sink that is given clocks again is not given what only the void timeline changed.",
-        task_state.OutputState.rewind,
-        ("back = back.void(output)", "pass"),
+        output_state.OutputRecord.rewind,
+        ("back.void() if again else back", "back"),
         theme="rewound-outputs",
     ),
     bug(
@@ -1265,13 +1269,13 @@ BUGS = (
     bug(
         "undelivered collected",
         "A checkpoint is dropped although a sink has yet to be given it.",
-        commits._retained,
+        global_clock._retained,
         ("min([*kept[-keeping.clocks :], *delivered])", "kept[-keeping.clocks :][0]"),
     ),
     bug(
         "delivered collected",
         "The last checkpoint that a sink was given is dropped before the next one is delivered.",
-        commits._retained,
+        global_clock._retained,
         ("*delivered])", "*(min([c for c in kept if c > last], default=last) for last in delivered)])"),
     ),
     bug(
@@ -1316,13 +1320,14 @@ BUGS = (
     bug(
         "record forgotten at a start",
         "A start takes what was delivered for not delivered.",
-        task_state.OutputState.at_restart,
-        ("self.delivered.get(output, BEGINNING)", "BEGINNING"),
+        output_state.OutputRecord.go_on,
+        ("status=ACTIVE, ", "status=ACTIVE, delivered=BEGINNING, "),
+        ("_begun(self.begun, self.delivered, retained)", "_begun(self.begun, BEGINNING, retained)"),
     ),
     bug(
         "recorded in an older entry",
         "What was delivered is written into the entry that was read, whatever others have committed since.",
-        commits.amend,
+        next_entry.amend,
         ("changed = change(newest)", 'changed = change(vars(log).setdefault("stale", newest))'),
     ),
     # Windows, sessions, and what expires
@@ -1399,21 +1404,21 @@ BUGS = (
     bug(
         "expired before it was given",
         "What sinks have yet to be given expires.",
-        commits._moved_on,
-        ("own, *outputs.delivered.values(), *outputs.voided.values()]", "own]"),
+        global_clock._floor,
+        ("flow.visited, *(record.changes_since for record in task.outputs.active.values())]", "flow.visited]"),
         theme="timely",
     ),
     bug(
         "expired before it was there",
         "A task that has yet to catch up loses what has not even closed at its own clock.",
-        commits._moved_on,
-        ("min([needed, own,", "min([needed,"),
+        global_clock._floor,
+        ("min([needed, flow.visited,", "min([needed,"),
         theme="rebuilt",
     ),
     bug(
         "expired while it is retained",
         "What has expired by the newest clock goes, though older ones can be read.",
-        commits._moved_on,
+        global_clock.moved_on,
         ("else retained[0]", "else retained[-1]"),
         theme="timely",
     ),
@@ -1560,15 +1565,20 @@ BUGS = (
     bug(
         "dragged while it is empty",
         "A derived task that has nothing yet follows the global clock.",
-        commits._moved_on,
-        ("if flow.is_derived:", "if flow.is_derived and stored.runs:"),
+        global_clock._following,
+        (
+            "if flow.is_derived or",
+            "if flow.is_derived and any(\n"
+            "        task.stored.runs for task in moved.tasks.values() if moved.flows[task.flow] is flow\n"
+            "    ) or",
+        ),
         theme="graph",
     ),
     bug(
         "idle task not moved",
         "A task that does not hold the clock is not moved to where derived tasks step.",
-        commits._moved_on,
-        ("own = max(own, clock, common)", "own = max(own, clock)"),
+        global_clock._following,
+        ("max(flow.progress.clock, moved.clock, moved.next)", "max(flow.progress.clock, moved.clock)"),
         theme="graph",
     ),
     bug(
@@ -2540,15 +2550,18 @@ BUGS = (
     bug(
         "buffer collected above the global clock",
         "Messages are collected as soon as they are processed, though a start may have to process them again.",
-        commits._moved_on,
+        global_clock.moved_on,
         ("needed = min(clock, processed[name]) if", "needed = processed[name] if"),
-        ("floor = min([needed, own, *", "floor = min([needed, *"),
+        (
+            "_floor(task, flows[task.flow], needed)",
+            "min([needed, *(each.changes_since for each in task.outputs.active.values())])",
+        ),
         theme="in-order",
     ),
     bug(
         "buffer collected at the global clock",
         "Messages are collected below the global clock, though the task that processes them has yet to come there.",
-        commits._moved_on,
+        global_clock.moved_on,
         ("min(clock, processed[name])", "clock"),
         theme="in-order",
     ),

@@ -156,7 +156,7 @@ BUGS = (
         "nothing has changed",
         deliveries.due,
         (
-            "recent = last if output not in outputs.voided and is_apart else BEGINNING",
+            "recent = last if record.is_right and is_apart else BEGINNING",
             "recent = last",
         ),
         at=9,
@@ -220,8 +220,8 @@ BUGS = (
         MIXED,
         "given what is void",
         deliveries.due,
-        ("outputs.voided.get(output, outputs.delivered[output])", "outputs.delivered[output]"),
-        ("output not in outputs.voided and", ""),
+        ("record.changes_since", "record.delivered"),
+        ("record.is_right and", ""),
         at=244,
     ),
 )

@@ -48,7 +48,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Run
+from persistent_state.store.named_files import Run, written
 from persistent_state.store.state_at import state_at
 from persistent_state.task import messages_of
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
@@ -1614,7 +1614,7 @@ class World:
         for path in self.disk.files.keys() - named:
             folder, _, _ = path.rpartition("/")
             task = folder.rpartition("/")[2]
-            dead = task in entry.tasks and commits.written(path) < (entry.epoch, entry.flow_of(task).progress.batch)
+            dead = task in entry.tasks and written(path) < (entry.epoch, entry.flow_of(task).progress.batch)
             must(not dead, "what nobody needs is deleted", path=path)
         self.oracle.finish(self.actors[-1].jobs)
 

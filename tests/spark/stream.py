@@ -24,7 +24,7 @@ from persistent_state import (
     NonWindowState,
     PersistentState,
     PersistentTask,
-    read_late_rows,
+    open_store,
     read_state,
 )
 from persistent_state.store.files import open_files
@@ -207,7 +207,7 @@ class Aside:
 
 def aside(folder: Path, task: PersistentTask) -> Aside:
     ids: dict[str, list[int]] = {}
-    for table in read_late_rows(str(folder / "store"), NAME, task.task_name):
+    for table in open_store(str(folder / "store")).application(NAME).late_rows(task.task_name):
         for row in table.to_pylist():
             ids.setdefault(row["reason"], []).append(row["row"]["id"])
     return Aside(ids)

@@ -12,16 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from examples.broker import Broker
-from persistent_state import (
-    Application,
-    AsOfJoin,
-    Emitted,
-    FileSource,
-    ParquetSink,
-    clocks,
-    read_late_rows,
-    read_state,
-)
+from persistent_state import Application, AsOfJoin, Emitted, FileSource, ParquetSink, open_store, read_state
 from persistent_state.store.late_rows import OUTSIDE
 from persistent_state.store.verify import verify
 from tests.core import micros, us
@@ -80,7 +71,7 @@ def test_a_driver_that_dies_while_kafka_takes_over_from_history_counts_each_mess
     assert verify(store).problems == ()
     state = {row["k"]: row["value"] for row in read_state(store, NAME, Sums()).to_pylist()}
     assert state == dict(wanted)
-    assert read_late_rows(store, NAME, "Sums") == []
+    assert open_store(store).application(NAME).late_rows("Sums") == []
     # Kafka's index tells where its second half begins, so that only history has rows beyond the bound.
     assert commits()[-1]["reasons"] == {OUTSIDE: 60}
     record_property(
@@ -128,7 +119,7 @@ def test_a_task_in_order_and_a_join_go_on_from_history_as_if_all_had_come_by_one
     application().run(spark, drain=True)
     store = str(tmp_path / "store")
     assert verify(store).problems == ()
-    end = clocks(store, "visits")[-1]
+    end = open_store(store).application("visits").clocks()[-1]
     own = [row for row in history if row[0] < bound] + [row for row in live if row[0] >= bound]
     _, said = visits(own, end)
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from persistent_state import SqlSink, branch_application, verify
+from persistent_state import SqlSink, open_store, verify
 from tests.spark.pipeline import NAME, application, check, grow, newest, per_shop, sale
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_a_branch_and_its_application_run_on_each_by_itself(spark: SparkSession,
         folder.mkdir()
     run(blue, 0, 4, shards=2)
     *_, clock, _ = newest(blue).kept
-    branch_application(str(blue / "store"), NAME, NAME, clock, to=str(green / "store"))
+    open_store(str(blue / "store")).application(NAME).branch(NAME, clock, to=str(green / "store"))
     assert check(green, FILE * 4) == 1
     shutil.copytree(blue / "in", green / "in")
     run(blue, 4, 6, shards=2)

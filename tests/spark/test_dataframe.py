@@ -29,8 +29,7 @@ from persistent_state import (
     PersistentTask,
     RateSource,
     TaskFailedError,
-    clocks,
-    read_late_rows,
+    open_store,
     read_state,
 )
 from persistent_state.engine.dataframe_source import columns_of
@@ -303,7 +302,11 @@ def state(app: Application, task: Kept) -> dict[Any, Any]:
 
 def aside(app: Application, task: PersistentTask) -> list[tuple[str, int]]:
     """The rows that a task's store keeps aside, by reason and number."""
-    rows = (row for table in read_late_rows(app.store, app.name, task.task_name) for row in table.to_pylist())
+    rows = (
+        row
+        for table in open_store(app.store).application(app.name).late_rows(task.task_name)
+        for row in table.to_pylist()
+    )
     return sorted((row["reason"], row["row"]["number"]) for row in rows)
 
 
@@ -395,7 +398,7 @@ def test_whatever_the_source_and_however_a_task_says_its_update_its_state_is_the
     case.play(read=0)
     app = case.application(shards=2)
     app.run(session, on_progress=told.append)
-    assert clocks(app.store, app.name)[-1:] == [case.clock]
+    assert open_store(app.store).application(app.name).clocks()[-1:] == [case.clock]
     case.check(app, case.clock, told)
 
     deliver()
@@ -404,9 +407,9 @@ def test_whatever_the_source_and_however_a_task_says_its_update_its_state_is_the
     case.play(read=2)
     app = case.application(shards=3)
     running = app.run(session, on_progress=told.append)
-    assert clocks(app.store, app.name)[-1] == case.clock > first
+    assert open_store(app.store).application(app.name).clocks()[-1] == case.clock > first
     case.check(app, case.clock, told)
-    assert running.drain() == running.clock == clocks(app.store, app.name)[-1]
+    assert running.drain() == running.clock == open_store(app.store).application(app.name).clocks()[-1]
     case.check(app, YEAR_9999, told)
 
     reasons = {reason for outcome in case.outcomes.values() for reason, _ in outcome.aside}
@@ -487,7 +490,7 @@ def test_odd_names_times_and_partitions_come_out_right(spark: SparkSession, tmp_
     for task, _ in tasks:
         table = read_state(app.store, app.name, task).to_pylist()
         found[task.task_name] = {tuple(row[name] for name in task.key_columns): row["value"] for row in table}
-        assert read_late_rows(app.store, app.name, task.task_name) == []
+        assert open_store(app.store).application(app.name).late_rows(task.task_name) == []
     far: dict[Any, datetime] = {}
     for row in rows[::-1]:
         far[row["lane"],] = min(instant(row["far"]), far.get((row["lane"],), instant(YEAR_9999)))
@@ -546,7 +549,7 @@ def test_a_rate_goes_on_where_it_was_after_another_start(spark: SparkSession, tm
         for task in tasks:
             app.add(task, RateSource(10, start=begin, rows_per_batch=250, now_us=partial(int, now)))
         app.run(spark)
-        assert [read_late_rows(app.store, app.name, task.task_name) for task in tasks] == [[], []]
+        assert [open_store(app.store).application(app.name).late_rows(task.task_name) for task in tasks] == [[], []]
         return [read_state(app.store, app.name, task)["value"].to_pylist() for task in tasks]
 
     # The newest message is a tenth of a second old, the clock a second behind it, on a multiple of ten.

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state import ParquetSink, clocks, read_state
+from persistent_state import ParquetSink, open_store, read_state
 from persistent_state.formatting import read_clock
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -233,7 +233,11 @@ class Chain:
     def clocks(self) -> list[int]:
         """The clocks that anything is below."""
         store = str(self.folder / "store")
-        return [c for c in clocks(store, NAME) if c > START] if Log(open_files(store), NAME).newest() else []
+        return (
+            [c for c in open_store(store).application(NAME).clocks() if c > START]
+            if Log(open_files(store), NAME).newest()
+            else []
+        )
 
     def state(self, task: Any, clock: int) -> dict[int, Any]:
         table = read_state(str(self.folder / "store"), NAME, task, clock)

@@ -25,8 +25,7 @@ from persistent_state import (
     RunningValues,
     StateError,
     TaskFailedError,
-    clocks,
-    read_late_rows,
+    open_store,
     read_state,
 )
 from persistent_state.store.files import open_files
@@ -209,12 +208,16 @@ def test_every_message_is_in_the_state_of_each_task_after_another_start_and_a_cl
         row for rows in [*FIRST, *SECOND_START.values()] for row in rows if row not in LATE and row[3] is not None
     ]
     assert {task.task_name: table(ran.app, task) for task in TASKS} == expected(on_time)
-    assert clocks(ran.app.store, ran.app.name)[-1] == 132 * SECOND
+    assert open_store(ran.app.store).application(ran.app.name).clocks()[-1] == 132 * SECOND
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.task_name)
 def test_late_and_bad_rows_are_kept_and_counted(ran: Ran, task: PersistentTask) -> None:
-    kept = [row for rows in read_late_rows(ran.app.store, ran.app.name, task.task_name) for row in rows.to_pylist()]
+    kept = [
+        row
+        for rows in open_store(ran.app.store).application(ran.app.name).late_rows(task.task_name)
+        for row in rows.to_pylist()
+    ]
     assert sorted((row["reason"], row["timestamp"]) for row in kept if row["reason"] == "late") == [
         ("late", 60 * SECOND)
     ]

@@ -29,7 +29,7 @@ from persistent_state import (
     TumblingWindow,
     ValuesAtClock,
     WindowState,
-    read_late_rows,
+    open_store,
     read_state,
 )
 from persistent_state.engine import Progress
@@ -175,7 +175,7 @@ class Shops:
 
     def aside(self, task: PersistentTask) -> list[str]:
         """Why rows do not count for a task."""
-        tables = read_late_rows(str(self.folder / "store"), "shops", task.task_name)
+        tables = open_store(str(self.folder / "store")).application("shops").late_rows(task.task_name)
         return [reason for table in tables for reason in table["reason"].to_pylist()]
 
 

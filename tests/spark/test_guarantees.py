@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persistent_state import Application, DataFrameSource, FileSource, clocks
+from persistent_state import Application, DataFrameSource, FileSource, open_store
 from persistent_state.engine.spark_versions import spark_types
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -120,7 +120,7 @@ def test_at_most_once_a_sink_that_fails_is_not_given_the_clock_again(spark: Spar
     )
     app.add(Journal(), source(tmp_path, 1), sink)
     app.run(spark, drain=True)
-    assert given == clocks(str(tmp_path / "store"), NAME)
+    assert given == open_store(str(tmp_path / "store")).application(NAME).clocks()
 
 
 def test_at_least_once_values_do_not_wait_for_the_global_clock(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from persistent_state import (
     InvalidInputError,
     KafkaSource,
     StoreUnavailableError,
-    read_late_rows,
+    open_store,
     read_state,
 )
 from persistent_state.kafka import Json, subscription
@@ -134,7 +134,7 @@ def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways
     for task in (Fast(), BySpark()):
         state = {row["k"]: row["value"] for row in read_state(store, NAME, task).to_pylist()}
         assert state == dict(shop.wanted)
-        assert read_late_rows(store, NAME, task.task_name) == []
+        assert open_store(store).application(NAME).late_rows(task.task_name) == []
     record_property(
         "told", f"{KILLS} drivers and a broker killed, {shop.rounds} transactions of Kafka read by both ways"
     )
@@ -156,7 +156,7 @@ def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drop
     # Its first micro-batches have no watermark yet.
     assert counted.pop("spark") < records * 0.8
     assert counted == {"Fast": records, "BySpark": records}
-    late = [read_late_rows(str(tmp_path / "store"), NAME, task) for task in ("Fast", "BySpark")]
+    late = [open_store(str(tmp_path / "store")).application(NAME).late_rows(task) for task in ("Fast", "BySpark")]
     assert late == [[], []]
     record_property("told", f"a partition an hour behind: {records} records, and Spark's watermark keeps fewer")
 
@@ -187,7 +187,7 @@ def test_offsets_that_are_gone_stop_a_start_before_it_changes_anything(
     application(fail_on_data_loss=False).run(spark, drain=True)
     (row,) = read_state(store, NAME, Fast()).to_pylist()
     assert row["value"] == sum(range(90)) + sum(range(95, 100))
-    (lost,) = (row for rows in read_late_rows(store, NAME, "Fast") for row in rows.to_pylist())
+    (lost,) = (row for rows in open_store(store).application(NAME).late_rows("Fast") for row in rows.to_pylist())
     assert (lost["reason"], lost["position"]) == (DELETED, 90)
     assert json.loads(lost["record"]) == {"topic": topic, "partition": 0, "from": 90, "first": 95}
 
@@ -232,7 +232,7 @@ def test_a_drain_leaves_messages_of_an_open_transaction_to_the_next_run(
     caplog.clear()
     assert drained() == 200
     assert "open transaction" not in caplog.text
-    assert read_late_rows(store, NAME, "Fast") == []
+    assert open_store(store).application(NAME).late_rows("Fast") == []
 
 
 def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(

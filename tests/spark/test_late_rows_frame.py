@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monoids import Sum
-from persistent_state import late_rows_frame, read_late_rows
+from persistent_state import open_store
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core
@@ -23,12 +23,12 @@ def test_late_and_bad_rows_are_a_frame_whose_columns_do_not_depend_on_the_source
 ) -> None:
     write_store.write(tmp_path)
     store = str(tmp_path)
-    found = late_rows_frame(spark, store, "app", "Totals")
+    found = spark.read.format("persistent-state").options(application="app", task="Totals", late="true").load(store)
     assert found.schema.simpleString() == (
         "struct<reason:string,timestamp:bigint,partition:string,channel:string,position:bigint,"
         "record:binary,origin:string,row:string>"
     )
-    wanted = [row for table in read_late_rows(store, "app", "Totals") for row in table.to_pylist()]
+    wanted = [row for table in open_store(store).application("app").late_rows("Totals") for row in table.to_pylist()]
     assert len(wanted) == 3
     rows = sorted(found.collect(), key=lambda row: row["position"])
     for row, kept in zip(rows, sorted(wanted, key=lambda row: int(row["position"])), strict=True):
@@ -45,4 +45,10 @@ def test_late_and_bad_rows_are_a_frame_whose_columns_do_not_depend_on_the_source
 def test_a_task_without_late_rows_gives_an_empty_frame(spark: SparkSession, tmp_path: Path) -> None:
     plan = core.plan_of(Kept(monoid=Sum()), SCHEMA, files=open_files(str(tmp_path)))
     core.start(Log(plan.files, "app"), [plan])
-    assert late_rows_frame(spark, str(tmp_path), "app", "Kept").collect() == []
+    assert (
+        spark.read.format("persistent-state")
+        .options(application="app", task="Kept", late="true")
+        .load(str(tmp_path))
+        .collect()
+        == []
+    )

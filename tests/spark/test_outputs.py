@@ -23,7 +23,7 @@ from persistent_state import (
     SqlSink,
     StateError,
     ValuesAtClock,
-    clocks,
+    open_store,
     read_state,
 )
 from persistent_state.cli.commands import main as command
@@ -211,7 +211,7 @@ def test_the_state_does_not_wait_for_a_sink_that_fails_and_the_sink_catches_up_c
     all_clocks = [START + 10 * i * SECOND for i in range(6)]
     assert list(place.values) == all_clocks
     # Two are kept anyway; the others since this sink lacks them, and the last one that it has.
-    assert clocks(app.store, "told") == all_clocks[1:]
+    assert open_store(app.store).application("told").clocks() == all_clocks[1:]
     assert told[-1].outputs["failing"].clock in (None, *all_clocks[:2])
     assert told[-1].outputs["failing"].behind >= 2
     # It is up again, and the next start has other code and another number of shards.
@@ -224,14 +224,14 @@ def test_the_state_does_not_wait_for_a_sink_that_fails_and_the_sink_catches_up_c
     # Nothing waits any more: two are kept, as was said.
     grow(tmp_path, 6, 7)
     application(tmp_path, [ValuesAtClock(Given(), name="failing"), place]).run(spark, drain=True)
-    assert len(clocks(app.store, "told")) == 2
+    assert len(open_store(app.store).application("told").clocks()) == 2
 
 
 def test_a_sink_that_lost_all_or_is_new_is_given_the_whole_state_first(spark: SparkSession, tmp_path: Path) -> None:
     grow(tmp_path, 0, 4)
     application(tmp_path, SqlSink(str(tmp_path / "out.db"), "totals")).run(spark, drain=True)
     (tmp_path / "out.db").unlink()
-    oldest = clocks(str(tmp_path / "store"), "told")[0]
+    oldest = open_store(str(tmp_path / "store")).application("told").clocks()[0]
     grow(tmp_path, 4, 6)
     fresh = Given()
     lost = SqlSink(str(tmp_path / "out.db"), "totals")
@@ -269,7 +269,7 @@ def test_a_driver_that_was_fenced_in_the_middle_of_a_delivery_does_no_harm(spark
     slow = Place(problem=sleep)
     first = application(tmp_path, slow).start(spark)
     assert is_in.wait(PATIENCE)
-    until(lambda: len(clocks(str(tmp_path / "store"), "told")) == 2, "two clocks")
+    until(lambda: len(open_store(str(tmp_path / "store")).application("told").clocks()) == 2, "two clocks")
     second = application(tmp_path, place).run(spark, drain=True)
     assert place.values == expected(3, totals)
     entry = newest(tmp_path)

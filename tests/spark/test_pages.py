@@ -33,8 +33,7 @@ from persistent_state import (
     ParquetSink,
     PersistentTask,
     SqlSink,
-    clocks,
-    keep_clock,
+    open_store,
     read_state,
     run_local,
 )
@@ -141,7 +140,7 @@ def test_outputs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Monkey
         assert database.execute("SELECT shop, value FROM revenue").fetchall() == [("Oslo", 20_005)]
     assert [row.value for row in spark.table("now").collect()] == [20_005]
     spark.sql("DROP TABLE now")
-    clock = clocks("store", "spent")[-1]
+    clock = open_store("store").application("spent").clocks()[-1]
     assert sent == [{"id": f"a@{clock}", "text": "a is at 20000"}]
 
 
@@ -201,8 +200,8 @@ def test_going_back(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mon
         assert says in text
         text = text.replace(says, here)
     before = {
-        "keep_clock(": run_first,
-        "read_state(": lambda: keep_clock("apps", "shop", "before the sale", "2025-11-20T14:00"),
+        "shop.keep(": run_first,
+        "read_state(": lambda: open_store("apps").application("shop").keep("before the sale", "2025-11-20T14:00"),
         '"function page"': run_again,
         '"history": FileSource': lambda: page.update(app=Application("next", "apps")),
     }
@@ -210,7 +209,7 @@ def test_going_back(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mon
     two = datetime(2025, 11, 20, 14, tzinfo=timezone.utc)
     assert page["plan"].clock == core.micros(two)
     for store, app in (("apps", "shop"), ("apps", "shop-next"), ("other", "shop")):
-        assert clocks(store, app)[-1] == core.micros(two)
+        assert open_store(store).application(app).clocks()[-1] == core.micros(two)
         assert read_state(store, app, "Revenue").to_pylist() == [{"shop": "Oslo", "value": 100}]
     assert max(given) > core.micros(two)
     with closing(sqlite3.connect("books.db")) as database:
@@ -298,4 +297,4 @@ def test_command_line(spark: SparkSession, tmp_path: Path) -> None:
     page = names(spark=spark, Chance=Chance, Delays=tasks["Delays"])
     text = page_code.text_of("docs/command-line.md").replace('"/data/apps"', repr(str(tmp_path / "apps")))
     page_code.run(text, page)
-    assert clocks(str(tmp_path / "apps"), "shop-next") == [160]
+    assert open_store(str(tmp_path / "apps")).application("shop-next").clocks() == [160]

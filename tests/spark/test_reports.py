@@ -92,7 +92,9 @@ def test_a_run_tells_at_its_end_what_did_not_count_and_what_waits(
     )
     unfit = "6 of 6 rows did not count: 6 'value does not fit' (Sum holds int64)."
     assert lines[0] == f"WARNING task=Words: {waits}"
-    assert lines[1].startswith(f"WARNING task=Texts: {waits} {unfit} See read_late_rows(store, 'words', 'Texts')")
+    assert lines[1].startswith(
+        f"WARNING task=Texts: {waits} {unfit} See open_store(store).application('words').late_rows('Texts')"
+    )
     assert lines[2:] == [
         "INFO The global clock waits for task=Words: the newest message of its source is of 1970-01-01T00:00:05Z."
     ]

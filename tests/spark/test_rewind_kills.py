@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from persistent_state import ParquetSink, clocks, verify
+from persistent_state import ParquetSink, open_store, verify
 from persistent_state.windows import TIME
 from tests.core import whole_times
 from tests.spark.conftest import Launch
@@ -93,7 +93,7 @@ class Outputs:
         """Each output is what pandas makes of the orders, those without a price filled. Return how many rows there are."""
         store = str(self.folder / "store")
         assert verify(store).problems == ()
-        wanted = rows_by_clock(clocks(store, NAME), fill)
+        wanted = rows_by_clock(open_store(store).application(NAME).clocks(), fill)
         assert self.delta() == wanted
         assert self.parquet() == wanted
         # A value that was put back is of the clock of the rewind.
@@ -140,9 +140,9 @@ def test_a_driver_that_goes_on_ends_a_rewind_whatever_sink_was_half_way_back(
     with_bug = outputs.check(fill=1000)
     # Rows that stay and rows that go stand in one file, so that files are written of those that stay.
     deltalake.DeltaTable(tmp_path / "delta").optimize.compact()
-    end, back = clocks(str(tmp_path / "store"), NAME)[-1], ["--to", str(TO)]
+    end, back = open_store(str(tmp_path / "store")).application(NAME).clocks()[-1], ["--to", str(TO)]
     assert drive(*back, "--die", "back") == -signal.SIGKILL, log()
-    assert clocks(str(tmp_path / "store"), NAME)[-1] == TO
+    assert open_store(str(tmp_path / "store")).application(NAME).clocks()[-1] == TO
     # In another rewind, before a sink has followed the first, and in drivers that go on.
     for step, read, told in (
         ("postgresql", outputs.postgres, back),
@@ -152,7 +152,7 @@ def test_a_driver_that_goes_on_ends_a_rewind_whatever_sink_was_half_way_back(
         assert max(clock for _, clock, _ in read()) == end, f"{step} has gone back before its turn"
         assert drive(*told, "--die", step) == -signal.SIGKILL, f"{step}: {log()}"
     assert drive() == 0, log()
-    assert clocks(str(tmp_path / "store"), NAME)[-1] == end
+    assert open_store(str(tmp_path / "store")).application(NAME).clocks()[-1] == end
     right = outputs.check()
     record_property(
         "told", f"4 processes killed on the way back; of {with_bug} rows with a bug {right} are left, without"

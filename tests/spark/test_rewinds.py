@@ -22,7 +22,7 @@ from persistent_state import (
     PersistentTask,
     SqlSink,
     ValuesAtClock,
-    clocks,
+    open_store,
     read_state,
     verify,
 )
@@ -112,10 +112,10 @@ class World:
             for table in (parquet.dataset().to_table(), delta)
         ]
         tables.append([(shop, seconds(clock), value) for shop, clock, value in history])
-        assert parquet.clocks() == clocks(store, "shop")
+        assert parquet.clocks() == open_store(store).application("shop").clocks()
         for table in tables:
             assert len(table) == len({(shop, clock) for shop, clock, _ in table})
-            for clock in clocks(store, "shop"):
+            for clock in open_store(store).application("shop").clocks():
                 below = sorted((at, shop, value) for shop, at, value in table if at <= clock)
                 assert {shop: value for _, shop, value in below} == self.state(clock)
 
@@ -187,4 +187,8 @@ def test_an_application_whose_function_can_t_go_back_is_refused_and_runs_on(
     app.rewind(20 * SECOND, outputs={name: "again"})
     app.run(spark, drain=True)
     assert world.state() == expected(lambda at: 2)
-    assert world.calls == [("given", clock) for clock in clocks(str(tmp_path / "store"), "shop") if clock > 20 * SECOND]
+    assert world.calls == [
+        ("given", clock)
+        for clock in open_store(str(tmp_path / "store")).application("shop").clocks()
+        if clock > 20 * SECOND
+    ]

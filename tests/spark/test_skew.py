@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from monoids import Count, List
-from persistent_state import Application, DataFrameSource, NonWindowState, PersistentTask, read_late_rows, read_state
+from persistent_state import Application, DataFrameSource, NonWindowState, PersistentTask, open_store, read_state
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from tests.spark.files import write
@@ -193,7 +193,7 @@ def test_nothing_within_the_delay_is_lost_where_sparks_watermark_drops_what_one_
     ):
         table = read_state(app.store, app.name, task)
         assert {row["device"]: row["value"] for row in table.to_pylist()} == wanted, task.task_name
-        assert read_late_rows(app.store, app.name, task.task_name) == []
+        assert open_store(app.store).application(app.name).late_rows(task.task_name) == []
 
     by_spark = counted_by_spark(session, stream(), tmp_path / "checkpoints")
     lost = counts - by_spark

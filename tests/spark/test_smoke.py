@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from persistent_state import StateError, clocks
+from persistent_state import StateError, open_store
 from tests.processes import start_guarded
 from tests.spark import sessions
 from tests.waiting import PATIENCE, until
@@ -50,7 +50,7 @@ def start(folder: Path, program: str) -> subprocess.Popen[bytes]:
 
 def checkpoints(folder: Path) -> int:
     try:
-        return len(clocks(str(folder / "apps"), "word-count"))
+        return len(open_store(str(folder / "apps")).application("word-count").clocks())
     except StateError:
         return 0
 

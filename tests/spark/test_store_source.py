@@ -19,7 +19,7 @@ import pyspark
 import pytest
 
 from monoids import Aggregator, Count, List, Map, Max, Min, Monoid, Struct, Sum, Tuple
-from persistent_state import NonWindowState, PersistentTask, clocks, read_late_rows, read_state
+from persistent_state import NonWindowState, PersistentTask, open_store, read_state
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core, page_code
@@ -146,7 +146,7 @@ class TestBatch:
     def test_values_of_each_type_are_those_that_are_read_without_spark(
         self, spark: SparkSession, store: str, name: str
     ) -> None:
-        clock = clocks(store, "app")[1]
+        clock = open_store(store).application("app").clocks()[1]
         wanted = read_state(store, "app", BY_NAME[name], clock)
         try:
             found = load(spark, store, name, clock=str(clock)).toArrow()
@@ -203,7 +203,9 @@ class TestBatch:
         apply(state, load(spark, STORE, changes="true", startClock="160", endClock="200").toArrow(), [200])
         assert state == after
         late = load(spark, STORE, late="true").toArrow().to_pylist()
-        wanted = [row for table in read_late_rows(STORE, "app", "Totals") for row in table.to_pylist()]
+        wanted = [
+            row for table in open_store(STORE).application("app").late_rows("Totals") for row in table.to_pylist()
+        ]
         rows = [sorted((row["reason"], row["position"]) for row in each) for each in (late, wanted)]
         assert rows[0] == rows[1]
         source = spark.read.format("persistent-state")

@@ -15,8 +15,7 @@ from persistent_state import (
     FileSource,
     NonWindowState,
     PersistentTask,
-    clocks,
-    read_late_rows,
+    open_store,
     read_state,
 )
 
@@ -57,10 +56,10 @@ def test_a_unit_is_that_of_rows_from_spark_and_of_those_that_go_through_it(spark
     app.add(ByValue(), DataFrameSource(rows, timestamp="ts", timestamp_unit="ms"))
     app.add(ByColumn(), FileSource(seconds, timestamp="ts", timestamp_unit="s"))
     app.run(spark, drain=True)
-    assert clocks(app.store, app.name)[-1] == (BEGIN + 10) * 1_000_000
+    assert open_store(app.store).application(app.name).clocks()[-1] == (BEGIN + 10) * 1_000_000
     for task in (ByValue(), ByColumn()):
         assert read_state(app.store, app.name, task).to_pylist() == [{"k": "a", "value": 3}]
-        (late,) = read_late_rows(app.store, app.name, task.task_name)
+        (late,) = open_store(app.store).application(app.name).late_rows(task.task_name)
         assert late["reason"].to_pylist() == ["timestamp out of range"]
 
 
@@ -81,7 +80,11 @@ def test_rows_of_a_file_without_a_column_step_aside_by_its_name_where_spark_comp
     for task in (ByValue(), ByColumn()):
         state = sorted((row["k"], row["value"]) for row in read_state(app.store, app.name, task).to_pylist())
         assert state == [("a", 2), ("b", 4)]
-        late = [row for table in read_late_rows(app.store, app.name, task.task_name) for row in table.to_pylist()]
+        late = [
+            row
+            for table in open_store(app.store).application(app.name).late_rows(task.task_name)
+            for row in table.to_pylist()
+        ]
         assert sorted((row["reason"], row["origin"]["file"], row["row"]["n"]) for row in late) == [
             ("its file has no column 'c'", "0.parquet", 1),
             ("its file has no column 'c'", "0.parquet", 2),

@@ -22,8 +22,7 @@ from persistent_state import (
     SessionWindow,
     SlidingWindow,
     WindowState,
-    clocks,
-    read_late_rows,
+    open_store,
     read_state,
 )
 from persistent_state.batch.plan import FlowPlan
@@ -252,7 +251,7 @@ def test_the_store_is_read_by_hand_at_every_retained_clock(store: Path) -> None:
 
 
 def test_the_library_reads_the_same(store: Path) -> None:
-    for clock in clocks(str(store), APPLICATION):
+    for clock in open_store(str(store)).application(APPLICATION).clocks():
         totals = read_state(str(store), APPLICATION, Totals(), clock).to_pylist()
         assert {(row["shop"], row["item"]): row["value"] for row in totals} == expected_totals(clock)
         notes = read_state(str(store), APPLICATION, Notes(), clock).to_pylist()
@@ -276,7 +275,11 @@ def test_late_and_bad_rows_are_each_there_once(store: Path) -> None:
     for task in ("Totals", "Notes"):
         by_hand = [row["position"] for row in late_by_hand(store, task)]
         assert sorted(by_hand) == sorted(LATE | WITHOUT_TIMESTAMP)
-        found = [row for table in read_late_rows(str(store), APPLICATION, task) for row in table.to_pylist()]
+        found = [
+            row
+            for table in open_store(str(store)).application(APPLICATION).late_rows(task)
+            for row in table.to_pylist()
+        ]
         assert sorted(row["position"] for row in found) == sorted(LATE | WITHOUT_TIMESTAMP)
         assert {row["position"] for row in found if row["reason"] == "late"} == LATE
         assert {tuple(row["row"]["notes"]) for row in found} == {(f"n{i}",) for i in LATE | WITHOUT_TIMESTAMP}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state import clocks, read_late_rows, read_state
+from persistent_state import open_store, read_state
 from persistent_state.store import lists
 from persistent_state.store.files.base import Files
 from persistent_state.store.log import Log
@@ -89,11 +89,15 @@ def found_windows(files: Files, clock: int) -> dict[Any, int]:
 def check(files: Files, read: int) -> None:
     """The store is sound, and each of the rows that were read is in it once."""
     assert verify(files.url).problems == ()
-    for clock in clocks(files.url, APPLICATION):
+    for clock in open_store(files.url).application(APPLICATION).clocks():
         assert found_totals(files, clock) == expected_totals(counted("Totals"), clock)
         assert found_windows(files, clock) == expected_windows(counted("Windows"), clock)
     for task in ("Totals", "Windows"):
-        late = [row["row"] for table in read_late_rows(files.url, APPLICATION, task) for row in table.to_pylist()]
+        late = [
+            row["row"]
+            for table in open_store(files.url).application(APPLICATION).late_rows(task)
+            for row in table.to_pylist()
+        ]
         assert sorted(row["price"] for row in late) == [i for i in range(read) if is_late(task, i)]
 
 
@@ -116,7 +120,7 @@ def test_a_store_of_two_tasks_that_read_a_folder_in_different_orders_is_gone_on_
         go_on(files, tmp_path, as_one)
         check(files, 100)
         assert flows_of(files) == {"Totals": {"Totals"}, "Windows": {"Windows"}}
-    assert clocks(files.url, APPLICATION)[-1] > 800
+    assert open_store(files.url).application(APPLICATION).clocks()[-1] > 800
 
 
 @pytest.mark.soak

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state import clocks, read_late_rows, read_state
+from persistent_state import open_store, read_state
 from persistent_state.partials.since import Since
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
@@ -125,7 +125,7 @@ ALL: tuple[tuple[Any, Callable[[int], dict[Any, Any]]], ...] = (
 def check(files: Files, read: int) -> None:
     """The store is sound, and each of the rows that were read is in it once."""
     assert verify(files.url).problems == ()
-    for clock in clocks(files.url, APPLICATION):
+    for clock in open_store(files.url).application(APPLICATION).clocks():
         for task, expected in ALL:
             state = {key: value for key, value in found(files, task, clock).items() if _counts(value)}
             assert state == expected(clock), (task.task_name, clock)
@@ -136,7 +136,9 @@ def check(files: Files, read: int) -> None:
     moments = sorted(((row["key0"], row["timestamp"], row["value"]["visits"]) for row in told), key=repr)
     assert moments == [row for row in emitted(entry.clock) if row[1] >= stored.floor]
     for name in ("PerShop", "Slots", "Visits"):
-        aside = [row for table in read_late_rows(files.url, APPLICATION, name) for row in table.to_pylist()]
+        aside = [
+            row for table in open_store(files.url).application(APPLICATION).late_rows(name) for row in table.to_pylist()
+        ]
         wanted = [(why, i) for i in range(read) if (why := why_aside(name, i)) is not None]
         assert sorted((row["reason"], row["position"]) for row in aside) == sorted(wanted)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state import InvalidInputError, clocks
+from persistent_state import InvalidInputError, open_store
 from persistent_state.partials.since import Since
 from persistent_state.store.files import Files
 from persistent_state.store.state_at import seen_below
@@ -73,7 +73,7 @@ def check(files: Files, value: str = "cents") -> None:
     wanted = {"Taken": taken, "PerShop": per_shop, "Sums": partial(sums, value=value)}
     for name, expected in wanted.items():
         # A task that was made anew can't be read at earlier clocks.
-        there = [clock for clock in clocks(files.url, APPLICATION) if entry.is_at(name, clock)]
+        there = [clock for clock in open_store(files.url).application(APPLICATION).clocks() if entry.is_at(name, clock)]
         assert entry.clock in there
         for clock in there:
             state = {key: some for (key,), some in core.state_at(entry, world.plans[name], clock).items() if some}

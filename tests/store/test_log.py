@@ -45,8 +45,9 @@ from persistent_state.store.entry import Entry, Kept, Owed
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
-from persistent_state.store.task_state import OutputState, StoredState, TaskState
+from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored, written
+from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED, OutputRecord, OutputState, Status
+from persistent_state.store.task_state import StoredState, TaskState
 from tests import core
 from tests.soak import soak_or
 
@@ -70,6 +71,8 @@ def of_shards(*runs: Run) -> tuple[ShardRuns, ...]:
     """Shards with one run each."""
     return tuple(ShardRuns((run,)) for run in runs)
 
+
+PLACE = "sql sqlite:///größe.db totals"
 
 FULL = Entry(
     number=7,
@@ -135,7 +138,7 @@ FULL = Entry(
                 ),
                 floor=60_000_000,
             ),
-            outputs=OutputState(delivered={"sql sqlite:///größe.db totals": 120_000_000, "function f": BEGINNING}),
+            outputs=OutputState({PLACE: OutputRecord(ACTIVE, 120_000_000), "function f": OutputRecord(ACTIVE)}),
         ),
         "gone": TaskState(identity={}, born=0, flow="gone", stored=StoredState((60_000_000,)), active=False),
     },
@@ -154,13 +157,14 @@ EVERY_FIELD_OF_ONE = FULL.with_task(
             _totals.stored,
             shards=of_shards(*(replace(run, file=replace(run.file, index=400)) for run in _totals.stored.runs)),
         ),
-        outputs=replace(
-            _totals.outputs,
-            voided={"function f": 60_000_000},
+        outputs=OutputState(
+            {
+                PLACE: OutputRecord(ACTIVE, 120_000_000, cut_at=120_000_000),
+                "function f": OutputRecord(ACTIVE, right_up_to=60_000_000),
+                "parquet p": OutputRecord(LEFT),
+                "delta d": OutputRecord(RETIRED),
+            },
             furthest=240_000_000,
-            cut_at={"sql sqlite:///größe.db totals": 120_000_000},
-            left=("parquet p",),
-            retired=("delta d",),
         ),
     ),
 ).with_flow("totals", FULL.flows["totals"].with_source(_source))
@@ -194,10 +198,17 @@ EVERY_FIELD = (
             late_rows=replace(_task.late_rows, outside=3),
             outputs=replace(
                 _task.outputs,
-                begun={"function f": 60_000_000},
-                left_at={"parquet p": 120_000_000},
-                lacks={"function f": (BEGINNING, 60_000_000)},
-                had={"function f": 180_000_000},
+                records={
+                    **_task.outputs.records,
+                    "parquet p": OutputRecord(LEFT, left_at=120_000_000),
+                    "function f": OutputRecord(
+                        ACTIVE,
+                        right_up_to=60_000_000,
+                        begun=60_000_000,
+                        lacks=(BEGINNING, 60_000_000),
+                        had=180_000_000,
+                    ),
+                },
             ),
         ).end_inputs(["rates", "größe"]),
     )
@@ -248,7 +259,6 @@ SIDES = st.builds(
     st.lists(st.builds(Cut, INTS, st.dictionaries(NAMES, INTS, max_size=2)), max_size=2).map(tuple),
 )
 COUNTS = st.dictionaries(NAMES, INTS, max_size=2)
-BOTH = st.dictionaries(NAMES, st.tuples(INTS, INTS), max_size=3)
 TEXTS = st.lists(NAMES, max_size=2).map(tuple)
 RUNS = st.builds(Run, STORED, INTS, INTS, INTS, INTS, INTS, st.one_of(st.none(), INTS), st.one_of(st.none(), INTS))
 LATE_ROWS = st.builds(LateRows, st.lists(SIDES, max_size=2).map(tuple), PAGES, COUNTS, INTS)
@@ -271,6 +281,12 @@ FLOWS = st.builds(
     late_rows=LATE_ROWS,
     coarse=st.lists(st.builds(Coarse, INTS, INTS, INTS), max_size=2).map(tuple),
 )
+MAYBE = st.none() | INTS
+RECORDS = st.one_of(
+    st.builds(OutputRecord, st.just(ACTIVE), INTS, INTS, MAYBE, INTS, INTS, st.none() | st.tuples(INTS, INTS), MAYBE),
+    st.builds(OutputRecord, st.sampled_from([LEFT, RETIRED]), cut_at=MAYBE, left_at=INTS, had=MAYBE),
+    st.builds(OutputRecord, had=INTS),
+)
 TASKS = st.builds(
     TaskState,
     identity=st.dictionaries(NAMES, st.one_of(NAMES, st.lists(INTS, max_size=2)), max_size=2),
@@ -283,7 +299,7 @@ TASKS = st.builds(
         floor=INTS,
     ),
     late_rows=LATE_ROWS,
-    outputs=st.builds(OutputState, COUNTS, COUNTS, INTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, BOTH, COUNTS),
+    outputs=st.builds(OutputState, st.dictionaries(NAMES, RECORDS, max_size=3), INTS),
     active=st.booleans(),
     life=INTS,
     ended=TEXTS,
@@ -341,12 +357,18 @@ def as_of_format_3(entry: Entry) -> Entry:
         for flow in [some[i % len(some)]]
     }
     tasks = {
-        name: replace(
-            task, flow=name, late_rows=LateRows(), outputs=replace(task.outputs, begun={}, left_at={}, lacks={})
-        )
+        name: replace(task, flow=name, late_rows=LateRows(), outputs=of_format_3(task.outputs))
         for name, task in entry.tasks.items()
     }
     return replace(entry, flows=flows, tasks=tasks, kept={}, timeline=0, owes={})
+
+
+def of_format_3(outputs: OutputState) -> OutputState:
+    records = {
+        output: replace(record, begun=BEGINNING, left_at=BEGINNING, lacks=None)
+        for output, record in outputs.records.items()
+    }
+    return replace(outputs, records=records)
 
 
 def source_of(flow: FlowState) -> SourceState:
@@ -415,8 +437,22 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
     return type(value)(replaced(each, tuple(rest), new) if i == step else each for i, each in enumerate(value))
 
 
-def another(value: Any) -> Any:
+def another(at: tuple[Any, ...], value: Any) -> Any:
+    if at[-1] == "lacks":
+        return (17, 18)
+    if isinstance(value, Status):
+        return LEFT if value is RETIRED else RETIRED
     return not value if isinstance(value, bool) else 17 if value is None else value + type(value)(1)
+
+
+def others_than(entry: Entry) -> Iterator[tuple[tuple[Any, ...], Entry]]:
+    """Entries that differ from this one in one value each, with the way to it."""
+    for at, value in values_of(entry):
+        other = replaced(entry, at, another(at, value))
+        records = (each for task in other.tasks.values() for each in task.outputs.records.values())
+        # A clock is delivered only of an active output.
+        if all(each.status is ACTIVE or each.delivered == BEGINNING for each in records):
+            yield at, other
 
 
 def change_of_full() -> bytes:
@@ -440,6 +476,9 @@ class TestEntries:
                 default = each.default if each.default_factory is MISSING else each.default_factory()
                 is_of_sources = each.name in ("upstream", "stepped")
                 assert is_of_sources or getattr(part, each.name) != default, f"{type(part).__name__}.{each.name}"
+        records = task.outputs.records.values()
+        for each in fields(OutputRecord):
+            assert any(getattr(record, each.name) != each.default for record in records), f"OutputRecord.{each.name}"
 
     def test_the_fields_of_a_graph_keep_their_names_in_the_bytes(self) -> None:
         assert codec.to_bytes(GRAPH) == GOLDEN_GRAPH.read_bytes()
@@ -520,8 +559,7 @@ class TestEntries:
 
     def test_no_attribute_is_forgotten(self) -> None:
         """Every value of an entry, if it is another, makes other bytes, so no field of it is left out."""
-        for at, value in values_of(EVERY_FIELD):
-            other = replaced(EVERY_FIELD, at, another(value))
+        for at, other in others_than(EVERY_FIELD):
             if at not in (("checksum",), ("base",)):
                 assert codec.to_bytes(other) != codec.to_bytes(EVERY_FIELD), at
                 assert codec.from_bytes(codec.to_bytes(other), "entry") == other, at
@@ -544,8 +582,8 @@ class TestEntries:
 
     def test_a_change_says_all_that_changed_and_nothing_else(self) -> None:
         before = codec.from_bytes(codec.to_bytes(EVERY_FIELD), "before")
-        for at, value in values_of(EVERY_FIELD):
-            other = replace(replaced(EVERY_FIELD, at, another(value)), previous=before.checksum, number=8)
+        for at, each in others_than(EVERY_FIELD):
+            other = replace(each, previous=before.checksum, number=8)
             if at not in (("checksum",), ("base",), ("number",), ("previous",)):
                 data = codec.to_bytes(other, before, 7)
                 assert codec.from_bytes(data, "entry", before) == other, at
@@ -559,7 +597,7 @@ class TestEntries:
     def test_a_digest_of_runs_is_of_all_that_is_known_of_them(self) -> None:
         run = FULL.tasks["totals"].stored.runs[0]
         digests = {ShardRuns((run,)).digest, ShardRuns().digest, ShardRuns((run, run)).digest}
-        digests |= {ShardRuns((replaced(run, at, another(value)),)).digest for at, value in values_of(run)}
+        digests |= {ShardRuns((replaced(run, at, another(at, value)),)).digest for at, value in values_of(run)}
         assert len(digests) == 3 + len([*values_of(run)])
 
     def test_an_added_field_is_written_only_where_it_is_not_as_before(self) -> None:
@@ -1172,7 +1210,7 @@ class TestCollection:
         assert named <= self.run_files(files)
         left = {path for number in log.numbers() for path in log.read(number).files()}
         unnamed = {path for path in self.run_files(files) - left if ".late." not in path}
-        assert all(commits.written(path) <= commits.written(page.path) for path in unnamed)
+        assert all(written(path) <= written(page.path) for path in unnamed)
         # The list is of another flow's micro-batches.
         assert self.run_files(files, "other") <= left
         told = caplog.messages

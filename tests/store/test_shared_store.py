@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persistent_state import PersistentTask, clocks, read_late_rows, read_state
+from persistent_state import PersistentTask, open_store, read_state
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
@@ -85,13 +85,15 @@ def expected_aside(task: str, read: int) -> list[tuple[str, bytes]]:
 def check(files: Files, read: int) -> None:
     """The store is sound, and each of the rows that were read is in it once."""
     assert verify(files.url).problems == ()
-    for clock in clocks(files.url, APPLICATION):
+    for clock in open_store(files.url).application(APPLICATION).clocks():
         assert found_totals(files, clock) == expected_totals(counted("Totals"), clock)
         assert found_windows(files, clock) == expected_windows(counted("Windows"), clock)
         counts = read_state(files.url, APPLICATION, Counts(), clock).to_pylist()
         assert {row["shop"]: row["value"] for row in counts} == expected_counts(clock)
     for task in ("Totals", "Windows", "Counts"):
-        aside = [row for table in read_late_rows(files.url, APPLICATION, task) for row in table.to_pylist()]
+        aside = [
+            row for table in open_store(files.url).application(APPLICATION).late_rows(task) for row in table.to_pylist()
+        ]
         assert sorted((row["reason"], row["record"]) for row in aside) == expected_aside(task, read)
 
 
@@ -107,7 +109,7 @@ def test_a_store_of_tasks_that_read_a_folder_alike_is_gone_on_from(name: str, as
         check(files, 100)
         if as_one:
             assert flows_of(files) == {"Totals": {"Totals", "Windows"}, "Counts": {"Counts"}}
-    assert clocks(files.url, APPLICATION)[-1] > 800
+    assert open_store(files.url).application(APPLICATION).clocks()[-1] > 800
 
 
 @pytest.mark.soak

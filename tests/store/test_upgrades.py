@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state import clocks, read_late_rows, read_state
+from persistent_state import open_store, read_state
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits
 from persistent_state.store.files import MemoryFiles
@@ -116,14 +116,16 @@ def check(files: Files) -> None:
     assert verify(files.url).problems == ()
     newest = Log(files, APPLICATION).newest()
     assert newest is not None
-    for clock in clocks(files.url, APPLICATION):
+    for clock in open_store(files.url).application(APPLICATION).clocks():
         totals = read_state(files.url, APPLICATION, Totals(), clock).to_pylist()
         assert {(row["shop"], row["item"]): row["value"] for row in totals} == expected_totals(clock)
         if "Notes" in newest.tasks:
             notes = read_state(files.url, APPLICATION, Notes(), clock).to_pylist()
             assert {row["shop"]: row["value"] for row in notes} == expected_notes(clock)
     for task in newest.tasks:
-        late = [row for table in read_late_rows(files.url, APPLICATION, task) for row in table.to_pylist()]
+        late = [
+            row for table in open_store(files.url).application(APPLICATION).late_rows(task) for row in table.to_pylist()
+        ]
         assert sorted(row["position"] for row in late) == sorted(LATE | WITHOUT_TIMESTAMP)
 
 
