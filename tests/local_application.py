@@ -7,7 +7,7 @@ history that looks at each entry is a class of its own with another `check`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -129,11 +129,16 @@ class LocalApplication:
         return self.newest.clock
 
     def start(
-        self, *wanted: str | Collection[str], reset: Collection[str] = (), rebuild: Collection[str] = ()
+        self,
+        *wanted: str | Plan | FlowPlan | Collection[str],
+        reset: Collection[str] = (),
+        rebuild: Collection[str] = (),
     ) -> Entry:
-        """Start with these tasks, or with all of them. Those of one collection are fed together."""
-        chosen = [self.flow(*([each] if isinstance(each, str) else each)) for each in wanted]
-        planned = chosen or flows_of(self.plans)
+        """Start with these tasks, or with all of them. Those of one collection are fed together.
+
+        A plan is another one for its task, from this start on.
+        """
+        planned = [self._flow(each) for each in wanted] or flows_of(self.plans)
         entry = core.start(self.log, planned, now=self.now, reset=[*reset], rebuild=[*rebuild])
         # What is not to be fed together yet, the log has as several flows.
         flows = [
@@ -149,6 +154,7 @@ class LocalApplication:
                 open_source(source, lists.read_journals(self.files, known), known.source.known_positions)
                 opened[flow.id] = source
         self.flows = flows
+        self.plans |= {name: plan for flow in planned for name, plan in flow.by_name.items()}
         self.driver = LocalDriver(
             self.log,
             flows,
@@ -165,6 +171,11 @@ class LocalApplication:
         """The flow of these tasks."""
         return FlowPlan(tuple(self.plans[name] for name in tasks))
 
+    def _flow(self, wanted: str | Plan | FlowPlan | Collection[str]) -> FlowPlan:
+        if isinstance(wanted, FlowPlan | Plan):
+            return core.alone(wanted)
+        return self.flow(*([wanted] if isinstance(wanted, str) else wanted))
+
     def source(self, task: str, input: str = INPUT) -> Rows:
         """The rows that feed a task, by one of its inputs."""
         source = self.sources[task]
@@ -172,10 +183,9 @@ class LocalApplication:
         assert isinstance(found, Rows), found
         return found
 
-    def send(self, task: str, *rows: tuple[Any, ...]) -> None:
+    def send(self, task: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Let these rows come in the source of a task."""
-        if rows:
-            self.source(task).rows += rows
+        self.source(task).rows += rows
 
     def turn(self, task: str) -> Answers | None:
         """Take the next turn of the flow of a task, and return what its parts and shards answered.
@@ -191,9 +201,10 @@ class LocalApplication:
                 return answers
         return None
 
-    def play(self, task: str, *rows: tuple[Any, ...]) -> Entry:
+    def play(self, task: str, rows: Sequence[tuple[Any, ...]] = ()) -> Entry:
         """Let these rows come, and read on by a micro-batch. Steps that change nothing come before it."""
-        self.send(task, *rows)
+        if rows:
+            self.send(task, rows)
         while (answers := self.turn(task)) is not None and not answers.reports:
             pass
         return self.newest
@@ -202,7 +213,7 @@ class LocalApplication:
         """The steps that can be taken beside no micro-batch."""
         return [due for due in turn.due_steps(self.newest, self.flows) if due.flow.is_derived or due.asks_nothing]
 
-    def step(self) -> None:
+    def steps(self) -> None:
         """Take all steps that are due."""
         while due := self.due():
             self.turn(due[0].flow.id)

@@ -832,7 +832,7 @@ def with_regions(output: str | None = None) -> Graph:
     world = Graph()
     world.wanted = ["PerShop", "PerRegion"]
     world.plans["PerRegion"] = replace(world.plans["PerRegion"], outputs=(output,) if output else ())
-    core.start(world.log, [world.plans[name] for name in world.wanted])
+    world.start()
     for row in ((12, 2, 20), (25, 1, 7), (45, 1, 7)):
         world.play("PerShop", [row])
         world.steps()

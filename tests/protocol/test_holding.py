@@ -208,7 +208,7 @@ def test_a_step_that_is_due_holds_the_clock() -> None:
         assert (held.why, held.at) == (STEP, 60)
         assert held.task in {step.flow for step in due}
         waited.append(held.task)
-        world.step(next(step for step in due if step.flow == held.task))
+        world.turn(held.task)
     assert sorted(waited) == ["PerRegion", "PerTotal", "Slots"]
     assert waited.index("PerRegion") < waited.index("PerTotal")
     assert world.newest.clock == 60

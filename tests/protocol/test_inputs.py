@@ -237,7 +237,7 @@ def test_at_every_clock_the_state_is_made_of_all_inputs(history: list[Any]) -> N
         if act == "start":
             world.start_without()
         elif act == "step":
-            world.step()
+            world.steps()
         elif isinstance(act, set):
             world.start_without(*act)
         elif isinstance(act, str):
@@ -256,7 +256,7 @@ def test_at_every_clock_the_state_is_made_of_all_inputs(history: list[Any]) -> N
             getattr(world, name).rows.append((end, 1, "end" if name == "rates" else 1))
         for task in world.sources:
             world.play(task)
-        world.step()
+        world.steps()
     entry = world.newest
     assert entry.clock >= 200
     assert all(entry.is_at(name, entry.clock) for name, task in entry.tasks.items() if task.active)
@@ -274,17 +274,17 @@ def test_a_step_without_changes_may_come_while_a_micro_batch_is_under_way(takes_
     assert (due.step.flow, due.step.clock, due.asks_nothing) == ("Both", 20, True)
     world.orders.rows.append((47, 1, 4))
     answers = world.answers("Both", takes_all)
-    world.step()
+    world.steps()
     assert world.newest.flow_of("Both").visited == 20
     entry = core.commit(world.log, world.plans["Both"], answers, keeping=KEEPING)
     assert (entry.flow_of("Both").stepped, entry.flow_of("Both").progress.clock) == (20, 40)
-    world.step()
+    world.steps()
     assert world.newest.clock == 20
     world.check()
     world.others.rows += [(30, 1, 8), (47, 1, 16)]
     for name in ("PerShop", "Both"):
         world.play(name)
-    world.step()
+    world.steps()
     assert world.newest.clock == 40
     assert world.state("Both", 40) == {(1,): 11}
 
@@ -351,7 +351,7 @@ def test_a_sink_that_has_a_clock_of_before_a_reset_is_given_what_other_tasks_hav
     world.play("PerShop")
     for _ in range(2):
         world.play("Both")
-    world.step()
+    world.steps()
     assert world.newest.clock == 20
     # It was away before, when its sink was not asked.
     world.start("PerShop")
@@ -473,7 +473,7 @@ def test_a_task_that_a_source_feeds_too_and_that_has_nothing_yet_begins_as_a_new
     for _ in range(3):
         for task in world.sources:
             world.play(task)
-        world.step()
+        world.steps()
     assert world.newest.clock == 20
     assert world.state("Both", 20) == {(1,): 7}
     # One that was away has missed what its source gave.
@@ -502,7 +502,7 @@ def test_what_a_task_feeds_steps_though_its_own_source_begins_later() -> None:
     for _ in range(3):
         for task in world.sources:
             world.play(task)
-        world.step()
+        world.steps()
     assert world.newest.clock == 20
     assert world.state("Twice", 20) == {(): 4}
 
@@ -515,7 +515,7 @@ def go_on(world: World, *tasks: str) -> None:
         world.orders.rows.append((number * 10 + ahead, 1, 1))
     for task in tasks * 2:
         world.play(task)
-    world.step()
+    world.steps()
 
 
 def test_a_task_that_was_away_twice_is_judged_by_the_clock_that_it_has_visited() -> None:
@@ -614,7 +614,7 @@ def test_a_source_that_is_far_ahead_is_apart_from_what_a_step_adds_below_it(firs
         # The world looks at each retained clock after each commit.
         world.play("Both")
         world.play("PerShop")
-        world.step()
+        world.steps()
     assert world.newest.clock >= 200
 
 
@@ -652,7 +652,7 @@ def test_a_task_on_windows_and_changes_is_not_begun_anew_unasked() -> None:
     for _ in range(3):
         world.play("PerShop")
         world.play("PerSlot")
-        world.step()
+        world.steps()
     assert world.state("Both", 40) == {(1,): 204}
     world.become(application(*upstream, (Newer(), inputs)))
     with pytest.raises(
@@ -661,7 +661,7 @@ def test_a_task_on_windows_and_changes_is_not_begun_anew_unasked() -> None:
     ):
         world.start()
     world.start(rebuild=["Both"])
-    world.step()
+    world.steps()
     assert world.state("Both", 40) == {(1,): 4}
 
 
@@ -673,7 +673,7 @@ def test_a_derived_task_goes_on_from_its_clock_when_it_gets_a_source(name: str) 
     world.start()
     world.others.rows = [(5, 1, 4), (15, 2, 6), (29, 1, 1)]
     world.play("PerShop")
-    world.step()
+    world.steps()
     assert world.state("Both", 20) == {(1,): 4, (2,): 6}
     world.become(application((PerShop(), world.others), (Both(), {**changes_only, "own": world.orders})))
     world.start()

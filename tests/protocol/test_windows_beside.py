@@ -89,7 +89,7 @@ class Beside(LocalApplication):
         )
         super().__init__(*compiled(app, core.memory()), KEEPING, parts=2)
 
-    def step(self) -> None:
+    def steps(self) -> None:
         # The last that can be taken: those that feed it must have come there before, in any order.
         while due := self.due():
             self.turn(due[-1].flow.id)
@@ -163,20 +163,20 @@ def test_a_task_has_the_windows_and_what_it_has_beside_them_up_to_one_clock(hist
         if act == "start":
             world.start()
         elif act == "step":
-            world.step()
+            world.steps()
         elif isinstance(act, str):
             world.play(act)
         else:
             name, some = act
             for ahead, shop, amount in some:
                 now[name] += ahead
-                world.send(name, (now[name], shop, amount))
+                world.send(name, [(now[name], shop, amount)])
     world.start()
     # The clock moves on as long as sources go on.
     for end in range(max(now.values()) + 100, max(now.values()) + 200, 40):
         for name in now:
-            world.play(name, (end, 1, 1))
-        world.step()
+            world.play(name, [(end, 1, 1)])
+        world.steps()
     entry = world.newest
     assert entry.clock >= max(now.values()) + 100
     assert all(entry.is_at(name, entry.clock) for name in entry.tasks)
