@@ -147,14 +147,16 @@ class LocalApplication:
             for id in entry.flows
             if {*entry.tasks_of(id)} & {*flow.by_name}
         ]
+        self.flows = flows
+        self.plans |= {name: plan for flow in planned for name, plan in flow.by_name.items()}
         opened = dict[str, TimeReplayableSource]()
         for flow in flows:
+            if not flow.is_derived and not {*flow.by_name} & {*self.sources}:
+                self.sources[flow.id] = Rows(flow.first.schema, "")
             for source in [self.sources[name] for name in flow.by_name if name in self.sources][:1]:
                 known = entry.flows[flow.id]
                 open_source(source, lists.read_journals(self.files, known), known.source.known_positions)
                 opened[flow.id] = source
-        self.flows = flows
-        self.plans |= {name: plan for flow in planned for name, plan in flow.by_name.items()}
         self.driver = LocalDriver(
             self.log,
             flows,
@@ -194,7 +196,7 @@ class LocalApplication:
         """
         # Others write to the log, too: who rewinds, keeps a clock, or delivers.
         if (newest := self.newest).epoch == self.driver.entry.epoch:
-            self.driver.entry = newest
+            self.driver.entry, self.driver.keeping = newest, self.keeping
         for flow in self.flows:
             if task in flow.by_name and (answers := self.driver.take_turn(flow)) is not None:
                 self.check()

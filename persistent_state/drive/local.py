@@ -103,7 +103,7 @@ class LocalDriver:
         assert entry is not None, "it has been taken over"
         self.entry: Entry = entry
         self._log, self._flows, self._sources = log, flows, sources
-        self._keeping, self._now, self._new_id, self._parts = keeping, now, new_id, parts
+        self.keeping, self._now, self._new_id, self._parts = keeping, now, new_id, parts
         self._held: Held = {}
 
     def drain(self) -> Iterator[Answers]:
@@ -113,7 +113,7 @@ class LocalDriver:
             StateError: A turn failed.
         """
         yield from self._take_turns()
-        self.entry = commits.close(self._log, self.entry.epoch, now=self._now(), keeping=self._keeping)
+        self.entry = commits.close(self._log, self.entry.epoch, now=self._now(), keeping=self.keeping)
         yield from self._take_turns()
 
     def take_turn(self, flow: FlowPlan) -> Answers | None:
@@ -136,7 +136,7 @@ class LocalDriver:
             answers,
             now=self._now(),
             new_id=self._new_id,
-            keeping=self._keeping,
+            keeping=self.keeping,
         )
         return answers
 
@@ -147,7 +147,7 @@ class LocalDriver:
 
     def _commit_unchanged(self, step: Step) -> Answers:
         self.entry, _ = commits.commit_unchanged(
-            self._log, self.entry.epoch, [step], now=self._now(), keeping=self._keeping
+            self._log, self.entry.epoch, [step], now=self._now(), keeping=self.keeping
         )
         return Answers([], [])
 
