@@ -95,7 +95,7 @@ class LocalApplication:
 
     Args:
         plans: By task: its plan.
-        sources: By task: its source. By default each task that no other feeds has `Rows`.
+        sources: By task: its source. A task that no other feeds, and that has none here, has `Rows`.
         keeping: Which checkpoint clocks stay.
         parts: How many parts read a source at a time.
     """
@@ -111,8 +111,7 @@ class LocalApplication:
         first = next(iter(self.plans.values()))
         self.files, self.log = first.files, Log(first.files, first.application)
         self.collector = Collector(self.log)
-        fed = {name: plan for name, plan in self.plans.items() if plan.source_inputs}
-        self.sources = {name: Rows(plan.schema, "") for name, plan in fed.items()} if sources is None else {**sources}
+        self.sources = dict(sources or {})
 
     def become(self, app: Application, shards: int | None = None) -> None:
         """Have the tasks of this application from the next start on, in so many shards, or as many as now."""

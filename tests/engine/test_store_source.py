@@ -220,9 +220,9 @@ class TestStates:
             joins = Joins(as_of(None))
             joins.start()
             for time in range(0, 60, 4):
-                joins.send((key := "abc"[time % 3], time, True), (key, time + 1, False))
-                joins.play()
-                joins.step()
+                joins.come((key := "abc"[time % 3], time, True), (key, time + 1, False))
+                joins.read()
+                joins.steps()
             assert check_tasks(joins.files.url) > 6
 
     def test_the_clock_is_settled_when_the_source_is_loaded(self) -> None:
@@ -958,7 +958,7 @@ class TestStreams:
             world = self.world()
             query = Query(options_of(world))
             begun = world.newest.clock
-            core.start(world.log, [world.plan], reset=["Kept"])
+            world.start(reset=["Kept"])
             late = Query(options_of(world))
             for each in (query, late):
                 assert each.plan()
@@ -979,7 +979,7 @@ class TestStreams:
             query, batch = Query(options_of(world)), Loaded(options_of(world))
             query.plan()
             query.read()
-            core.start(world.log, [world.plan], rebuild=["Kept"])
+            world.start(rebuild=["Kept"])
             assert query.plan()
             for ask in (batch.read, query.read):
                 assert "is rebuilt and has reached no clock yet" in problem(ask)

@@ -225,7 +225,7 @@ def test_a_step_is_told_with_its_clock() -> None:
 
 def test_a_task_in_which_messages_wait_is_named_as_its_user_knows_it() -> None:
     world = Ordered(None)
-    world.start(1)
+    world.begin(1)
     held = holding.holder(world.newest)
     assert held == Holder("InJson.messages", "", None, UNHEARD, None, "InJson")
     assert held is not None
