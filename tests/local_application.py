@@ -32,18 +32,18 @@ from tests import core
 
 
 class Rows(TimeReplayableSource):
-    """Rows in memory, in one partition. More may come. A micro-batch reads at most `most` of them.
+    """Rows in memory, in one partition. More may come, unless it is finite. A micro-batch reads at most `most` of them.
 
     `channels` are those that are known, each with whether it has ended; None if only messages name them. `opened` has the lines
-    that each start has given back.
+    that each start has given back. Of a partition without a name it knows no channel, and wants no lines remembered.
     """
 
     timestamp_unit = "us"
-    most = 2**62
+    most, is_finite = 2**62, False
 
-    def __init__(self, schema: pa.Schema, partition: str = "p", channels: Mapping[str, bool] | None = None) -> None:
+    def __init__(self, schema: pa.Schema, partition: str = "p") -> None:
         self.timestamp, self._schema, self.partition = schema.names[0], schema, partition
-        self.channels = {partition: False} if partition and channels is None else channels
+        self.channels: Mapping[str, bool] | None = {partition: False} if partition else None
         self.rows: list[tuple[Any, ...]] = []
         self.opened: list[list[str]] = []
 
@@ -57,9 +57,11 @@ class Rows(TimeReplayableSource):
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         begin = start.get(self.partition, 0)
         end = min(len(self.rows), begin + self.most)
+        is_last = end >= len(self.rows) if self.is_finite else None
         if end <= begin:
-            return Reach(start, self.channels)
-        return Reach({**start, self.partition: end}, self.channels, (f"up to: {end}",))
+            return Reach(start, self.channels, is_last=is_last)
+        lines = (f"up to: {end}",) if self.partition else ()
+        return Reach({**start, self.partition: end}, self.channels, lines, is_last=is_last)
 
     def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
         first, last = start.get(self.partition, 0), end.get(self.partition, 0)
@@ -188,6 +190,12 @@ class LocalApplication:
         """Let these rows come in the source of a task."""
         self.source(task).rows += rows
 
+    def lose(self) -> None:
+        """Let the sources have lost what the newest start would read again."""
+        for name, source in self.sources.items():
+            if isinstance(source, Rows):
+                del source.rows[self.newest.flow_of(name).source.next_positions.get(source.partition, 0) :]
+
     def turn(self, task: str) -> Answers | None:
         """Take the next turn of the flow of a task, and return what its parts and shards answered.
 
@@ -195,7 +203,7 @@ class LocalApplication:
         """
         # Others write to the log, too: who rewinds, keeps a clock, or delivers.
         if (newest := self.newest).epoch == self.driver.entry.epoch:
-            self.driver.entry, self.driver.keeping = newest, self.keeping
+            self.driver.entry, self.driver.keeping, self.driver.parts = newest, self.keeping, self.parts
         for flow in self.flows:
             if task in flow.by_name and (answers := self.driver.take_turn(flow)) is not None:
                 self.check()

@@ -103,7 +103,7 @@ class LocalDriver:
         assert entry is not None, "it has been taken over"
         self.entry: Entry = entry
         self._log, self._flows, self._sources = log, flows, sources
-        self.keeping, self._now, self._new_id, self._parts = keeping, now, new_id, parts
+        self.keeping, self.parts, self._now, self._new_id = keeping, parts, now, new_id
         self._held: Held = {}
 
     def drain(self) -> Iterator[Answers]:
@@ -152,7 +152,7 @@ class LocalDriver:
         return Answers([], [])
 
     def _parts_of_step(self, due: DueStep) -> list[Part]:
-        return turn.step(self.entry, due, now=self._now(), most=self._parts)
+        return turn.step(self.entry, due, now=self._now(), most=self.parts)
 
     def _parts_of_batch(self, flow: FlowPlan, takes_step: bool) -> list[Part]:
         """Return the parts of a flow's next micro-batch; none if it has nothing to do."""
@@ -165,4 +165,4 @@ class LocalDriver:
         if reach.ends == start and not takes_step and known.progress.batch:
             return []
         self.entry, reach = turn.begin(self._log, self.entry.epoch, flow, reach, now, self._new_id)
-        return turn.micro_batch(self.entry, flow, source, start, reach, now=now, most=self._parts)
+        return turn.micro_batch(self.entry, flow, source, start, reach, now=now, most=self.parts)
