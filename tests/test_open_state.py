@@ -582,8 +582,8 @@ def test_stores_of_older_versions_are_opened(name: str) -> None:
 
 def test_every_task_of_a_graph_is_looked_up_and_has_changes() -> None:
     with small():
-        graph = Graph(core.memory(), 2, 20).start()
-        graph.play(60)
+        graph = Graph(core.memory(), 2, 20).begin()
+        graph.read(60)
         app = OpenStore(graph.files).application("app")
         assert {"PerShop", "Slots", "PerRegion", "Visits", "Visits.rows", "Visits.messages"} == {*app.tasks()}
         for task in (*app.tasks(), graph.visits):

@@ -211,8 +211,8 @@ class TestStates:
 
     def test_every_task_of_a_graph_is_read_and_has_changes(self) -> None:
         with few_rows():
-            graph = Graph(core.memory(), 2, 20).start()
-            graph.play(60)
+            graph = Graph(core.memory(), 2, 20).begin()
+            graph.read(60)
             assert check_tasks(graph.files.url) > 12
 
     def test_the_rows_of_a_join_are_read(self) -> None:
@@ -1030,8 +1030,8 @@ class TestLateRowsAndLists:
                 assert [*reader.read(made)] == []
 
     def test_lists_tell_what_a_store_has(self) -> None:
-        world = Graph(core.memory(), 2, 20).start()
-        world.play(60)
+        world = Graph(core.memory(), 2, 20).begin()
+        world.read(60)
         with few_rows():
             app = open_store(world.files.url).application("app")
             everything = {what: read({"path": world.files.url, "list": what}) for what in source_options.LISTS}

@@ -148,14 +148,14 @@ def test_a_branch_of_what_counts_at_least_once_has_nothing_above_its_clock() -> 
 @pytest.mark.parametrize("shards", [2, 3])
 def test_a_graph_branches_to_another_store_at_any_kept_clock(shards: int) -> None:
     files = core.memory()
-    graph = Graph(files, 2, 20).start()
-    graph.play(60)
+    graph = Graph(files, 2, 20).begin()
+    graph.read(60)
     for clock in graph.newest.kept:
         there = core.memory()
         branched(files, there, "app", clock)
         assert clocks(there.url, "app") == [clock]
-        green = Graph(there, shards, 20).start()
-        green.play(80)
+        green = Graph(there, shards, 20).begin()
+        green.read(80)
         check(there, 80)
     check(files, 60)
 
@@ -212,8 +212,8 @@ def test_a_branch_warns_of_a_task_that_was_left_out_at_its_clock_also_if_it_has_
 
 def test_a_branch_says_what_the_outputs_of_windows_and_emitted_rows_begin_with() -> None:
     files = core.memory()
-    graph = Graph(files, 2, 20).start()
-    graph.play(60)
+    graph = Graph(files, 2, 20).begin()
+    graph.read(60)
     for clock in graph.newest.kept:
         entry = branched(files, core.memory(), "app", clock)
         begin = branch.begin_with(entry)

@@ -281,14 +281,14 @@ def test_who_has_found_a_clock_is_never_given_another_timeline_s() -> None:
 
 def test_a_graph_goes_back_with_windows_timers_and_rows_that_are_late() -> None:
     files = core.memory()
-    graph = Graph(files, 2, 20).start()
-    graph.play(60)
+    graph = Graph(files, 2, 20).begin()
+    graph.read(60)
     check(files, 60)
     log = Log(files, "app")
     for to in (graph.newest.clock, [*graph.newest.kept][1]):
         planned = core.plan_rewind(log, to)
         assert rewind.rewind(log, planned, writer="somebody", now=0).clock == to
         assert verify(files.url).problems == ()
-        graph = Graph(files, 3, 20).start()
-        graph.play(60)
+        graph = Graph(files, 3, 20).begin()
+        graph.read(60)
         check(files, 60)

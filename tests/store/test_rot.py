@@ -176,7 +176,7 @@ def closed_windows() -> None:
 
 def graph() -> None:
     """Let tasks feed tasks by what changes and by emitted rows, one of them in order and with timers."""
-    Graph(core.memory(), 2, 20).start().play(60)
+    Graph(core.memory(), 2, 20).begin().read(60)
 
 
 JOINED = [[("a", 5, True), ("a", 9, False), ("b", 12, False)], "play", "step", [("a", 30, True), ("a", 40, False)]] * 3
