@@ -48,7 +48,7 @@ from persistent_state import (
 from persistent_state.batch.plan import AT_MOST_ONCE
 from persistent_state.engine import rewinds
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import deliver, graph
+from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping, amend
 from persistent_state.protocol.naming import keep
@@ -850,9 +850,11 @@ def test_a_rewind_with_a_new_version_of_a_derived_task_says_that_the_next_start_
     app = regions(world, Other())
     app.rewind(plan)
     plans = [world.plans["PerShop"], replace(world.plans["PerRegion"], task=Other())]
+    # The other code makes something else of the shops.
+    world.check = lambda: None  # type: ignore[method-assign]
     world.start(*plans)
-    (step,) = graph.due(world.newest)
-    core.step(world.log, {plan.name: plan for plan in plans}, step)
+    assert len(world.due()) == 1
+    world.steps()
     assert world.newest.clock == to
     shops = core.state_at(world.newest, plans[0], to)
     assert core.state_at(world.newest, plans[1], to) == {
