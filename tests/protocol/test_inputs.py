@@ -316,7 +316,8 @@ def test_a_step_beside_no_source_does_not_make_it_idle() -> None:
     world.play("Both")
     before = world.newest.flow_of("Both")
     # Its query has come to its end long ago, and nobody has asked whether there is more since then.
-    entry = core.step(world.log, world.plans, graph.due(world.newest)[0], KEEPING, now=100 * second)
+    made = core.answers_of_step(world.log, world.plans, graph.due(world.newest)[0], now=100 * second)
+    entry = core.commit(world.log, world.plans["Both"], made, now=100 * second, keeping=KEEPING)
     flow = entry.flow_of("Both")
     assert (flow.stepped, entry.clock) == (20, 20)
     assert (flow.progress.clock, flow.progress.holds, flow.inputs) == (20, True, before.inputs)
