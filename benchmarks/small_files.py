@@ -14,8 +14,10 @@ import os
 import sys
 import tempfile
 import time
-from itertools import count
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -23,17 +25,14 @@ import pyarrow as pa
 from benchmarks.measure import write_json
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch.messages import Blob, Report
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.drive import local
-from persistent_state.drive.turn import Part
+from persistent_state.drive.local import LocalDriver
 from persistent_state.event_time.clocks import Settings
-from persistent_state.protocol import commits, takeover
+from persistent_state.protocol import takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Giver
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.sources import Chunk, Reach
-from persistent_state.store.entry import Entry
+from persistent_state.sources import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 
@@ -42,6 +41,7 @@ START = 1_700_000_000 * SECOND
 BATCH = SECOND // 2
 INTERVAL = 10 * SECOND
 KEYS, FILES, PARTS, SHARDS = 1000, 10, 4, 2
+KEEPING = Keeping()
 COLLECT_EVERY = 20
 TOLD = 1200
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("k", pa.int64()), ("v", pa.int64())])
@@ -62,81 +62,86 @@ def plan_of(files: Files, name: str) -> Plan:
     return Plan("small", files, Total(name), SCHEMA, "ts", None, Settings(INTERVAL), SHARDS, outputs=("sink",))
 
 
+class Folder(TimeReplayableSource):
+    """A folder with ten new files of a row each in each micro-batch. After a while the first row of each part is late."""
+
+    timestamp, schema = "ts", SCHEMA
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.now = now
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        pass
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        first = start.get("", 0)
+        lines = tuple(
+            f'{{"ordinal":{i},"path":"2026/11/22/{i:032x}.jsonl","size":1234}}' for i in range(first, first + FILES)
+        )
+        return Reach({"": first + FILES}, {"": False}, lines)
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        bounds = [start.get("", 0) + FILES * part // parts for part in range(parts + 1)]
+        return [range(*ends) for ends in pairwise(bounds)]
+
+    def read(self, split: range) -> Iterator[Chunk]:
+        stamps = [self.now() + i % FILES for i in split]
+        if split.start // FILES > INTERVAL // BATCH * 2:
+            stamps[0] = START
+        rows = pa.record_batch(
+            [
+                pa.array(stamps, SCHEMA.field("ts").type),
+                pa.array([i % KEYS for i in split], pa.int64()),
+                pa.array([1] * len(split), pa.int64()),
+            ],
+            schema=SCHEMA,
+        )
+        yield Chunk("", split.start, rows)
+
+
 class Driver:
     """A driver's part of an application: it commits, gives outputs their clocks, and collects."""
 
     def __init__(self, files: Files, tasks: int) -> None:
         self.flow = FlowPlan(tuple(plan_of(files, f"Task{i}") for i in range(tasks)))
-        self.keeping = Keeping()
-        self.now = START
-        self.log = Log(files, "small")
+        self.now, log = START, Log(files, "small")
         self.collector = Collector(Log(files, "small"))
         self.givers = [
             Giver(Log(files, "small"), plan.name, "sink", lambda timeline: None, lambda entry, due: None, self.clock)
             for plan in self.flow.tasks
         ]
-        self.ids = count()
-        self.entry = takeover.take_over(
-            self.log,
+        takeover.take_over(log, [self.flow], interval=INTERVAL, shards=SHARDS, writer="benchmark", now=START)
+        self.driver = LocalDriver(
+            log,
             [self.flow],
-            interval=INTERVAL,
-            shards=SHARDS,
-            writer="benchmark",
-            now=START,
+            {self.flow.id: Folder(self.clock)},
+            keeping=KEEPING,
+            now=self.clock,
+            new_id=map("{:016x}".format, count()).__next__,
+            parts=PARTS,
         )
 
     def clock(self) -> int:
         return self.now
 
-    def new_id(self) -> str:
-        return f"{next(self.ids):016x}"
-
-    def micro_batch(self, batch: int) -> Entry:
-        """One micro-batch of the source; the first row of each part is late."""
+    def micro_batch(self) -> None:
+        """One micro-batch of the source, and a clock for each output that lacks one."""
         self.now += BATCH
-        flow = self.flow
-        entry = commits.wake(self.log, 1, flow.id, self.now)
-        lines = tuple(
-            f'{{"ordinal":{FILES * batch + i},"path":"2026/11/22/{FILES * batch + i:032x}.jsonl","size":1234}}'
-            for i in range(FILES)
-        )
-        first = entry.flows[flow.id].source.positions[""].next if batch else 0
-        reach = Reach({"": first + FILES}, {"": False}, lines)
-        basis = commits.plan_batch(entry, flow, reach, self.now)
-        sent: list[Blob | Report] = []
-        for part in range(PARTS):
-            low, high = (FILES * p // PARTS for p in (part, part + 1))
-            stamps = [self.now + i for i in range(low, high)]
-            if batch > INTERVAL // BATCH * 2:
-                stamps[0] = START
-            rows = pa.record_batch(
-                [
-                    pa.array(stamps, SCHEMA.field("ts").type),
-                    pa.array([(FILES * batch + i) % KEYS for i in range(low, high)], pa.int64()),
-                    pa.array([1] * (high - low), pa.int64()),
-                ],
-                schema=SCHEMA,
-            )
-            sent += Part(part, PARTS, basis.of_part(part, None)).combine(flow, [Chunk("", first + low, rows)])
-        answers = local.merge(flow, sent, {}, self.new_id)
-        self.entry, _ = commits.commit(
-            self.log, 1, flow.first.settings, answers, now=self.now, new_id=self.new_id, keeping=self.keeping
-        )
+        self.driver.take_turn(self.flow)
         for giver in self.givers:
             giver.give_next(1)
-        return self.entry
 
     def collect(self) -> float:
         """Collect; the seconds that it took."""
         began = time.perf_counter()
-        self.collector.collect(1, now=self.now, keeping=self.keeping)
+        self.collector.collect(1, now=self.now, keeping=KEEPING)
         return time.perf_counter() - began
 
 
 def measured(made: Driver, folder: str, collecting: float) -> dict[str, float]:
     gc.collect()
     entries = [file.stat().st_size for file in Path(folder, "small", "log").iterdir()]
-    flow = made.entry.flow_of("Task0")
+    flow = made.driver.entry.flow_of("Task0")
     return {
         "largest_entry_kb": max(entries) / 1e3,
         "log_mb": sum(entries) / 1e6,
@@ -159,7 +164,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="small-files-", dir=shared) as folder:
         made = Driver(open_files(folder), arguments.tasks)
         for batch in range(arguments.batches):
-            made.micro_batch(batch)
+            made.micro_batch()
             if batch % COLLECT_EVERY == COLLECT_EVERY - 1:
                 collecting = made.collect()
             if batch % TOLD == TOLD - 1 or batch == arguments.batches - 1:

@@ -89,7 +89,11 @@ def columns_of(task: PersistentTask, source: object) -> tuple[FileSource, pa.Sch
 
 
 class World:
-    """An application without Spark."""
+    """An application without Spark.
+
+    It plays micro-batches by hand: one shard after the other merges what it was sent as bytes, as Spark's processes do, because
+    the memory is measured.
+    """
 
     def __init__(self, size: Size, folder: str) -> None:
         self.size, self.folder = size, folder

@@ -18,8 +18,8 @@ from monoids.scalars import exact
 from persistent_state.application import Application
 from persistent_state.batch import in_order
 from persistent_state.batch.messages import ACTED, PROCESSED
-from persistent_state.batch.plan import KEEP, FlowPlan, Plan
-from persistent_state.drive.local import LocalDriver
+from persistent_state.batch.plan import KEEP, Plan
+from persistent_state.drive.local import LocalDriver, flows_of
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
@@ -353,21 +353,12 @@ def _columns_of(task: PersistentTask, source: AnySource) -> tuple[_Messages, pa.
     return source, source.schema, None
 
 
-def _together(plans: Mapping[str, Plan]) -> list[tuple[Plan, ...]]:
-    """Return the tasks that are fed together: the state and the rows of an ordered task. All others are alone."""
-    groups = dict[str, tuple[Plan, ...]]()
-    for plan in plans.values():
-        task = plan.named if isinstance(plan.task, in_order.EmittedRows) else plan.name
-        groups[task] = (*groups.get(task, ()), plan)
-    return [*groups.values()]
-
-
 class _Driver:
     """The driver of an application on messages, and what it has seen of them."""
 
     def __init__(self, app: Application, plans: Mapping[str, Plan], log: Log) -> None:
         # Tasks that only sources feed come first: what others make of them is known before the next messages.
-        flows = [*map(FlowPlan, sorted(_together(plans), key=lambda some: bool(some[0].upstream)))]
+        flows = sorted(flows_of(plans), key=lambda flow: bool(flow.first.upstream))
         sources = {
             added.task.task_name: Inputs(
                 {name: of.source for name, of in added.inputs.items() if isinstance(of.source, _Messages)}

@@ -272,17 +272,6 @@ def play_reach(
     return commit(log, plan, local.run(flow, of_turn, source, {}, new_id), keeping=keeping)
 
 
-def step(
-    log: Log,
-    plans: Mapping[str, Plan] | Mapping[str, FlowPlan],
-    step: Step,
-    keeping: Keeping | None = None,
-    now: int = 0,
-) -> Entry:
-    """A step of a task that others feed, from its planning to its commit, beside no source."""
-    return commit(log, plans[step.flow], answers_of_step(log, plans, step, now), now=now, keeping=keeping)
-
-
 def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan], step: Step, now: int = 0) -> Answers:
     """What the parts and shards of a step make. A part reads a shard of a task that feeds it."""
     entry = log.newest()

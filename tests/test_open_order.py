@@ -11,17 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persistent_state import Application, AsOfJoin, Context, Message, OrderedTask, Timer
-from persistent_state.batch.in_order import names
-from persistent_state.batch.plan import FlowPlan
-from persistent_state.inputs import Inputs, open_source
+from persistent_state.batch.plan import Plan
 from persistent_state.open_state import OpenStore, OpenTask
-from persistent_state.ordered import InOrderTask
-from persistent_state.protocol import graph
-from persistent_state.protocol.collect import Collector
-from persistent_state.store import lists
+from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.files import Files
+from persistent_state.task import messages_of
 from tests import core
-from tests.protocol.test_inputs import Rows
+from tests.local_application import Rows, compiled
 from tests.soak import soak_or
 from tests.test_open_state import ACTIONS, KEYS, SCHEMA, World, answers_exactly, copies, far_files, small
 
@@ -82,27 +78,14 @@ def as_of(some: Sequence[Sent], clock: int) -> Any:
 class Ordered(World):
     """An application of one task of two inputs, of which each has some messages in each micro-batch."""
 
-    def __init__(self, task: InOrderTask, seed: int, files: Files | None) -> None:
-        self.in_order = task
-        super().__init__(task, seed, files)  # type: ignore[arg-type]
-
     @property
     def opened(self) -> OpenTask:
-        return OpenStore(self.files).application("app").task(self.in_order, presented=True)
+        return OpenStore(self.files).application("app").task(self.task, presented=True)
 
-    def restart(self, *reset: str) -> None:
-        self.shards = 5 - self.shards
-        self.sources = {name: Rows(SCHEMA) for name in (LEFT, RIGHT)}
+    def planned(self, files: Files) -> tuple[dict[str, Plan], dict[str, TimeReplayableSource]]:
+        self.given = {name: Rows(SCHEMA) for name in (LEFT, RIGHT)}
         app = Application("app", "memory://none", checkpoint_interval=core.us(10), max_ahead="100000 days")
-        app.add(self.in_order, self.sources)
-        plans = app.plans(self.files, self.shards, lambda _, source: (source, source.schema, None))
-        self.plan, *fed = (plans[name] for name in names(self.in_order.task_name))
-        self.flow = FlowPlan(tuple(fed))
-        core.start(self.log, [self.plan, self.flow], reset=reset)
-        self.source = Inputs(self.sources)
-        flow = self.newest.flow_of(self.plan.name)
-        open_source(self.source, lists.read_journals(self.files, flow), flow.source.known_positions)
-        self.collector = Collector(self.log)
+        return compiled(app.add(self.task, self.given), files, self.shards)
 
     def play(self) -> None:
         for is_right in (False, True):
@@ -110,14 +93,13 @@ class Ordered(World):
                 key, n = self.random.randrange(KEYS), self.random.randint(-3, 3)
                 self.sent.append((key, 10 * self.batch + time, n, is_right))  # type: ignore[arg-type]
         self.batch += 1
-        for name, source in self.sources.items():
+        for name, source in self.given.items():
             source.rows = [(ts, key, n) for key, ts, n, is_right in self.sent if is_right == (name == RIGHT)]  # type: ignore[misc]
-        core.play_source(self.log, self.plan, self.source, parts=2, keeping=self.keeping)
-        while due := graph.due(self.newest):
-            core.step(self.log, {self.flow.id: self.flow}, due[0], self.keeping)
+        self.turn(messages_of(self.task.task_name))
+        self.steps()
 
     def expected(self, clock: int) -> dict[Any, Any]:
-        is_join, some, of_key = isinstance(self.in_order, AsOfJoin), list[Any](self.sent), dict[int, list[Sent]]()
+        is_join, some, of_key = isinstance(self.task, AsOfJoin), list[Any](self.sent), dict[int, list[Sent]]()
         for message in sorted(some, key=lambda message: (message[1], message[3])):
             # A left row is no part of the state of a join.
             if message[1] < clock and (message[3] or not is_join):

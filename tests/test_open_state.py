@@ -43,7 +43,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state import open_rows as opened
-from persistent_state.batch.plan import AT_LEAST_ONCE, EXACTLY_ONCE, FlowPlan
+from persistent_state.batch.plan import AT_LEAST_ONCE, EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.open_state import OpenChanges, OpenState, OpenStore, OpenTask
 from persistent_state.partials import keys
@@ -52,15 +52,16 @@ from persistent_state.protocol import rewind
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.naming import keep
+from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.state import KeptState
 from persistent_state.store import blocks, net_changes, state_at
 from persistent_state.store import runs as runs_io
-from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, MemoryFiles, cache, open_files
 from persistent_state.store.log import Log
 from persistent_state.windows import TimeToLive
 from tests import core, page_code, windows
 from tests.fixtures.write_graph_store import Graph
+from tests.local_application import LocalApplication, Rows
 from tests.sentences import problem
 from tests.soak import soak_or
 from tests.store.proxy import Proxy
@@ -152,33 +153,32 @@ class Kept(PersistentTask):
         return state
 
 
-class World:
+class World(LocalApplication):
     """An application of one task. Its clock moves by ten with each micro-batch, of some messages of random keys."""
 
     def __init__(
         self, task: PersistentTask, seed: int = 0, files: Files | None = None, delivery: str = EXACTLY_ONCE
     ) -> None:
-        self.task, self.random, self.files = task, random.Random(seed), files or core.memory()
-        self.delivery = delivery
-        self.keeping = Keeping(2, 0, ((30, 10**9),))
-        self.log, self.batch, self.shards = Log(self.files, "app"), 0, 2
-        self.sent: list[windows.Sent] = []
+        self.task, self.random, self.delivery = task, random.Random(seed), delivery
+        self.batch, self.shards, self.sent = 0, 3, list[windows.Sent]()
         self.resets: list[int] = []
         """The clocks at which the task began from zero, in this timeline."""
+        super().__init__(*self.planned(files or core.memory()), keeping=Keeping(2, 0, ((30, 10**9),)))
         self.restart()
-
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
 
     @property
     def opened(self) -> OpenTask:
         return OpenStore(self.files).application("app").task(self.task)
 
+    def planned(self, files: Files) -> tuple[dict[str, Plan], dict[str, TimeReplayableSource]]:
+        """The plans and the sources by task."""
+        plan = core.plan_of(self.task, SCHEMA, files=files, shards=self.shards, delivery=self.delivery)
+        return {plan.name: plan}, {plan.name: Rows(SCHEMA, "")}
+
     def restart(self, *reset: str) -> None:
         self.shards = 5 - self.shards
-        self.plan = core.plan_of(self.task, SCHEMA, files=self.files, shards=self.shards, delivery=self.delivery)
-        core.start(self.log, [self.plan], reset=reset)
+        self.plans, self.sources = self.planned(self.files)
+        self.start(reset=reset)
         self.collector = Collector(self.log)
 
     def reset(self) -> None:
@@ -187,18 +187,19 @@ class World:
         self.restart(self.task.task_name)
 
     def play(self) -> None:
-        first = self.newest.flow_of(self.plan.name).source.next_positions.get("", 0)
-        while len(self.sent) <= first:
+        name = self.task.task_name
+        while len(self.sent) <= self.newest.flow_of(name).source.next_positions.get("", 0):
             times = self.random.choices(range(10), k=self.random.randint(1, 9))
             self.sent += [
                 (self.random.randrange(KEYS), 10 * self.batch + time, self.random.randint(-3, 3)) for time in times
             ]
             self.batch += 1
-        rows = [{"ts": ts, "key": key, "n": n} for key, ts, n in self.sent[first:]]
-        core.play(self.log, self.plan, pa.RecordBatch.from_pylist(rows, SCHEMA), keeping=self.keeping)
+        self.source(name).rows = [(ts, key, n) for key, ts, n in self.sent]
+        self.turn(name)
 
     def collect(self) -> None:
-        self.collector.collect(self.newest.epoch, now=self.batch + HOUR, keeping=self.keeping)
+        self.now = self.batch
+        super().collect(after=HOUR)
 
     def keep(self) -> None:
         if self.newest.kept:
@@ -467,7 +468,7 @@ def test_a_task_that_began_anew_is_what_it_was_at_a_clock_of_its_life_before(del
     with small():
         world = World(Kept(), delivery=delivery)
         for reset in ((), ("Kept",)):
-            core.start(world.log, [world.plan], reset=reset)
+            world.start(reset=reset)
             for _ in range(8):
                 world.play()
                 world.collect()
@@ -486,7 +487,7 @@ def test_a_clock_and_its_timeline_name_one_state_also_of_a_task_that_is_reset() 
         before = {clock: world.opened.at(clock) for clock in OpenStore(world.files).application("app").clocks()}
         tables = {clock: by_key(state) for clock, state in before.items()}
         assert all(tables[clock] for clock in [*tables][1:])
-        core.start(world.log, [world.plan], reset=["Kept"])
+        world.start(reset=["Kept"])
         # What reads the newest state reads that of the new life.
         assert world.opened.at().to_arrow().num_rows == 0
         for _ in range(5):
@@ -578,8 +579,8 @@ def test_stores_of_older_versions_are_opened(name: str) -> None:
 
 def test_every_task_of_a_graph_is_looked_up_and_has_changes() -> None:
     with small():
-        graph = Graph(core.memory(), 2, 20).start()
-        graph.play(60)
+        graph = Graph(core.memory(), 2, 20).begin()
+        graph.read(60)
         app = OpenStore(graph.files).application("app")
         assert {"PerShop", "Slots", "PerRegion", "Visits", "Visits.rows", "Visits.messages"} == {*app.tasks()}
         for task in (*app.tasks(), graph.visits):

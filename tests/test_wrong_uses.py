@@ -475,7 +475,7 @@ def test_a_clock_in_another_unit_names_the_unit_and_the_kept_clocks() -> None:
     world, begin = TwoTasks(), 1_767_225_600
     for at in (5, 15, 25):
         for task in "AB":
-            world.play(task, {"x": begin + at}, "x")
+            world.read(task, {"x": begin + at}, "x")
     task = OpenApplication(world.log.files, "app").task("A")
     said = (
         "clock={} of task=A is not retained, and clocks are microseconds; in {} it would be 2026-01-01T00:00:10Z: read "

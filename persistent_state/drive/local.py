@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from persistent_state.batch.alignment import aligned_reach
+from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.messages import Answers, Blob, Descriptor, Report, Step
-from persistent_state.batch.plan import FlowPlan
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep, Part
@@ -46,6 +47,15 @@ def run(
     return merge(flow, (sent for part in parts for sent in part.combine(flow, part.chunks(flow, source))), held, new_id)
 
 
+def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
+    """Return the flows of an application's tasks: the state and the rows of an ordered task are one, all others are alone."""
+    groups = dict[str, tuple[Plan, ...]]()
+    for plan in plans.values():
+        name = plan.named if isinstance(plan.task, EmittedRows) else plan.name
+        groups[name] = (*groups.get(name, ()), plan)
+    return [*map(FlowPlan, groups.values())]
+
+
 def merge(flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: Callable[[], str]) -> Answers:
     """Let the shards of a flow merge what all parts of a turn have sent, and return the answers of all.
 
@@ -75,6 +85,7 @@ class LocalDriver:
         keeping: Which checkpoint clocks stay.
         now: Returns the wall clock in microseconds UTC.
         new_id: Makes names of files that nobody else has.
+        parts: The most parts of a turn that read.
     """
 
     def __init__(
@@ -86,12 +97,13 @@ class LocalDriver:
         keeping: Keeping,
         now: Callable[[], int],
         new_id: Callable[[], str],
+        parts: int = 1,
     ) -> None:
         entry = log.newest()
         assert entry is not None, "it has been taken over"
         self.entry: Entry = entry
         self._log, self._flows, self._sources = log, flows, sources
-        self._keeping, self._now, self._new_id = keeping, now, new_id
+        self.keeping, self.parts, self._now, self._new_id = keeping, parts, now, new_id
         self._held: Held = {}
 
     def drain(self) -> Iterator[Answers]:
@@ -101,7 +113,7 @@ class LocalDriver:
             StateError: A turn failed.
         """
         yield from self._take_turns()
-        self.entry = commits.close(self._log, self.entry.epoch, now=self._now(), keeping=self._keeping)
+        self.entry = commits.close(self._log, self.entry.epoch, now=self._now(), keeping=self.keeping)
         yield from self._take_turns()
 
     def take_turn(self, flow: FlowPlan) -> Answers | None:
@@ -111,7 +123,7 @@ class LocalDriver:
             StateError: The turn failed.
         """
         due = turn.due_steps(self.entry, [flow])
-        if due and not due[0].spans:
+        if due and due[0].asks_nothing:
             return self._commit_unchanged(due[0].step)
         parts = self._parts_of_step(due[0]) if flow.is_derived and due else self._parts_of_batch(flow, bool(due))
         if not parts:
@@ -124,7 +136,7 @@ class LocalDriver:
             answers,
             now=self._now(),
             new_id=self._new_id,
-            keeping=self._keeping,
+            keeping=self.keeping,
         )
         return answers
 
@@ -135,12 +147,12 @@ class LocalDriver:
 
     def _commit_unchanged(self, step: Step) -> Answers:
         self.entry, _ = commits.commit_unchanged(
-            self._log, self.entry.epoch, [step], now=self._now(), keeping=self._keeping
+            self._log, self.entry.epoch, [step], now=self._now(), keeping=self.keeping
         )
         return Answers([], [])
 
     def _parts_of_step(self, due: DueStep) -> list[Part]:
-        return turn.step(self.entry, due, now=self._now(), most=1)
+        return turn.step(self.entry, due, now=self._now(), most=self.parts)
 
     def _parts_of_batch(self, flow: FlowPlan, takes_step: bool) -> list[Part]:
         """Return the parts of a flow's next micro-batch; none if it has nothing to do."""
@@ -153,4 +165,4 @@ class LocalDriver:
         if reach.ends == start and not takes_step and known.progress.batch:
             return []
         self.entry, reach = turn.begin(self._log, self.entry.epoch, flow, reach, now, self._new_id)
-        return turn.micro_batch(self.entry, flow, source, start, reach, now=now, most=1)
+        return turn.micro_batch(self.entry, flow, source, start, reach, now=now, most=self.parts)

@@ -67,14 +67,16 @@ class Part:
 
 @dataclass(frozen=True)
 class DueStep:
-    """A step that a flow can take now, and what it asks of the tasks that feed the flow.
-
-    If it asks nothing, nothing has changed there: such steps take an entry alone, and no part runs.
-    """
+    """A step that a flow can take now, and what it asks of the tasks that feed the flow."""
 
     flow: FlowPlan
     step: Step
     spans: tuple[tuple[str, Span], ...]
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Return whether nothing has changed in what feeds the flow. Then the step takes an entry alone, and no part runs."""
+        return not self.spans
 
 
 def begin(

@@ -57,7 +57,8 @@ class Delivery:
     """One output of a task on its way to its sink. Call `open` first, then `start`, `stop`, and `drain` if wanted.
 
     A running delivery tries a sink that fails again without end. A draining one gives up after `tries` more failures in a row,
-    and `error` is then what the sink failed with.
+    and `error` is then what the sink failed with. The thread is not a `LogWorker`, because its waits grow with the failures of
+    the sink, and because it ends by itself when a drain has delivered everything.
     """
 
     def __init__(self, spark: SparkSession, plan: Plan, output: ValuesAtClock, tries: int) -> None:

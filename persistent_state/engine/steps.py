@@ -147,8 +147,8 @@ class Stepper:
         queried = self._queried
         steps = turn.due_steps(entry, self._flows, under_way)
         # A query takes along the steps that change something. It need not be waited for with the others.
-        unchanged = [due.step for due in steps if not due.spans]
-        changed = [due for due in steps if due.spans and due.step.flow not in queried]
+        unchanged = [due.step for due in steps if due.asks_nothing]
+        changed = [due for due in steps if not due.asks_nothing and due.step.flow not in queried]
         if unchanged:
             self._commit_unchanged(unchanged)
         self._begun = [step for step in self._begun if not step.done()]

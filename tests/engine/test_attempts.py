@@ -17,14 +17,12 @@ from monoids import Count
 from persistent_state import (
     Application,
     Emitted,
-    FileSource,
     NonWindowState,
     OrderedTask,
     PersistentTask,
 )
 from persistent_state.batch import in_place
-from persistent_state.batch.messages import Answers, Step
-from persistent_state.batch.plan import FlowPlan
+from persistent_state.batch.messages import Answers
 from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep
 from persistent_state.engine.micro_batch import answers_in_place, answers_of
@@ -32,12 +30,10 @@ from persistent_state.errors import DisagreementError, FencedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, Timer
 from persistent_state.partials.since import Since
-from persistent_state.protocol import graph
-from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from persistent_state.task import Message
 from tests import core
+from tests.local_application import LocalApplication, Rows, compiled
 from tests.simulation.planted import Bug, bug
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64())])
@@ -92,82 +88,72 @@ class PerAttempt(PersistentTask):
         state.update(message.timestamp, 1)
 
 
-class World:
-    """An application of both tasks, whose steps have several attempts. `committed` has, by clock, those that the log took."""
+class World(LocalApplication):
+    """An application of both tasks, whose steps have several attempts. `committed` has, by clock, those that the log took.
+
+    It takes the steps of the ordered task by hand, as only one attempt of each shard is to be the driver's answer.
+    """
 
     def __init__(self, seed: int) -> None:
-        self.rng, self.attempts, self.now = Random(seed), Attempts(), 0
+        self.rng, self.attempts, self.time = Random(seed), Attempts(), 0
         app = Application("app", "memory://none", checkpoint_interval=core.us(10))
-        app.add(Numbered(self.attempts), FileSource("events", timestamp="ts"))
-        app.add(PerAttempt(), Emitted("Numbered"))
-        self.files = core.memory()
-        self.plans = app.plans(self.files, SHARDS, lambda _, source: (source, SCHEMA, None))
-        self.flows = [
-            FlowPlan((self.plans["Numbered"], self.plans["Numbered.rows"])),
-            FlowPlan((self.plans["PerAttempt"],)),
-        ]
-        self.log = Log(self.files, "app")
+        app.add(Numbered(self.attempts), Rows(SCHEMA, "")).add(PerAttempt(), Emitted("Numbered"))
+        super().__init__(*compiled(app, core.memory(), SHARDS))
+        self.numbered = self.flow("Numbered", "Numbered.rows")
         self.committed: dict[int, list[int]] = {}
         self.given: int = BEGINNING
         self.again = 0
 
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
-
     def run(self) -> None:
-        self.start()
+        self.begin()
         for _ in range(12):
-            self.play()
-            while due := graph.due(self.newest):
+            self.read()
+            while due := self.due():
                 if self.rng.random() < 0.15:
-                    self.start()
+                    self.begin()
                     break
                 self.step(self.rng.choice(due))
-                self.check()
+                self.look()
 
-    def start(self) -> None:
-        core.start(self.log, [self.plans["Numbered.messages"], *self.flows])
+    def begin(self) -> None:
+        self.start()
         visited = self.newest.flow_of("Numbered").visited
         self.again += sum(clock > visited for clock in self.committed)
         self.committed = {clock: some for clock, some in self.committed.items() if clock <= visited}
 
-    def play(self) -> None:
-        self.now += self.rng.randrange(5, 30)
-        times = sorted(self.rng.randrange(self.now, self.now + 5) for _ in range(self.rng.randrange(1, 8)))
-        rows = [{"ts": time, "k": self.rng.randrange(4)} for time in times]
-        core.play(self.log, self.plans["Numbered.messages"], pa.RecordBatch.from_pylist(rows, SCHEMA))
+    def read(self) -> None:
+        self.time += self.rng.randrange(5, 30)
+        times = sorted(self.rng.randrange(self.time, self.time + 5) for _ in range(self.rng.randrange(1, 8)))
+        self.play("Numbered.messages", [(time, self.rng.randrange(4)) for time in times])
 
-    def step(self, step: Step) -> None:
+    def step(self, due: DueStep) -> None:
         """Take a step, maybe after others have taken it in vain, and see that only one of them counts."""
-        if step.flow != self.flows[0].id:
-            core.step(self.log, {flow.id: flow for flow in self.flows}, step)
+        if due.flow.id != self.numbered.id:
+            self.turn(due.flow.id)
             return
-        made = [self.answers(step) for _ in range(self.rng.choice([1, 2, 3]))]
+        made = [self.answers(due) for _ in range(self.rng.choice([1, 2, 3]))]
         if self.rng.random() < 0.15:
-            self.start()
+            self.begin()
             for answers, _ in made:
                 with pytest.raises(FencedError):
-                    core.commit(self.log, self.flows[0], answers)
+                    core.commit(self.log, self.numbered, answers)
             return
         chosen = self.rng.randrange(len(made))
-        core.commit(self.log, self.flows[0], made[chosen][0])
-        self.committed[step.clock] = made[chosen][1]
+        core.commit(self.log, self.numbered, made[chosen][0])
+        self.committed[due.step.clock] = made[chosen][1]
         for answers, _ in made:
             with pytest.raises(DisagreementError):
-                core.commit(self.log, self.flows[0], answers)
+                core.commit(self.log, self.numbered, answers)
 
-    def answers(self, step: Step) -> tuple[Answers, list[int]]:
+    def answers(self, due: DueStep) -> tuple[Answers, list[int]]:
         """What the driver is answered, and the attempts that it is of: of each shard one, which need not be the last."""
-        flow, entry = self.flows[0], self.newest
-        due = DueStep(flow, step, tuple(graph.spans(entry, flow, step)))
         rows: list[Any] = []
         of_shards = []
-        for shard, part in enumerate(turn.step(entry, due, now=0, most=1)):
+        for shard, part in enumerate(turn.step(self.newest, due, now=0, most=1)):
             tried = []
             for _ in range(self.rng.choice([1, 1, 2, 3])):
                 attempt = self.attempts.begin()
-                tried.append((attempt, answers_in_place(flow, part, 1)))
+                tried.append((attempt, answers_in_place(due.flow, part, 1)))
             attempt, made = self.rng.choice(tried)
             of_shards.append(attempt)
             rows += [{"label": label, "answer": answer} for label, answer in zip((-1, shard), made, strict=True)]
@@ -179,11 +165,11 @@ class World:
         found = [(key, moment, attempt) for attempt in every for key, moment in self.attempts.calls[attempt]]
         return sorted(call for call in found if low <= call[1] < high)
 
-    def check(self) -> None:
+    def look(self) -> None:
         entry = self.newest
         visited = entry.flow_of("Numbered").visited
         last = {key: attempt for key, _, attempt in self.calls(BEGINNING, visited)}
-        states = core.state_at(entry, self.plans["Numbered"], visited)
+        states = self.state("Numbered", visited)
         assert {key: kept["state"] for (key,), kept in states.items()} == last
         if entry.clock == self.given:
             return
@@ -192,7 +178,7 @@ class World:
         found = seen_below(self.files, runs, layout, entry.clock, Since(self.given)).to_pylist()
         rows = sorted((row["key0"], row["timestamp"], row["value"]["attempt"]) for row in found)
         assert rows == self.calls(self.given, entry.clock)
-        counts = core.state_at(entry, self.plans["PerAttempt"], entry.clock)
+        counts = self.state("PerAttempt")
         assert {attempt: count for (attempt,), count in counts.items()} == Counter(
             attempt for _, _, attempt in self.calls(BEGINNING, entry.clock)
         )

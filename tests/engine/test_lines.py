@@ -154,8 +154,8 @@ def test_the_summary_is_by_the_newest_entry() -> None:
     screen.wide = 200
     shown = Lines("shop", [*world.plans.values()], Terminal(screen), clock)
     for task in world.plans:
-        world.play(task, {"x": 25}, "x")
-    world.play("A", {"x": 3}, "x")
+        world.read(task, {"x": 25}, "x")
+    world.read("A", {"x": 3}, "x")
     shown.hear(PROGRESS)
     clock.seconds = 4
     shown.close(core.newest(world.log))

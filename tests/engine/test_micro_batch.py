@@ -45,10 +45,10 @@ def test_the_first_commit_that_fails_is_told_and_all_wait_for_the_end() -> None:
 
 def rows_in_place(world: World) -> list[Any]:
     """The control rows of the step that is due."""
-    (due,) = turn.due_steps(world.newest, [world.flow])
+    (due,) = world.due()
     rows = []
     for part in turn.step(world.newest, due, now=0, most=1):
-        answers = micro_batch.answers_in_place(world.flow, part, 1)
+        answers = micro_batch.answers_in_place(due.flow, part, 1)
         labels = DRIVER, part.number
         rows += [{"label": label, "answer": answer} for label, answer in zip(labels, answers, strict=True)]
     return rows
@@ -56,14 +56,14 @@ def rows_in_place(world: World) -> list[Any]:
 
 def test_each_shard_of_a_step_in_place_answers_for_its_part_too(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(None)
-    world.start(3)
-    world.play([*(told(1, key) for key in range(6)), told(15, 9)])
+    world.begin(3)
+    world.read([*(told(1, key) for key in range(6)), told(15, 9)])
     answers = micro_batch.answers_of(rows_in_place(world), False)
     assert sorted(report.sender.part for report in answers.reports) == [0, 1, 2]
     assert sum(report.counts.get("messages", 0) for report in answers.reports) == 6
-    core.commit(world.log, world.flow, answers)
+    core.commit(world.log, world.flow(world.states, world.emitted), answers)
     world.check()
-    world.play([told(25, 3), told(35, 9)])
+    world.read([told(25, 3), told(35, 9)])
 
     def process(*_: Any) -> None:
         raise ValueError("no")

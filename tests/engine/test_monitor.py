@@ -79,7 +79,7 @@ def test_a_run_is_ready_if_it_commits_or_has_nothing_to_read(monitor: Monitor) -
 def test_it_tells_the_metrics_of_the_run_and_of_its_store(monitor: Monitor, world: TwoTasks) -> None:
     assert "global_clock_seconds" not in told_by(monitor)
     for task in world.plans:
-        world.play(task, {"x": 25}, "x")
+        world.read(task, {"x": 25}, "x")
     monitor.hear(Work("A", False, 100, 10, 1.5, 0.25))
     monitor.fail()
     monitor.restart()
@@ -119,11 +119,11 @@ def test_a_spark_that_is_lost_hides_nothing(monitor: Monitor) -> None:
 
 
 def test_a_channel_that_is_idle_by_the_settings_holds_nothing(monitor: Monitor, world: TwoTasks) -> None:
-    world.play("B", {"x": 100}, "x")
-    world.play("A", {"x": 25, "y": 31}, "xy")
-    world.play("A", {"x": 35}, "xy", now=1_000_000)
+    world.read("B", {"x": 100}, "x")
+    world.read("A", {"x": 25, "y": 31}, "xy")
+    world.read("A", {"x": 35}, "xy", now=1_000_000)
     assert told_by(monitor)["waits_for"] == {("y", "", "A", "behind"): 1}
-    world.play("A", {"x": 45}, "xy", now=9_000_000)
+    world.read("A", {"x": 45}, "xy", now=9_000_000)
     assert told_by(monitor)["waits_for"] == {("x", "", "A", "behind"): 1}
 
 

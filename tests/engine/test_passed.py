@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
-import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -21,9 +20,10 @@ from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import Settings
 from persistent_state.inputs import Inputs
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
-from persistent_state.store.log import Log
+from persistent_state.store.entry import Entry
 from tests import core
 from tests.engine.test_start_checks import setup_of
+from tests.local_application import LocalApplication
 from tests.soak import soak_or
 from tests.waiting import PATIENCE
 from tests.words import SCHEMA, Words
@@ -60,27 +60,24 @@ class Deaf(Told):
     committed = TimeReplayableSource.committed
 
 
-@dataclass
-class World:
+class World(LocalApplication):
     """The tasks A and B of an application with an interval of 10, which one source feeds, but each in a flow of its own."""
 
-    source: Told = field(default_factory=Told)
-
-    def __post_init__(self) -> None:
+    def __init__(self, told: Told | None = None) -> None:
         files, settings = core.memory(), Settings(10, ahead=2**62)
-        self.plans = [core.plan_of(Words(name), SCHEMA, files=files, settings=settings) for name in "AB"]
-        self.log = Log(files, "app")
+        super().__init__({name: core.plan_of(Words(name), SCHEMA, files=files, settings=settings) for name in "AB"})
         self.start()
-        outputs: Any = None
-        parts = [FedTask(plan, self.source, outputs) for plan in self.plans]
+        self.told, outputs = told or Told(), cast(Any, None)
+        parts = [FedTask(plan, self.told, outputs) for plan in self.plans.values()]
         self.setup = replace(setup_of(parts[0]), parts=parts)
 
-    def start(self) -> None:
-        self.epoch = core.start(self.log, self.plans).epoch
+    def start(self, *wanted: Any, **more: Any) -> Entry:
+        entry = super().start(*wanted, **more)
+        self.epoch = entry.epoch
+        return entry
 
-    def play(self, task: int, *times: int) -> None:
-        rows = [{"ts": at, "word": "a"} for at in times]
-        core.play(self.log, self.plans[task], pa.RecordBatch.from_pylist(rows, SCHEMA))
+    def read(self, task: str, *times: int) -> None:
+        self.play(task, [(at, "a") for at in times])
 
     def telling(self) -> PassedPositions:
         telling = PassedPositions(self.setup)
@@ -94,22 +91,22 @@ def test_a_source_is_told_what_no_flow_of_its_tasks_reads_again() -> None:
 
     def told() -> list[Mapping[str, int]]:
         telling.tell()
-        found, world.source.told[:] = [*world.source.told], []
+        found, world.told.told[:] = [*world.told.told], []
         return found
 
     assert told() == [], "there is no clock yet"
-    world.play(0, 1, 12)
-    world.play(0, 23)
+    world.read("A", 1, 12)
+    world.read("A", 23)
     assert told() == []
-    world.play(1, 1, 12)
+    world.read("B", 1, 12)
     # The clock is 10, and the first micro-batches have messages above it.
     assert told() == [{"": 0}]
-    world.play(1, 23, 34)
+    world.read("B", 23, 34)
     # Of A's messages, that of 23 is above the clock.
     assert told() == [{"": 2}]
     assert told() == [], "it knows that"
-    world.play(0, 34, 45)
-    world.play(1, 45)
+    world.read("A", 34, 45)
+    world.read("B", 45)
     assert told() == [{"": 3}]
 
 
@@ -117,12 +114,12 @@ def test_what_is_told_is_where_a_start_replays() -> None:
     world = World()
     telling = world.telling()
     for times in ((1, 12), (23,), (34, 45), (56,)):
-        for task in (0, 1):
-            world.play(task, *times)
+        for task in "AB":
+            world.read(task, *times)
     telling.tell()
     world.start()
-    entry = core.newest(world.log)
-    assert world.source.told == [{"": entry.flows["A"].source.positions[""].next}]
+    entry = world.newest
+    assert world.told.told == [{"": entry.flows["A"].source.positions[""].next}]
     assert entry.flows["A"].source.positions[""].next == 5
 
 
@@ -146,9 +143,10 @@ def test_no_restart_reads_again_what_was_told_whichever_flow_moves_the_clock(
             if who == "start":
                 world.start()
             else:
-                first = core.newest(world.log).flows[who].source.next_positions.get("", 0)
-                world.play("AB".index(who), *times[first : first + count])
-            entry = core.newest(world.log)
+                source = world.source(who)
+                source.rows, source.most = [(at, "a") for at in times], count
+                world.turn(who)
+            entry = world.newest
             at = passed.passed(entry, world.setup.feeds[0]).get("", 0)
             assert at >= told
             told = at
@@ -163,40 +161,40 @@ def test_what_a_start_reads_again_does_not_grow_by_a_micro_batch_after_another_f
     monkeypatch.setattr(positions, "MOST_SPANS", 2)
     world = World()
     for times in ((1, 2), (11, 12), (31,)):
-        world.play(0, *times)
+        world.read("A", *times)
     # B moves the global clock to 30, while A commits nothing.
-    world.play(1, 1, 2, 11, 12)
-    world.play(1, 31)
+    world.read("B", 1, 2, 11, 12)
+    world.read("B", 31)
     telling = world.telling()
     telling.tell()
-    assert world.source.told == [{"": 4}]
+    assert world.told.told == [{"": 4}]
     # The spans below the clock are of no use to a start: were they joined with that of 31, it would begin at 0.
-    world.play(0, 51)
+    world.read("A", 51)
     world.start()
-    assert core.newest(world.log).flows["A"].source.next_positions == {"": 4}
+    assert world.newest.flows["A"].source.next_positions == {"": 4}
 
 
 def test_a_driver_that_is_fenced_tells_nothing() -> None:
     world = World()
     telling = world.telling()
     epoch = world.epoch
-    for task in (0, 1):
-        world.play(task, 1, 12)
+    for task in "AB":
+        world.read(task, 1, 12)
     world.start()
     world.epoch = epoch
     telling.tell()
-    assert world.source.told == []
+    assert world.told.told == []
 
 
 def test_a_source_that_raises_is_told_again_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     world = World(Told([OSError("not now"), ValueError("nor now")]))
     telling = world.telling()
-    for task in (0, 1):
-        world.play(task, 1, 12)
+    for task in "AB":
+        world.read(task, 1, 12)
     with caplog.at_level(logging.WARNING, "persistent_state"):
         for _ in range(4):
             telling.tell()
-    assert world.source.told == [{"": 0}]
+    assert world.told.told == [{"": 0}]
     assert any("not now" in message for message in caplog.messages)
     assert len(caplog.records) == 1
 
@@ -205,17 +203,17 @@ def test_a_thread_tells_until_the_end_and_only_if_somebody_wants_to_know(monkeyp
     monkeypatch.setattr(passed, "POLL_SECONDS", PATIENCE)
     monkeypatch.setattr(passed, "STOP_SECONDS", PATIENCE)
     world, heard = World(), threading.Event()
-    world.source.told = Heard(heard.set)
+    world.told.told = Heard(heard.set)
     telling = PassedPositions(world.setup)
     telling.start(lambda: world.epoch)
-    for task in (0, 1):
-        world.play(task, 1, 12)
+    for task in "AB":
+        world.read(task, 1, 12)
     telling.wake()
     assert heard.wait(PATIENCE)
-    for task in (0, 1):
-        world.play(task, 23)
+    for task in "AB":
+        world.read(task, 23)
     telling.stop()
-    assert world.source.told == [{"": 0}, {"": 2}]
+    assert world.told.told == [{"": 0}, {"": 2}]
     assert not telling._worker.is_alive
 
     world = World(Deaf())

@@ -67,12 +67,8 @@ class Stepped:
     def __init__(self, shards: int, **inputs: Any) -> None:
         world = self.world = World(shards=shards)
         own = {"own": world.orders} if "own" in inputs.values() else {}
-        application(
-            world,
-            (PerShop(), world.others),
-            (Both(), {**own, "sums": Input(Changes("PerShop"), value="value")}),
-            (Twice(), Changes("Both")),
-        )
+        fed = {**own, "sums": Input(Changes("PerShop"), value="value")}
+        world.become(application((PerShop(), world.others), (Both(), fed), (Twice(), Changes("Both"))))
         # A message moves the clock to 50 microseconds before it.
         for name, plan in world.plans.items():
             if plan.source_inputs or not plan.upstream:

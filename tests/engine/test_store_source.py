@@ -211,8 +211,8 @@ class TestStates:
 
     def test_every_task_of_a_graph_is_read_and_has_changes(self) -> None:
         with few_rows():
-            graph = Graph(core.memory(), 2, 20).start()
-            graph.play(60)
+            graph = Graph(core.memory(), 2, 20).begin()
+            graph.read(60)
             assert check_tasks(graph.files.url) > 12
 
     def test_the_rows_of_a_join_are_read(self) -> None:
@@ -220,9 +220,9 @@ class TestStates:
             joins = Joins(as_of(None))
             joins.start()
             for time in range(0, 60, 4):
-                joins.send((key := "abc"[time % 3], time, True), (key, time + 1, False))
-                joins.play()
-                joins.step()
+                joins.come((key := "abc"[time % 3], time, True), (key, time + 1, False))
+                joins.read()
+                joins.steps()
             assert check_tasks(joins.files.url) > 6
 
     def test_the_clock_is_settled_when_the_source_is_loaded(self) -> None:
@@ -958,7 +958,7 @@ class TestStreams:
             world = self.world()
             query = Query(options_of(world))
             begun = world.newest.clock
-            core.start(world.log, [world.plan], reset=["Kept"])
+            world.start(reset=["Kept"])
             late = Query(options_of(world))
             for each in (query, late):
                 assert each.plan()
@@ -979,7 +979,7 @@ class TestStreams:
             query, batch = Query(options_of(world)), Loaded(options_of(world))
             query.plan()
             query.read()
-            core.start(world.log, [world.plan], rebuild=["Kept"])
+            world.start(rebuild=["Kept"])
             assert query.plan()
             for ask in (batch.read, query.read):
                 assert "is rebuilt and has reached no clock yet" in problem(ask)
@@ -1032,8 +1032,8 @@ class TestLateRowsAndLists:
                 assert [*reader.read(made)] == []
 
     def test_lists_tell_what_a_store_has(self) -> None:
-        world = Graph(core.memory(), 2, 20).start()
-        world.play(60)
+        world = Graph(core.memory(), 2, 20).begin()
+        world.read(60)
         with few_rows():
             app = open_store(world.files.url).application("app")
             everything = {what: read({"path": world.files.url, "list": what}) for what in source_options.LISTS}

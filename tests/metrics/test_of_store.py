@@ -105,13 +105,13 @@ def test_clocks_and_lags_are_in_seconds() -> None:
     assert values(measured(world), measures.CLOCK) == {}
     assert values(measured(world), measures.INTERVAL) == {(): 10}
     for task in world.plans:
-        world.play(task, {"x": 25}, "x")
+        world.read(task, {"x": 25}, "x")
     assert values(measured(world), measures.GLOBAL_CLOCK) == {(): 20}
     assert values(measured(world), measures.OUTPUT_BEHIND) == {("A", "sink"): 1}
     assert values(measured(world), measures.OUTPUT_LAG) == {}
     deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 20_000_000, now=0)
     for task in world.plans:
-        world.play(task, {"x": 45.5}, "x", now=3_000_000)
+        world.read(task, {"x": 45.5}, "x", now=3_000_000)
     assert values(measured(world), measures.OUTPUT_CLOCK) == {("A", "sink"): 20}
     assert values(measured(world), measures.OUTPUT_LAG) == {("A", "sink"): 20}
     assert values(measured(world), measures.OUTPUT_BEHIND) == {("A", "sink"): 1}
@@ -125,7 +125,7 @@ def test_a_rewind_is_seen_until_the_sinks_have_followed() -> None:
     world = TwoTasks()
     for task in "AB":
         for at in (15, 25, 35):
-            world.play(task, {"x": at}, "x")
+            world.read(task, {"x": at}, "x")
     deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 30_000_000, 0)
     kept = [*core.newest(world.log).kept]
     assert values(measured(world), measures.TIMELINE) == {(): 0}
@@ -142,7 +142,7 @@ def test_a_rewind_is_seen_until_the_sinks_have_followed() -> None:
 def test_a_task_that_is_left_out_has_no_lag() -> None:
     world = TwoTasks()
     for task in world.plans:
-        world.play(task, {"x": 25}, "x")
+        world.read(task, {"x": 25}, "x")
     world.start("B")
     assert values(measured(world), measures.ACTIVE) == {("A", "A"): 0, ("B", "B"): 1}
     assert values(measured(world), measures.OUTPUT_BEHIND) == {}
@@ -151,13 +151,13 @@ def test_a_task_that_is_left_out_has_no_lag() -> None:
 
 def test_slow_channels_are_named_with_the_reason() -> None:
     world = TwoTasks()
-    world.play("A", {"x": 90, "y": 57}, "xy")
-    world.play("B", {"x": 200}, "x")
+    world.read("A", {"x": 90, "y": 57}, "xy")
+    world.read("B", {"x": 200}, "x")
     assert values(measured(world), measures.WAITS_FOR) == {("A", "", "y", "behind"): 1}
     world.start()
     everyone = "xyz"
-    world.play("A", {"x": 95}, everyone, now=0)
-    world.play("A", {"x": 100}, everyone, now=7_000_000)
+    world.read("A", {"x": 95}, everyone, now=0)
+    world.read("A", {"x": 100}, everyone, now=7_000_000)
     slow = values(measured(world), measures.SLOW_LAG)
     # The start cut it back to the global clock.
     assert slow == {("A", "", "y", "silent"): 100 - 50, ("A", "", "x", "behind"): 0}
@@ -175,7 +175,7 @@ def test_slow_channels_are_named_with_the_reason() -> None:
 
 def test_of_many_channels_and_reasons_only_some_are_named() -> None:
     world = TwoTasks()
-    world.play("A", {"x": 25}, "x")
+    world.read("A", {"x": 25}, "x")
     entry = core.newest(world.log)
     channels = {f"c{number}": Channel(100_000_000 + number, 0) for number in range(1000)}
     flow = replace(
@@ -219,7 +219,7 @@ def test_a_damaged_application_is_told_and_does_not_hide_the_others(
 
 def test_a_list_that_is_lost_hides_the_sizes_only() -> None:
     world = TwoTasks()
-    world.play("A", {"x": 25}, "x")
+    world.read("A", {"x": 25}, "x")
     entry = core.newest(world.log)
     gone = Pages((Stored("app/lists/gone", 10, "0" * 64),))
     flow = replace(entry.flows["A"], late_rows=LateRows(settled=gone))

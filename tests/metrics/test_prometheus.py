@@ -57,7 +57,7 @@ class Run:
 
     def play(self, task: str, seconds: float) -> None:
         """Commit a micro-batch with one message."""
-        self.world.play(task, {"x": seconds}, "x", now=int(time.time() * 1e6))
+        self.world.read(task, {"x": seconds}, "x", now=int(time.time() * 1e6))
 
     def damage(self) -> None:
         """Spoil the newest entry of the log."""

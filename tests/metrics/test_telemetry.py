@@ -65,7 +65,7 @@ def begin(of_store: Callable[[], Iterable[Sample]]) -> Telemetry:
 def test_it_is_told_what_the_endpoint_answers_with_units_as_it_names_them(reader: InMemoryMetricReader) -> None:
     world = TwoTasks()
     for task in world.plans:
-        world.play(task, {"x": 25}, "x")
+        world.read(task, {"x": 25}, "x")
     monitor = Monitor(world.log, {}, None)
     assert monitor.url is None
     monitor.serve()

@@ -25,19 +25,18 @@ from persistent_state import (
     TumblingWindow,
     WindowState,
 )
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import Plan
+from persistent_state.drive.local import flows_of
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.inputs import AnySource, Inputs, open_source
 from persistent_state.ordered import Context, Timer
 from persistent_state.partials.since import Since
-from persistent_state.protocol import commits, graph
+from persistent_state.protocol import commits
 from persistent_state.protocol.commits import Keeping
-from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import LATE
-from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from tests import core
+from tests.local_application import LocalApplication, compiled
 from tests.protocol.test_bounds import Rows
 from tests.soak import soak_or
 
@@ -110,29 +109,20 @@ class InTurn(PersistentTask):
         return pa.array([[value] for value in batch["value"].to_pylist()], pa.list_(pa.int64()))
 
 
-class World:
+class World(LocalApplication):
     """An application of all of these, and of a join of other rows with what the task in order emits."""
 
     def __init__(self, rows: Mapping[str, Sequence[Row]], bound: int, other_bound: int, are_past: bool) -> None:
-        self.files = core.memory()
-        self.log = Log(self.files, "app")
         history, live = Rows(rows["history"], finite=True).below(bound), Rows(rows["live"]).from_(bound)
         others = Rows(rows["others"], finite=are_past)
         others = others.below(other_bound) if are_past else others.from_(other_bound)
         self.bound, self.are_past = bound, are_past
-        self.inputs: dict[str, dict[str, AnySource]] = {
-            "both": {"history": history, "": live},
-            "join": {"others": others, "visits": Emitted("Visits")},
-        }
         self.history, self.live, self.others = history, live, others
         self.found: dict[str, list[Any]] = {"Visits": [], "others_visits": []}
         self.given = BEGINNING
+        super().__init__(*compiled(self.application(), core.memory()), KEEPING)
 
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
-
-    def start(self, shards: int) -> None:
+    def application(self) -> Application:
         app = Application(
             "app",
             "memory://none",
@@ -141,48 +131,31 @@ class World:
             max_ahead="100000 days",
         )
         for task in (Visits(), Sums(), Slots()):
-            app.add(task, self.inputs["both"])
-        app.add(AsOfJoin("others", "visits", key="c"), self.inputs["join"])
-        app.add(Alike(), Changes("Sums")).add(InTurn(), ClosedWindows("Slots"))
-        self.plans = app.plans(self.files, shards, lambda _, source: (source, source.schema, None))
-        self.read = FlowPlan(tuple(self.plans[name] for name in ("Visits.messages", "Sums", "Slots")))
-        self.joined = FlowPlan((self.plans["others_visits.messages"],))
-        some = (self.read, self.in_order("Visits"), self.joined, self.in_order("others_visits"))
-        self.flows = {flow.id: flow for flow in some}
-        self.flows |= {name: FlowPlan((self.plans[name],)) for name in ("Alike", "InTurn")}
-        core.start(self.log, [*self.flows.values()])
-        # A task input is read by steps.
-        self.sources = {self.read.id: Inputs({"history": self.history, "": self.live})}
-        self.sources[self.joined.id] = Inputs({"others": self.others})
-        for id, source in self.sources.items():
-            flow = self.newest.flows[id]
-            open_source(source, lists.read_journals(self.files, flow), flow.source.known_positions)
+            app.add(task, {"history": self.history, "": self.live})
+        app.add(AsOfJoin("others", "visits", key="c"), {"others": self.others, "visits": Emitted("Visits")})
+        return app.add(Alike(), Changes("Sums")).add(InTurn(), ClosedWindows("Slots"))
 
-    def in_order(self, name: str) -> FlowPlan:
-        return FlowPlan((self.plans[name], self.plans[f"{name}.rows"]))
+    def begin(self, shards: int) -> None:
+        self.become(self.application(), shards)
+        together = ["Visits.messages", "Sums", "Slots"]
+        rest = [flow for flow in flows_of(self.plans) if flow.id not in together]
+        self.start(together, *rest)
 
-    def play(self, history: int, live: int, others: int) -> None:
+    def read(self, history: int = 1000, live: int = 1000, others: int = 1000) -> None:
         """A micro-batch of each source, of at most so many rows of each."""
         self.history.most, self.live.most, self.others.most = history, live, others
-        for id, source in self.sources.items():
-            start = self.newest.flows[id].source.next_positions
-            core.play_reach(
-                self.log, self.flows[id], source, start, source.reach(start, everything=False), keeping=KEEPING
-            )
-            self.check()
+        for task in ("Sums", "others_visits.messages"):
+            self.turn(task)
 
     def is_read(self) -> bool:
         """Whether all sources have been read to their end."""
-        starts = {id: self.newest.flows[id].source.next_positions for id in self.sources}
-        return all(source.reach(starts[id], everything=True).ends == starts[id] for id, source in self.sources.items())
+        starts = {id: self.newest.flow_of(id).source.next_positions for id in ("Sums", "others_visits.messages")}
+        return all(self.sources[id].reach(start, everything=True).ends == start for id, start in starts.items())
 
-    def step(self) -> bool:
+    def step(self) -> None:
         """Take a step that is due, if there is one."""
-        for due in graph.due(self.newest)[:1]:
-            core.step(self.log, self.flows, due, KEEPING)
-            self.check()
-            return True
-        return False
+        for due in self.due()[:1]:
+            self.turn(due.flow.id)
 
     def own(self, clock: int) -> list[Row]:
         """The rows below a clock that are of their input, in order."""
@@ -193,7 +166,7 @@ class World:
     def check(self) -> None:
         entry = self.newest
         assert not [name for name in entry.tasks if LATE in entry.late_counts_of(name)]
-        if entry.flows[self.read.id].source.next_positions.get("history:p", 0) < len(self.history.rows):
+        if entry.flow_of("Sums").source.next_positions.get("history:p", 0) < len(self.history.rows):
             assert entry.clock < self.bound
         for clock in {*entry.retained} - {BEGINNING}:
             own = self.own(clock)
@@ -293,25 +266,24 @@ def test_whatever_history_and_a_live_input_feed_is_exact_at_every_clock(
             now += ahead
             sent[name].append((now - behind, f"{name}{len(sent[name])}", key))
     world = World(sent, bound, other_bound, are_past)
-    world.start(2)
+    world.begin(2)
     for act in story:
         if act == "step":
             world.step()
         elif act == "close":
             # A drain closes when all is read. What comes below that clock afterwards is late.
-            world.play(1000, 1000, 1000)
+            world.read()
             if world.is_read():
                 commits.close(world.log, world.newest.epoch, now=0, keeping=KEEPING)
         elif isinstance(act, int):
-            world.start(act)
+            world.begin(act)
         else:
-            world.play(*act)
+            world.read(*act)
     world.live.rows.append((END, "end", "a"))
     if not are_past:
         world.others.rows.append((END, "end", "a"))
     for _ in range(2):
-        world.play(1000, 1000, 1000)
-        while world.step():
-            pass
+        world.read()
+        world.steps()
     assert world.newest.clock == END - DELAY
     assert all(world.newest.is_at(name, END - DELAY) for name in world.newest.tasks)

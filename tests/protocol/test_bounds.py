@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,48 +15,28 @@ from hypothesis import strategies as st
 import monoids
 from persistent_state import Application, InvalidInputError, NonWindowState, PersistentTask
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING, END, Bounds
-from persistent_state.inputs import Inputs, open_source
 from persistent_state.protocol import commits, holding
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources import Chunk, Reach
-from persistent_state.sources.base import TimeReplayableSource
-from persistent_state.store import late_rows, lists
+from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import LATE, OUTSIDE
-from persistent_state.store.log import Log
 from tests import core
+from tests.local_application import LocalApplication, compiled
+from tests.local_application import Rows as MemoryRows
 
 KEEPING = Keeping(3, 0)
 BOUND = 100
 SCHEMA = pa.schema([("ts", pa.int64()), ("name", pa.string()), ("c", pa.string())])
 
 
-class Rows(TimeReplayableSource):
-    """Rows in one partition, so many at a time. A finite one ends with its last row."""
-
-    timestamp, timestamp_unit, schema = "ts", "us", SCHEMA
+class Rows(MemoryRows):
+    """Rows of these columns. A finite source ends with its last row."""
 
     def __init__(self, rows: Sequence[tuple[Any, ...]] = (), finite: bool = False, channel: str | None = None) -> None:
-        self.rows, self.finite, self.channel, self.most = [*rows], finite, channel, 1000
-
-    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None: ...
-
-    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
-        first = start.get("p", 0)
-        end = len(self.rows) if everything else min(len(self.rows), first + self.most)
-        listed = {"p": False} if self.channel is None else None
-        return Reach({**start, "p": end}, listed, is_last=(end == len(self.rows)) if self.finite else None)
-
-    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
-        first = start.get("p", 0)
-        return [range(first, end["p"])] if first < end["p"] else []
-
-    def read(self, split: range) -> Iterator[Chunk]:
-        some = [(*row, None)[:3] for row in self.rows[split.start : split.stop]]
-        columns = [pa.array(column, type) for column, type in zip(zip(*some, strict=True), SCHEMA.types, strict=True)]
-        yield Chunk("p", split.start, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+        super().__init__(SCHEMA)
+        self.rows, self.is_finite, self.channel = [*rows], finite, channel
+        self.channels = {"p": False} if channel is None else None
 
 
 class Told(PersistentTask):
@@ -69,72 +49,53 @@ class Told(PersistentTask):
         return pa.array([[name] for name in batch["name"].to_pylist()], pa.list_(pa.string()))
 
 
-class World:
+class World(LocalApplication):
     """A task with history below the bound and a live input from it on."""
 
-    def __init__(self, history: Rows, live: Rows, keep: bool = False, **application: Any) -> None:
-        self.files = core.memory()
-        self.log = Log(self.files, "app")
+    def __init__(self, history: Rows, live: Rows, keep: bool = False, **options: Any) -> None:
+        self.options = options
         self.history, self.live = history.below(BOUND, keep=keep), live.from_(BOUND, keep=keep)
-        self.application = application
-        self.plan = self.planned({"history": self.history, "": self.live})
-        self.source = Inputs({"history": self.history, "": self.live})
+        super().__init__(*compiled(self.application(), core.memory()), KEEPING)
 
-    def planned(self, inputs: Any, without: Sequence[str] = ()) -> Plan:
+    def application(self, inputs: Any = None) -> Application:
         app = Application(
-            "app",
-            "memory://bounds",
-            checkpoint_interval=core.us(10),
-            max_ahead="100000 days",
-            **self.application,
+            "app", "memory://bounds", checkpoint_interval=core.us(10), max_ahead="100000 days", **self.options
         )
-        app.add(Told(), inputs, without=without)
-        return app.plans(self.files, 2, lambda _, source: (source, source.schema, None))["Told"]
+        return app.add(Told(), inputs or {"history": self.history, "": self.live})
 
-    def start(self, plan: Plan | None = None, **named: Sequence[str]) -> Entry:
-        entry = core.start(self.log, [plan or self.plan], **named)
-        flow = entry.flow_of("Told")
-        open_source(self.source, lists.read_journals(self.files, flow), flow.source.known_positions)
-        return entry
+    def begin(self, inputs: Any = None, **named: Sequence[str]) -> Entry:
+        """Start with these inputs, or both."""
+        self.become(self.application(inputs))
+        return self.start(**named)
 
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
-
-    @property
-    def clock(self) -> int:
-        return self.newest.clock
-
-    def play(self, history: int = 1000, live: int = 1000, plan: Plan | None = None, now: int = 0) -> None:
-        """A micro-batch of at most so many rows of each."""
+    def read(self, history: int = 1000, live: int = 1000) -> None:
+        """Read at most so many rows of each."""
         self.history.most, self.live.most = history, live
-        start = self.newest.flow_of("Told").source.next_positions
-        reach = self.source.reach(start, everything=False)
-        core.play_reach(self.log, plan or self.plan, self.source, start, reach, keeping=KEEPING)
+        self.turn("Told")
 
-    def state(self, clock: int | None = None) -> list[str]:
-        told: list[str] = core.state_at(self.newest, self.plan, self.clock if clock is None else clock).get((), [])
+    def told(self, clock: int | None = None) -> list[str]:
+        told: list[str] = self.state("Told", clock).get((), [])
         return told
 
     def counts(self) -> dict[str, int]:
         return self.newest.late_counts_of("Told")
 
 
-def rows(*stamps: int) -> list[tuple[int, str]]:
-    return [(stamp, f"{stamp}") for stamp in stamps]
+def rows(*stamps: int) -> list[tuple[int, str, None]]:
+    return [(stamp, f"{stamp}", None) for stamp in stamps]
 
 
 def test_each_message_belongs_to_the_input_of_its_time() -> None:
     both = rows(5, 42, 99, 100, 117)
     world = World(Rows(both, finite=True), Rows([*both, *rows(131)]))
-    world.start()
-    world.play()
+    world.begin()
+    world.read()
     assert world.clock == 130
-    assert world.state() == ["5", "42", "99", "100", "117"]
+    assert world.told() == ["5", "42", "99", "100", "117"]
     # A second time they are not counted, and nothing else is kept of them.
     assert world.counts() == {OUTSIDE: 5}
-    world.start()
-    world.play()
+    world.begin()
+    world.read()
     assert world.counts() == {OUTSIDE: 5}
     assert not late_rows.all_of(world.files, world.newest.late_rows_of("Told"))
 
@@ -143,9 +104,9 @@ def test_rows_outside_are_kept_where_that_is_asked_for() -> None:
     both = rows(5, 99, 100, 117)
     world = World(Rows(both, finite=True), Rows([*both, *rows(131)]), keep=True)
     for _ in range(3):
-        world.start()
-        world.play(history=3, live=3)
-    world.play()
+        world.begin()
+        world.read(history=3, live=3)
+    world.read()
     kept = [
         row
         for side in late_rows.all_of(world.files, world.newest.late_rows_of("Told"))
@@ -160,96 +121,91 @@ def test_rows_outside_are_kept_where_that_is_asked_for() -> None:
 
 def test_the_live_input_holds_the_clock_at_its_bound_and_not_before() -> None:
     world = World(Rows(rows(5, 42, 87, 99), finite=True), Rows())
-    world.start()
+    world.begin()
     clocks = []
     for _ in range(4):
-        world.play(history=1)
+        world.read(history=1)
         clocks.append(world.clock)
     # With the last row history has ended.
     assert clocks == [0, 40, 80, 100]
-    assert world.state() == ["5", "42", "87", "99"]
+    assert world.told() == ["5", "42", "87", "99"]
     world.live.rows += rows(103)
-    world.play()
+    world.read()
     assert world.clock == 100
     world.live.rows += rows(125)
-    world.play()
+    world.read()
     assert world.clock == 120
 
 
 def test_the_clock_does_not_pass_the_bound_before_history_has_ended() -> None:
     # Nothing of the first rows moves a channel, and still more comes.
     world = World(Rows(rows(110, 120, 130, 96, 97, 99), finite=True), Rows(rows(105, 155)), idle_after=core.us(1))
-    world.start()
+    world.begin()
     for more in (1, 1, 1, 1, 1):
-        world.play(history=more)
+        world.read(history=more)
         assert world.clock <= 90
-        core.start(world.log, [world.plan], now=1000)
-        world.start()
-    world.play()
-    world.play()
+        world.now = 1000
+        world.begin()
+        world.now = 0
+        world.begin()
+    world.read()
+    world.read()
     assert world.clock == 150
-    assert world.state() == ["96", "97", "99", "105"]
+    assert world.told() == ["96", "97", "99", "105"]
     assert world.counts() == {OUTSIDE: 3}
 
 
 def test_a_bound_that_is_no_clock_is_exact() -> None:
     world = World(Rows(rows(91, 97, 103), finite=True), Rows(rows(95, 103, 104, 131)))
     world.history, world.live = world.history.below(104), world.live.from_(104)
-    world.plan, world.source = (
-        world.planned({"history": world.history, "": world.live}),
-        Inputs({"history": world.history, "": world.live}),
-    )
-    world.start()
-    world.play(live=0)
+    world.begin()
+    world.read(live=0)
     assert world.clock == 100
-    assert world.state() == ["91", "97"]
-    world.play()
-    assert world.state() == ["91", "97", "103", "104"]
+    assert world.told() == ["91", "97"]
+    world.read()
+    assert world.told() == ["91", "97", "103", "104"]
 
 
 def test_channels_of_a_column_end_with_their_source() -> None:
     history = [(5, "5", "a"), (31, "31", "b"), (99, "99", "b"), (150, "150", "c")]
     world = World(Rows(history, finite=True, channel="c"), Rows([(140, "140", "a")], channel="c"))
-    world.start()
-    world.play(history=2, live=0)
+    world.begin()
+    world.read(history=2, live=0)
     # The channel of which all is outside does not come to be.
-    world.play(history=1, live=0)
+    world.read(history=1, live=0)
     assert {*world.newest.flow_of("Told").source.channels} == {"history:a", "history:b"}
-    world.play(live=0)
+    world.read(live=0)
     assert world.clock == BOUND
-    world.play()
+    world.read()
     assert world.clock == 140
-    assert world.state(None) == ["5", "31", "99"]
+    assert world.told() == ["5", "31", "99"]
     assert not {name: n for name, n in world.counts().items() if name != OUTSIDE}
 
 
 def test_history_that_is_over_may_be_left_out() -> None:
     world = World(Rows(rows(5, 87, 99), finite=True), Rows(rows(103)))
-    world.start()
-    world.play(history=2)
-    alone = world.planned(world.live)
+    world.begin()
+    world.read(history=2)
     with pytest.raises(InvalidInputError, match="task=Told had the input 'history', and has '' now"):
-        world.start(alone)
-    world.start()
-    world.play()
+        world.begin(world.live)
+    world.begin()
+    world.read()
     assert world.clock == BOUND
     # Below the clock a bound decides nothing any more.
-    for plan in (world.planned(world.live), world.planned(Rows(world.live.rows))):
-        world.start(plan)
+    for source in (world.live, Rows(world.live.rows)):
+        world.begin(source)
         assert world.newest.tasks["Told"].ended == ("history",)
     with pytest.raises(InvalidInputError, match="is given the input 'history' again, which has ended for ever"):
-        world.start()
-    live = Rows([*world.live.rows, *rows(125)])
-    start = world.newest.flow_of("Told").source.next_positions
-    core.play_reach(world.log, plan, live, start, live.reach(start, everything=True), keeping=KEEPING)
-    assert world.state() == ["5", "87", "99", "103"]
+        world.begin()
+    world.begin(Rows([*world.live.rows, *rows(125)]))
+    world.turn("Told")
+    assert world.told() == ["5", "87", "99", "103"]
 
 
 def test_history_of_a_task_that_runs_is_refused() -> None:
     world = World(Rows(rows(5, 99), finite=True), Rows(rows(103, 125)))
-    alone = world.planned(world.live)
-    core.start(world.log, [alone])
-    core.play_source(world.log, alone, world.live, keeping=KEEPING)
+    world.begin(world.live)
+    world.turn("Told")
     assert world.clock == 120
     refusal = (
         "task=Told: the input 'history' has only messages below 1970-01-01T00:00:00.000100Z (100), and the task begins at "
@@ -258,23 +214,23 @@ def test_history_of_a_task_that_runs_is_refused() -> None:
     )
     for named in ({}, {"reset": ["Told"]}):
         with pytest.raises(InvalidInputError) as refused:
-            world.start(**named)
+            world.begin(**named)
         assert str(refused.value) == refusal
-    world.start(rebuild=["Told"])
-    world.play()
-    assert world.state() == ["5", "99", "103"]
+    world.begin(rebuild=["Told"])
+    world.read()
+    assert world.told() == ["5", "99", "103"]
 
 
 def test_a_bound_of_an_input_that_has_begun_stays() -> None:
     world = World(Rows(rows(5, 87, 99), finite=True), Rows(rows(103)))
-    world.start()
+    world.begin()
     moved = {"history": world.history.below(95), "": world.live.from_(95)}
     # Nothing was read by the first bounds.
-    world.start(world.planned(moved))
-    world.start()
-    world.play(history=1)
+    world.begin(moved)
+    world.begin()
+    world.read(history=1)
     with pytest.raises(InvalidInputError) as refused:
-        world.start(world.planned(moved))
+        world.begin(moved)
     assert str(refused.value) == (
         "task=Told: the input 'history' was read with below(1970-01-01T00:00:00.000100Z (100)), and has "
         "below(1970-01-01T00:00:00.000095Z (95)) now; what was left out would be missing, or what was read be there twice. "
@@ -282,18 +238,18 @@ def test_a_bound_of_an_input_that_has_begun_stays() -> None:
     )
     unbound = {"history": world.history, "": Rows(world.live.rows)}
     with pytest.raises(InvalidInputError, match=r"the input '' was read with from_\(.*, and has no bounds now"):
-        world.start(world.planned(unbound))
-    world.start()
+        world.begin(unbound)
+    world.begin()
 
 
 def test_the_holder_of_the_clock_is_history_while_it_is_read() -> None:
     world = World(Rows(rows(5, 42, 99), finite=True), Rows(), allowed_delay=core.us(30))
-    world.start()
-    world.play(history=2)
+    world.begin()
+    world.read(history=2)
     held = holding.holder(world.newest)
     assert held is not None
     assert (held.input, held.why) == ("history", holding.BEHIND)
-    world.play()
+    world.read()
     held = holding.holder(world.newest)
     assert held is not None
     assert (held.input, held.why) == ("", holding.UNHEARD)
@@ -302,10 +258,10 @@ def test_the_holder_of_the_clock_is_history_while_it_is_read() -> None:
 def test_the_live_input_waits_while_history_is_far_behind() -> None:
     world = World(Rows(rows(5, 42, 99), finite=True), Rows(rows(103)), alignment=core.us(20))
     assert aligned(world) == set()
-    world.start()
-    world.play(history=1, live=0)
+    world.begin()
+    world.read(history=1, live=0)
     assert aligned(world) == {"p"}
-    world.play(history=2, live=0)
+    world.read(history=2, live=0)
     assert aligned(world) == set()
 
 
@@ -315,7 +271,13 @@ def aligned(world: World) -> set[str]:
         return set()
     known = entry.flow_of("Told").source
     reach = aligned_reach(
-        world.plan, world.source, known, known.next_positions, everything=False, is_ending=False, now=0
+        world.plans["Told"],
+        world.sources["Told"],
+        known,
+        known.next_positions,
+        everything=False,
+        is_ending=False,
+        now=0,
     )
     return {*reach.held}
 
@@ -349,11 +311,10 @@ acts = st.lists(
 
 def test_a_rewind_below_the_bound_needs_the_history_that_it_would_read_again() -> None:
     world = World(Rows(rows(5, 47, 63, 99), finite=True), Rows(rows(103, 125)))
-    world.start()
+    world.begin()
     for _ in range(5):
-        world.play(history=1)
-    alone = world.planned(world.live)
-    core.start(world.log, [alone])
+        world.read(history=1)
+    world.begin(world.live)
     below = max(clock for clock in world.newest.kept if clock < BOUND)
 
     def application(inputs: Any) -> Application:
@@ -376,11 +337,10 @@ def test_at_every_clock_the_state_is_made_of_each_message_once(
         for ahead, behind in some:
             now += ahead
             sent[name].append((now - behind, f"{name}{len(sent[name])}"))
-    world = World(Rows(sent["h"], finite=True), Rows(sent["l"]), allowed_delay=core.us(10))
+    past_rows, live_rows = ([(*row, None) for row in sent[name]] for name in "hl")
+    world = World(Rows(past_rows, finite=True), Rows(live_rows), allowed_delay=core.us(10))
     world.history, world.live = world.history.below(bound, keep=keep), world.live.from_(bound, keep=keep)
-    world.plan = world.planned({"history": world.history, "": world.live})
-    world.source = Inputs({"history": world.history, "": world.live})
-    world.start()
+    world.begin()
     known, closed = {"history:p": 0, "p": 0}, False
     outside: set[tuple[str, int, int]] = set()
 
@@ -406,20 +366,20 @@ def test_at_every_clock_the_state_is_made_of_each_message_once(
             own = [(stamp, name) for stamp, name in [*sent["h"], *sent["l"]] if (stamp < bound) == (name[0] == "h")]
             below = sorted((stamp, name[0] == "l", int(name[1:]), name) for stamp, name in own if stamp < clock)
             if not closed:
-                assert world.state(clock) == [name for *_, name in below], clock
+                assert world.told(clock) == [name for *_, name in below], clock
 
     for act in story:
         if act == "start":
-            world.start()
+            world.begin()
         elif act == "close":
             if known["history:p"] == len(sent["h"]) and known["p"] == len(sent["l"]):
                 commits.close(world.log, world.newest.epoch, now=0, keeping=KEEPING)
         else:
-            world.play(*act)
+            world.read(*act)
         check()
-    world.live.rows.append((400, "l999"))
+    world.live.rows.append((400, "l999", None))
     sent["l"].append((400, "l999"))
-    world.play()
+    world.read()
     check()
     assert world.clock == 390
     assert LATE not in world.counts()

@@ -23,6 +23,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
 from tests import core
 from tests.fixtures.write_graph_store import Graph
+from tests.local_application import LocalApplication
 from tests.protocol.test_rewind import SCHEMA, Total, World
 from tests.store.test_graph_store import check
 from tests.store.test_upgrades import Killed, Mortal
@@ -35,20 +36,13 @@ class Branch(World):
     """A branch of an application, which reads on what the application reads."""
 
     def __init__(
-        self, world: World, clock: int, name: str = "green", files: Files | None = None, shards: int = 2
+        self, world: World, clock: int | None, name: str = "green", files: Files | None = None, shards: int = 2
     ) -> None:
-        self.files, self.keeping = files or world.files, world.keeping
-        self.entry = branched(world.files, self.files, name, clock)
-        self.log = Log(self.files, name)
-        self.plan = replace(world.plan, application=name, files=self.files, shards=shards)
-
-    def start(self) -> Entry:
-        return core.start(self.log, [self.plan])
-
-    def state(self, clock: int | None = None, task: str = "total") -> int:
-        (row,) = read_state(self.files.url, self.log.application, task, clock).to_pylist() or [{"value": 0}]
-        value: int = row["value"]
-        return value
+        to = files or world.files
+        self.plan = replace(world.plan, application=name, files=to, shards=shards)
+        LocalApplication.__init__(self, {"total": self.plan}, keeping=world.keeping)
+        # One that is there is gone on with.
+        self.entry = self.log.newest() or branched(world.files, to, name, clock)
 
 
 def branched(
@@ -73,37 +67,37 @@ def expected(world: World, clock: int, upto: int, value: int = 1) -> int:
 @pytest.mark.parametrize("shards", [2, 3])
 def test_a_branch_and_its_application_go_on_each_by_itself(shards: int) -> None:
     world = World()
-    world.play(20)
+    world.read(20)
     green = Branch(world, 90, shards=shards)
-    assert (green.state(), open_store(world.files.url).application("green").clocks()) == (world.state(90), [90])
+    assert (green.value(), open_store(world.files.url).application("green").clocks()) == (world.value(90), [90])
     assert verify(world.files.url).problems == ()
     before = files_of(world.files, "app")
     green.start()
-    green.play(30, value=100)
+    green.read(30, value=100)
     assert files_of(world.files, "app") == before
-    assert (green.newest.clock, green.state()) == (290, expected(world, 90, 30, 100))
+    assert (green.newest.clock, green.value()) == (290, expected(world, 90, 30, 100))
     assert green.newest.late_counts_of("total") == {"late": len([i for i in (4, 8, 12, 16) if i < 20])}
-    world.play(30)
-    assert world.state() == expected(world, 90, 30)
+    world.read(30)
+    assert world.value() == expected(world, 90, 30)
     assert verify(world.files.url).problems == ()
     # What an application deletes is its own.
     for path in files_of(world.files, "app"):
         world.files.delete(path)
-    assert green.state() == expected(world, 90, 30, 100)
+    assert green.value() == expected(world, 90, 30, 100)
     assert verify(world.files.url, "green").problems == ()
 
 
 def test_a_branch_has_one_clock_a_timeline_of_its_own_and_no_outputs() -> None:
     world = World()
     world.plan = replace(world.plan, outputs=("sink", "other"))
-    core.start(world.log, [world.plan])
-    world.play(12)
+    world.start(world.plan)
+    world.read(12)
     for clock in (70, 110):
         deliver.record(world.log, world.newest.epoch, "total", "sink", clock, 0)
     # An output that has left, and one with values above the clock.
     world.plan = replace(world.plan, outputs=("sink",))
-    core.start(world.log, [world.plan])
-    world.play(20)
+    world.start(world.plan)
+    world.read(20)
     green = Branch(world, 150)
     entry = green.entry
     assert (entry.number, entry.clock, entry.retained, [*entry.kept]) == (1, 150, (150,), [150])
@@ -117,41 +111,41 @@ def test_a_branch_has_one_clock_a_timeline_of_its_own_and_no_outputs() -> None:
 
 def test_a_branch_branches_and_goes_back_as_any_application() -> None:
     world = World()
-    world.play(20)
+    world.read(20)
     green = Branch(world, 90)
     green.start()
-    green.play(20, value=2)
+    green.read(20, value=2)
     blue = branch.branch(green.log, Log(world.files, "blue"), 130, now=0, new_id=core.new_id)
     assert (blue.clock, blue.epoch) == (130, green.newest.epoch + 1)
-    assert read_state(world.files.url, "blue", "total").to_pylist() == [{"value": green.state(130)}]
+    assert read_state(world.files.url, "blue", "total").to_pylist() == [{"value": green.value(130)}]
     back = green.back(90)
     assert (back.clock, back.timeline) == (90, back.epoch)
     green.start()
-    green.play(20, value=3)
-    assert green.state() == expected(world, 90, 20, 3)
+    green.read(20, value=3)
+    assert green.value() == expected(world, 90, 20, 3)
     assert verify(world.files.url).problems == ()
 
 
 def test_a_branch_of_what_counts_at_least_once_has_nothing_above_its_clock() -> None:
     world = World(delivery=AT_LEAST_ONCE)
-    world.play(20)
+    world.read(20)
     green = Branch(world, 90)
     green.start()
-    green.play(20, value=100)
-    assert green.state() == 9 + 100 * 10
+    green.read(20, value=100)
+    assert green.value() == 9 + 100 * 10
 
 
 @pytest.mark.parametrize("shards", [2, 3])
 def test_a_graph_branches_to_another_store_at_any_kept_clock(shards: int) -> None:
     files = core.memory()
-    graph = Graph(files, 2, 20).start()
-    graph.play(60)
+    graph = Graph(files, 2, 20).begin()
+    graph.read(60)
     for clock in graph.newest.kept:
         there = core.memory()
         branched(files, there, "app", clock)
         assert open_store(there.url).application("app").clocks() == [clock]
-        green = Graph(there, shards, 20).start()
-        green.play(80)
+        green = Graph(there, shards, 20).begin()
+        green.read(80)
         check(there, 80)
     check(files, 60)
 
@@ -159,25 +153,25 @@ def test_a_graph_branches_to_another_store_at_any_kept_clock(shards: int) -> Non
 def test_a_task_that_was_left_out_is_read_at_its_clock_and_begins_again_if_it_returns() -> None:
     world = World()
     other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
-    core.start(world.log, [world.plan, other])
+    world.start(world.plan, other)
     for plan in (world.plan, other):
-        world.play(8, plan=plan)
+        world.read(8, plan=plan)
     left = world.newest.clock
-    core.start(world.log, [world.plan])
-    world.play(16)
+    world.start(world.plan)
+    world.read(16)
     green = Branch(world, 150)
     assert verify(world.files.url).problems == ()
-    assert green.state(left, "other") == world.state(left, "other")
+    assert green.value(left, "other") == world.value(left, "other")
     other = replace(other, application="green")
     with pytest.raises(
         InvalidInputError, match=r"task=other left at clock=.*, and the oldest that is retained is .* Name it"
     ):
-        core.start(green.log, [green.plan, other])
-    core.start(green.log, [green.plan, other], reset=["other"])
+        green.start(green.plan, other)
+    green.start(green.plan, other, reset=["other"])
     for plan in (green.plan, other):
-        green.play(20, plan=plan)
+        green.read(20, plan=plan)
     since = sum(150 <= row["ts"] < 190 for row in world.rows(20))
-    assert (green.state(), green.state(task="other")) == (expected(world, 0, 20), since)
+    assert (green.value(), green.value(task="other")) == (expected(world, 0, 20), since)
     assert verify(world.files.url).problems == ()
 
 
@@ -186,16 +180,16 @@ def test_a_branch_warns_of_a_task_that_was_left_out_at_its_clock_also_if_it_has_
 ) -> None:
     world = World()
     other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
-    core.start(world.log, [world.plan, other])
+    world.start(world.plan, other)
     for plan in (world.plan, other):
-        world.play(8, plan=plan)
+        world.read(8, plan=plan)
     left = world.newest.clock
-    core.start(world.log, [world.plan])
-    world.play(10)
+    world.start(world.plan)
+    world.read(10)
     clock = world.newest.clock
-    core.start(world.log, [world.plan, other])
+    world.start(world.plan, other)
     for plan in (world.plan, other):
-        world.play(12, plan=plan)
+        world.read(12, plan=plan)
     assert open_store(world.files.url).application("app").branch("green", clock) == clock
     assert caplog.messages == [
         f"task=other was left out when clock={full_clock(clock)} was the newest, so it is in application=green as it left, at "
@@ -208,8 +202,8 @@ def test_a_branch_warns_of_a_task_that_was_left_out_at_its_clock_also_if_it_has_
 
 def test_a_branch_says_what_the_outputs_of_windows_and_emitted_rows_begin_with() -> None:
     files = core.memory()
-    graph = Graph(files, 2, 20).start()
-    graph.play(60)
+    graph = Graph(files, 2, 20).begin()
+    graph.read(60)
     for clock in graph.newest.kept:
         entry = branched(files, core.memory(), "app", clock)
         begin = branch.begin_with(entry)
@@ -229,8 +223,8 @@ def settled(world: World, monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...]
     monkeypatch.setattr("persistent_state.store.late_rows.MANY", 1)
     monkeypatch.setattr("persistent_state.store.lists.TAIL", 150)
     for end in ends:
-        core.start(world.log, [world.plan])
-        world.play(end)
+        world.start(world.plan)
+        world.read(end)
 
 
 def test_lists_of_late_rows_name_the_branch_s_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +250,7 @@ def test_lists_of_late_rows_name_the_branch_s_own_files(monkeypatch: pytest.Monk
 
 def test_a_name_that_is_taken_is_refused() -> None:
     world = World()
-    world.play(12)
+    world.read(12)
     Branch(world, 90)
     before = files_of(world.files, "green")
     for name in ("green", "app"):
@@ -273,7 +267,7 @@ def test_a_clock_that_is_not_kept_is_refused() -> None:
     world = World(Keeping(2))
     with pytest.raises(InvalidInputError, match="app keeps no clock yet"):
         open_store(world.files.url).application("app").branch("green")
-    world.play(12)
+    world.read(12)
     with pytest.raises(InvalidInputError, match=r"clock=.*\(50\) is not kept, so .*; take clock=.*\(100\)\."):
         open_store(world.files.url).application("app").branch("green", 50)
     with pytest.raises(InvalidInputError, match="there is no application nobody"):
@@ -284,7 +278,7 @@ def test_a_clock_that_is_not_kept_is_refused() -> None:
 
 def test_progress_is_told_in_bytes() -> None:
     world, told, there = World(), [], core.memory()
-    world.play(12)
+    world.read(12)
     clock = (
         open_store(world.files.url)
         .application("app")
@@ -312,16 +306,16 @@ class Busy(MemoryFiles):
 
 def test_the_application_goes_on_and_collects_while_a_clock_is_copied_that_has_a_name() -> None:
     world, at = World(Keeping(2, 0)), [12]
-    world.play(12)
+    world.read(12)
     open_store(world.files.url).application("app").keep("green", 100)
 
     def meanwhile(path: str) -> None:
         at[0] += 2
-        world.play(at[0])
+        world.read(at[0])
         core.collect(world.log, world.newest.epoch, now=LATER, keeping=world.keeping)
 
     busy = Busy(world.files.url, meanwhile)
-    expected = world.state(100)
+    expected = world.value(100)
     branch.branch(Log(busy, "app"), Log(world.files, "green"), 100, now=0, new_id=core.new_id)
     assert at[0] > 16
     assert read_state(world.files.url, "green", "total").to_pylist() == [{"value": expected}]
@@ -332,9 +326,9 @@ def test_the_application_goes_on_and_collects_while_a_clock_is_copied_that_has_a
 def test_a_clock_that_is_released_meanwhile_leaves_no_half_branch(folder: str) -> None:
     """Before its entry is read, and before its first file is."""
     world, released = World(Keeping(1, 0)), list[str]()
-    world.play(12)
+    world.read(12)
     open_store(world.files.url).application("app").keep("green")
-    world.play(20)
+    world.read(20)
     core.collect(world.log, world.newest.epoch, now=LATER, keeping=world.keeping)
 
     def meanwhile(path: str) -> None:
@@ -342,8 +336,8 @@ def test_a_clock_that_is_released_meanwhile_leaves_no_half_branch(folder: str) -
             released.append(path)
             open_store(world.files.url).application("app").release("green")
             for end in (40, 60):
-                core.start(world.log, [world.plan])
-                world.play(end)
+                world.start(world.plan)
+                world.read(end)
                 core.collect(world.log, world.newest.epoch, now=LATER, keeping=world.keeping)
 
     busy = Busy(world.files.url, meanwhile)
@@ -380,24 +374,22 @@ def test_whatever_kills_it_there_is_no_branch_or_all_of_it_and_the_next_call_goe
             branched(world.files, Attentive(there.url, lives), "green", clock)
     assert lives > 3
     assert verify(there.url, "green").problems == ()
-    green = Branch.__new__(Branch)
-    green.files, green.keeping, green.log = there, world.keeping, Log(there, "green")
-    green.plan = replace(world.plan, application="green", files=there)
+    green = Branch(world, clock, files=there)
     for end in (24, 28):
         green.start()
-        green.play(end)
+        green.read(end)
         core.collect(green.log, green.newest.epoch, now=LATER, keeping=Keeping(1, 0))
-    assert green.state() == expected(world, clock, 28)
+    assert green.value() == expected(world, clock, 28)
     assert verify(there.url, "green") == replace(verify(there.url, "green"), problems=(), unreferenced=())
 
 
 def test_what_an_earlier_try_has_left_is_deleted() -> None:
     world = World()
     other = core.plan_of(Total("other"), SCHEMA, files=world.files, shards=2)
-    world.play(8)
-    core.start(world.log, [world.plan, other])
+    world.read(8)
+    world.start(world.plan, other)
     for plan in (world.plan, other):
-        world.play(16, plan=plan)
+        world.read(16, plan=plan)
     there = core.memory()
     with suppress(Killed):
         branched(world.files, Mortal(there.url, 5), "green", 140)
@@ -408,7 +400,7 @@ def test_what_an_earlier_try_has_left_is_deleted() -> None:
 
 def test_what_two_calls_write_at_once_is_one_branch() -> None:
     world, there = World(), core.memory()
-    world.play(20)
+    world.read(20)
     calls = [0]
 
     def meanwhile(path: str) -> None:
@@ -425,7 +417,7 @@ def test_what_two_calls_write_at_once_is_one_branch() -> None:
 @pytest.mark.parametrize("what", ["source", "copy"])
 def test_damage_is_named_and_never_copied(what: str) -> None:
     world, there = World(), core.memory()
-    world.play(20)
+    world.read(20)
     entry = world.newest
     stored = next(iter(entry.tasks["total"].files()))
     whole = bytes(world.files.read(stored.path))

@@ -24,6 +24,7 @@ from persistent_state.store.flow_state import FlowProgress, FlowState, SourceSta
 from persistent_state.store.log import Log
 from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
 from tests import core
+from tests.local_application import LocalApplication
 
 ROW = pa.schema([("ts", pa.int64()), ("n", pa.int64()), ("device", pa.string())])
 KEEPING = Keeping(clocks=3)
@@ -47,33 +48,42 @@ def rows(stamps: list[int], devices: int = 1) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=ROW)
 
 
-class World:
+class World(LocalApplication):
     """A few tasks, what they have read, and how coarse a grid each has ever had to keep."""
 
     def __init__(self, tasks: int, interval: int, delay: int) -> None:
-        self.interval = interval
-        files = core.memory()
-        moves = Settings(interval, delay, ahead=2**62)
-        self.plans = [
-            core.plan_of(Total(name), ROW, files=files, settings=moves, channel="device") for name in "abc"[:tasks]
-        ]
-        self.log = Log(files, "app")
-        self.entry = core.start(self.log, self.plans)
-        self.read: list[list[int]] = [[] for _ in self.plans]
-        self.coarsest = interval
+        self.interval = self.coarsest = interval
+        files, moves = core.memory(), Settings(interval, delay, ahead=2**62)
+        self.names = "abc"[:tasks]
+        super().__init__(
+            {
+                name: core.plan_of(Total(name), ROW, files=files, settings=moves, channel="device")
+                for name in self.names
+            },
+            keeping=KEEPING,
+        )
+        self.entry = self.start()
+        self.has_read: list[list[int]] = [[] for _ in self.plans]
 
-    def play(
+    def come(self, task: int, batch: pa.RecordBatch, parts: int, channels: dict[str, bool] | None = None) -> None:
+        """Let these rows come, and read them in so many parts."""
+        name, self.parts = self.names[task], parts
+        clock = self.newest.flow_of(name).progress.clock
+        self.has_read[task] += [stamp for stamp in batch["ts"].to_pylist() if stamp >= clock]
+        self.send(name, [tuple(row.values()) for row in batch.to_pylist()])
+        self.source(name).channels = channels
+        self.turn(name)
+        self.entry = self.newest
+
+    def read(
         self, task: int, stamps: list[int], parts: int = 1, devices: int = 1, channels: dict[str, bool] | None = None
     ) -> None:
-        clock = self.entry.flow_of(self.plans[task].name).progress.clock
+        clock = self.entry.flow_of(self.names[task]).progress.clock
         before = self.entry.clock
-        self.read[task] += [stamp for stamp in stamps if stamp >= clock]
-        self.entry = core.play(
-            self.log, self.plans[task], rows(stamps, devices), parts=parts, keeping=KEEPING, channels=channels
-        )
-        after = self.entry.flow_of(self.plans[task].name)
+        self.come(task, rows(stamps, devices), parts, channels)
+        after = self.entry.flow_of(self.names[task])
         # Before there is a global clock, cuts begin where messages do, or at a task's clock that is below its messages.
-        lows = [min(read) for read in self.read if read] + ([clock] if clock != BEGINNING else [])
+        lows = [min(read) for read in self.has_read if read] + ([clock] if clock != BEGINNING else [])
         low = before if before != BEGINNING else min(lows)
         high = max([after.progress.clock, *stamps])
         if high > low:
@@ -84,15 +94,15 @@ class World:
             self.coarsest = max(self.coarsest, step)
         assert self.entry.clock >= before
 
-    def check(self) -> None:
+    def check_all(self) -> None:
         entry = self.entry
         slowest = min(flow.progress.clock for flow in entry.flows.values())
         assert entry.clock <= slowest
         if slowest != BEGINNING:
             # Every clock up to the first message is as good as the beginning.
-            behind = slowest - max(entry.clock, min(min(read, default=slowest) for read in self.read))
+            behind = slowest - max(entry.clock, min(min(read, default=slowest) for read in self.has_read))
             assert behind < self.coarsest or behind == 0
-        for plan, read in zip(self.plans, self.read, strict=True):
+        for plan, read in zip(self.plans.values(), self.has_read, strict=True):
             task = entry.tasks[plan.name]
             for cut in {*entry.retained, *task.stored.cuts} - {BEGINNING}:
                 below = sum(stamp < cut for stamp in read)
@@ -118,30 +128,30 @@ class TestSeveralTasks:
             jump = data.draw(st.sampled_from([3, 40, 500]))
             stamps = data.draw(st.lists(st.integers(at[task] - 5, at[task] + jump), min_size=1, max_size=8))
             at[task] = max(at[task], *stamps)
-            world.play(task, stamps, data.draw(st.integers(1, 3)), devices)
-            world.check()
+            world.read(task, stamps, data.draw(st.integers(1, 3)), devices)
+            world.check_all()
         world.entry = close(world.log, world.entry.epoch, now=0, keeping=KEEPING)
         assert {flow.progress.clock for flow in world.entry.flows.values()} == {world.entry.clock}
-        world.check()
+        world.check_all()
 
     def test_a_task_that_leapt_over_a_gap_does_not_hold_the_others_until_they_are_across(self) -> None:
         world = World(2, interval=10, delay=0)
         for task in (0, 1):
-            world.play(task, [5, 25])
-        world.play(0, [10_000, 10_020])
+            world.read(task, [5, 25])
+        world.read(0, [10_000, 10_020])
         for stamp in range(100, 10_000, 900):
-            world.play(1, [stamp])
-            world.check()
+            world.read(1, [stamp])
+            world.check_all()
         assert world.entry.clock > 8_000
 
     def test_a_task_whose_messages_begin_later_does_not_hold_one_that_begins_earlier(self) -> None:
         world = World(2, interval=10, delay=0)
-        world.play(0, [10_000, 10_020])
-        world.play(1, [0, 50])
+        world.read(0, [10_000, 10_020])
+        world.read(1, [0, 50])
         assert world.entry.clock == 50
-        world.play(1, [100])
+        world.read(1, [100])
         assert world.entry.clock == 100
-        world.check()
+        world.check_all()
 
     def test_no_clock_is_where_a_channel_that_ran_ahead_was_folded_too_coarsely(self) -> None:
         world = World(1, interval=10, delay=0)
@@ -154,57 +164,55 @@ class TestSeveralTasks:
             batch = pa.concat_batches(
                 [rows(by_device[:half]), rows(by_device[half:]).set_column(2, "device", pa.array(["1"] * half))]
             )
-            clock = world.entry.flow_of("a").progress.clock
-            world.read[0] += [stamp for stamp in by_device if stamp >= clock]
-            world.entry = core.play(world.log, world.plans[0], batch, parts=2, keeping=KEEPING)
+            world.come(0, batch, parts=2)
             world.coarsest = 1000
-            world.check()
+            world.check_all()
             assert world.entry.flow_of("a").coarse
 
     def test_the_first_cuts_begin_where_the_messages_of_earlier_batches_do(self) -> None:
         world = World(2, interval=10, delay=0)
         # A channel that is there and has delivered nothing: no clock yet.
-        world.play(0, [5], channels={"0": False, "1": False})
-        world.play(0, [5000, 4000], devices=2, channels={"0": False, "1": False})
+        world.read(0, [5], channels={"0": False, "1": False})
+        world.read(0, [5000, 4000], devices=2, channels={"0": False, "1": False})
         for stamp in range(0, 3900, 100):
-            world.play(1, [stamp])
-            world.check()
+            world.read(1, [stamp])
+            world.check_all()
         assert world.entry.clock > 3000
 
     def test_a_long_past_does_not_make_new_cuts_coarse(self) -> None:
         world = World(2, interval=10, delay=0)
         for task in (0, 1):
-            world.play(task, [5, 100_000])
-        world.play(0, [100_050])
-        world.play(1, [100_020])
+            world.read(task, [5, 100_000])
+        world.read(0, [100_050])
+        world.read(1, [100_020])
         assert world.entry.clock == 100_020
-        world.check()
+        world.check_all()
 
     def test_a_task_that_is_ahead_remembers_what_a_start_at_the_global_clock_reads_again(self) -> None:
         world = World(2, interval=10, delay=0)
-        world.play(1, [5])
+        world.read(1, [5])
         for stamp in (5, 15, 25, 45):
-            world.play(0, [stamp])
-        world.play(1, [21])
+            world.read(0, [stamp])
+        world.read(1, [21])
         assert (world.entry.clock, world.entry.flow_of("a").progress.clock) == (20, 40)
-        assert core.start(world.log, world.plans).flow_of("a").source.positions[""].next == 2
+        assert world.start().flow_of("a").source.positions[""].next == 2
 
     def test_what_no_start_reads_again_is_not_joined_with_what_it_does(self) -> None:
         world = World(2, interval=10, delay=0)
         with mock.patch.object(positions, "MOST_SPANS", 3):
-            world.play(1, [5])
+            world.read(1, [5])
             for stamp in (5, 15, 25):
-                world.play(0, [stamp])
+                world.read(0, [stamp])
             for stamp in (15, 25, 35):
-                world.play(1, [stamp])
-            world.play(0, [35])
+                world.read(1, [stamp])
+            world.read(0, [35])
         assert world.entry.clock == 30
-        assert core.start(world.log, world.plans).flow_of("a").source.positions[""].next == 3
+        assert world.start().flow_of("a").source.positions[""].next == 3
 
     def test_a_replay_of_hundreds_of_intervals_keeps_few_rows(self) -> None:
         world = World(1, interval=10, delay=0)
-        world.play(0, list(range(0, 10_000, 7)))
-        world.check()
+        world.read(0, list(range(0, 10_000, 7)))
+        world.check_all()
         assert sum(run.rows for run in world.entry.tasks["a"].stored.runs) <= clocks.MOST_CUTS + 3
 
 
@@ -244,26 +252,27 @@ def test_each_input_has_a_journal_of_its_own() -> None:
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_task_without_live_channels_does_not_hold_the_clock(ended: bool) -> None:
     world = World(2, interval=10, delay=0)
-    world.play(0, [5, 25])
-    world.play(1, [5, 25])
-    made = core.answers(world.log, world.plans[1], rows([31]), channels={"0": ended})
-    assert core.commit(world.log, world.plans[1], made).flow_of("b").progress.holds is not ended
-    world.read[1].append(31)
-    world.play(0, [95])
+    world.read(0, [5, 25])
+    world.read(1, [5, 25])
+    made = core.answers(world.log, world.plans["b"], rows([31]), channels={"0": ended})
+    assert core.commit(world.log, world.plans["b"], made).flow_of("b").progress.holds is not ended
+    world.has_read[1].append(31)
+    world.read(0, [95])
     assert world.entry.clock == (90 if ended else 30)
 
 
 def test_a_source_that_lists_no_channels_does_not_hold_the_clock() -> None:
     world = World(2, interval=10, delay=0)
-    world.play(0, [5, 95])
+    world.read(0, [5, 95])
     assert world.entry.clock == BEGINNING
-    world.play(1, [], channels={})
+    # Nothing came, and yet it is committed: a source without channels moves the clock by that.
+    world.entry = core.play(world.log, world.plans["b"], rows([]), channels={})
     assert world.entry.clock == 90
     # Channels that have disappeared are no more than none.
-    world.play(1, [95], channels={"0": False})
-    world.play(0, [125])
+    world.read(1, [95], channels={"0": False})
+    world.read(0, [125])
     assert world.entry.clock == 90
-    world.play(1, [], channels={})
+    world.entry = core.play(world.log, world.plans["b"], rows([]), channels={})
     assert world.entry.clock == 120
 
 

@@ -44,7 +44,7 @@ DAMAGES = (flip, remove)
 
 def played(**options: object) -> World:
     world = World(**options)
-    world.play(MESSAGES)
+    world.read(MESSAGES)
     return world
 
 
@@ -57,7 +57,7 @@ def needed_at(world: World, clock: int) -> set[str]:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_each_kept_clock_is_read_that_does_not_need_the_file(damage: Callable[[Files, str], bytes]) -> None:
     world = played()
-    right = {clock: world.state(clock) for clock in world.newest.kept}
+    right = {clock: world.value(clock) for clock in world.newest.kept}
     paths = {run.file.path for run in world.newest.tasks["total"].stored.runs}
     met = {True: 0, False: 0}
     for path in paths:
@@ -67,11 +67,11 @@ def test_each_kept_clock_is_read_that_does_not_need_the_file(damage: Callable[[F
             met[is_needed] += 1
             if is_needed:
                 with pytest.raises(DamagedError, match=path):
-                    world.state(clock)
+                    world.value(clock)
             else:
-                assert world.state(clock) == value
+                assert world.value(clock) == value
         put(world.files, path, data)
-        assert {clock: world.state(clock) for clock in right} == right
+        assert {clock: world.value(clock) for clock in right} == right
     assert min(met.values()) > 0
 
 
@@ -79,21 +79,21 @@ def test_each_kept_clock_is_read_that_does_not_need_the_file(damage: Callable[[F
 def test_a_run_above_the_global_clock_keeps_nobody_from_reading(damage: Callable[[Files, str], bytes]) -> None:
     world = World()
     slow = core.plan_of(Total("slow"), SCHEMA, files=world.files, shards=2)
-    core.start(world.log, [world.plan, slow])
-    world.play(8)
-    world.play(7, plan=slow)
-    world.play(MESSAGES)
+    world.start(world.plan, slow)
+    world.read(8)
+    world.read(7, plan=slow)
+    world.read(MESSAGES)
     entry = world.newest
-    right = world.state()
+    right = world.value()
     above = [run.file.path for run in entry.tasks["total"].stored.runs if run.first >= entry.clock]
     assert above
     damage(world.files, above[-1])
-    assert world.state() == right
+    assert world.value() == right
     # The next start cuts it away, and is as if it had not been.
-    core.start(world.log, [world.plan, slow])
+    world.start(world.plan, slow)
     for plan in (slow, world.plan):
-        world.play(MESSAGES, plan=plan)
-    assert world.state() == sum(1 for row in world.rows(MESSAGES) if 0 < row["ts"] < world.newest.clock)
+        world.read(MESSAGES, plan=plan)
+    assert world.value() == sum(1 for row in world.rows(MESSAGES) if 0 < row["ts"] < world.newest.clock)
 
 
 def newest_run(world: World) -> str:
@@ -111,36 +111,36 @@ def total(files: Files, application: str) -> int:
 @pytest.mark.parametrize("way", ["bring it back", "read", "go back", "branch", "reset"])
 def test_each_way_out_of_a_damaged_run_works(damage: Callable[[Files, str], bytes], way: str) -> None:
     world = played()
-    clock, path, whole = world.newest.clock, newest_run(world), world.state()
+    clock, path, whole = world.newest.clock, newest_run(world), world.value()
     older = max(clock for clock in world.newest.kept if path not in needed_at(world, clock))
-    before = world.state(older)
+    before = world.value(older)
     data = damage(world.files, path)
     with pytest.raises(
         DamagedError, match=rf"{path}.*; bring it back from a copy of the store, read or go back to a kept"
     ):
-        world.state(clock)
-    core.start(world.log, [world.plan])
+        world.value(clock)
+    world.start(world.plan)
     with pytest.raises(DamagedError, match=path):
-        world.play(3 * MESSAGES)
+        world.read(3 * MESSAGES)
     if way == "bring it back":
         put(world.files, path, data)
-        assert world.state(clock) == whole
+        assert world.value(clock) == whole
     elif way == "read":
-        assert world.state(older) == before
+        assert world.value(older) == before
     elif way == "branch":
         branch.branch(world.log, Log(world.files, "green"), older, now=0, new_id=core.new_id)
         assert total(world.files, "green") == before
     else:
         if way == "go back":
             world.back(older)
-            core.start(world.log, [world.plan])
+            world.start(world.plan)
         else:
-            core.start(world.log, [world.plan], reset=["total"])
-        world.play(4 * MESSAGES)
+            world.start(world.plan, reset=["total"])
+        world.read(4 * MESSAGES)
         # A task that was reset has nothing below the clock of its start.
         rows = [row for row in world.rows(4 * MESSAGES) if 0 < row["ts"] < world.newest.clock]
         begun = world.newest.tasks["total"].born if way == "reset" else 0
-        assert world.state() == sum(1 for row in rows if row["ts"] >= begun)
+        assert world.value() == sum(1 for row in rows if row["ts"] >= begun)
 
 
 def test_no_rewind_goes_to_a_clock_that_needs_a_missing_file() -> None:
@@ -167,31 +167,31 @@ def test_a_file_that_only_older_clocks_need_keeps_nobody_from_going_on(
     world = played()
     (path, *_) = sorted(needed_at(world, 20) - needed_at(world, world.newest.clock))
     damage(world.files, path)
-    core.start(world.log, [world.plan])
-    world.play(4 * MESSAGES)
-    assert world.state() == sum(1 for row in world.rows(4 * MESSAGES) if 0 < row["ts"] < world.newest.clock)
+    world.start(world.plan)
+    world.read(4 * MESSAGES)
+    assert world.value() == sum(1 for row in world.rows(4 * MESSAGES) if 0 < row["ts"] < world.newest.clock)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_named_clock_whose_entry_is_damaged_is_released(damage: Callable[[Files, str], bytes]) -> None:
     world = World(Keeping(2))
-    world.play(8)
+    world.read(8)
     clock = world.newest.clock
     naming.keep(world.log, clock, "old", 0)
-    world.play(MESSAGES)
+    world.read(MESSAGES)
     number = world.newest.kept[clock].entry
     for path in (world.log.path(number), kept_entries.path(world.log, number)):
         if path.rpartition("/")[2] in world.files.list(path.rpartition("/")[0]):
             damage(world.files, path)
     log = Log(world.files, "app")
     with pytest.raises(DamagedError):
-        world.state(clock)
+        world.value(clock)
     naming.release(log, "old", 0)
     # It leaves with the next commit.
-    world.play(MESSAGES + 2)
+    world.read(MESSAGES + 2)
     assert clock not in world.newest.kept
     core.collect(world.log, world.newest.epoch, now=10**12, keeping=Keeping(2, 0))
-    assert world.state() == sum(1 for row in world.rows(MESSAGES + 2) if 0 < row["ts"] < world.newest.clock)
+    assert world.value() == sum(1 for row in world.rows(MESSAGES + 2) if 0 < row["ts"] < world.newest.clock)
 
 
 def entries_back(world: World, count: int) -> list[str]:
@@ -207,13 +207,13 @@ def test_past_damaged_newest_entries_any_kept_clock_can_be_branched(
     if has_started:
         # The first entries of epochs are among those that can't be read.
         for _ in range(2):
-            core.start(world.log, [world.plan])
-    right = {clock: world.state(clock) for clock in world.newest.kept}
+            world.start(world.plan)
+    right = {clock: world.value(clock) for clock in world.newest.kept}
     epoch, paths = world.newest.epoch, entries_back(world, 3)
     flip(world.files, paths[-1])
     for path in paths[:-1]:
         damage(world.files, path)
-    for act in (lambda: core.start(Log(world.files, "app"), [world.plan]), lambda: world.state()):
+    for act in (lambda: core.start(Log(world.files, "app"), [world.plan]), lambda: world.value()):
         world.log = Log(world.files, "app")
         with pytest.raises(DamagedError, match=r"bring back.* or branch from a kept clock; nothing was changed"):
             act()

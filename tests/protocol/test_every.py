@@ -19,13 +19,12 @@ from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.protocol import commits, graph
+from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
 from persistent_state.sources.tasks import TIMESTAMP, Changes
 from persistent_state.state import KeptState
-from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
 from tests import core
+from tests.local_application import LocalApplication
 from tests.soak import soak_or
 
 EVENTS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
@@ -130,20 +129,17 @@ def fed(kind: str, rows: Sequence[Row], every: int, begun: int, clock: int) -> d
     return dict(lists)
 
 
-class World:
+class World(LocalApplication):
     """A task of a state, and tasks that are fed its changes."""
 
     def __init__(self, kind: str, everys: Sequence[int], interval: int, apart: int, shards: int) -> None:
-        self.files, self.shards = core.memory(), shards
-        self.log = Log(self.files, "app")
-        self.of = Settings(interval, ahead=2**62, every=apart)
-        upstream = core.plan_of(Amounts(STATES[kind]), EVENTS, files=self.files, settings=self.of, shards=shards)
-        self.plans = {"Amounts": upstream}
+        self.of, self.shards = Settings(interval, ahead=2**62, every=apart), shards
+        upstream = core.plan_of(Amounts(STATES[kind]), EVENTS, settings=self.of, shards=shards)
+        super().__init__({"Amounts": upstream}, keeping=KEEPING)
         for every in everys:
             for task in (History(f"History{every}"), Total()):
                 plan = self._derived(task, Changes("Amounts", every=core.us(every)))
                 self.plans.setdefault(plan.name, plan)
-        self.wanted = [*self.plans]
 
     def _derived(self, task: PersistentTask, source: Changes) -> Plan:
         schema = changes.schema_of(self.plans[source.task], source, task)
@@ -160,33 +156,8 @@ class World:
         plan.check()
         return plan
 
-    @property
-    def position(self) -> int:
-        """How many messages the source need not deliver again."""
-        return self.newest.flow_of("Amounts").source.next_positions.get("", 0)
-
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
-
-    def start(self) -> None:
-        core.start(self.log, [self.plans[name] for name in self.wanted])
-
-    def play(self, rows: Sequence[Row]) -> None:
-        columns = [pa.array(column, pa.int64()) for column in zip(*rows, strict=True)]
-        batch = pa.RecordBatch.from_arrays(columns, schema=EVENTS)
-        core.play(self.log, self.plans["Amounts"], batch, keeping=KEEPING)
-
-    def steps(self) -> None:
-        while due := graph.due(self.newest):
-            core.step(self.log, self.plans, due[0], KEEPING)
-
-    def close(self) -> None:
-        commits.close(self.log, self.newest.epoch, now=0, keeping=KEEPING)
-        self.steps()
-
-    def state(self, task: str) -> dict[Any, Any]:
-        return core.state_at(self.newest, self.plans[task], self.newest.clock)
+    def read(self, rows: Sequence[Row] = ()) -> None:
+        self.play("Amounts", rows)
 
 
 rows = st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(-5, 5))
@@ -209,16 +180,15 @@ def test_what_a_task_is_fed_is_a_function_of_the_messages(
         elif act == "start":
             world.start()
             # What is above the global clock is delivered again.
-            if again := sent[world.position :]:
-                world.play(again)
+            world.read()
         else:
             some = []
             for ahead, shop, amount in act:
                 now += ahead * 2
                 some.append((now, shop, amount))
             sent += some
-            world.play(some)
-    world.close()
+            world.read(some)
+    world.drain()
     clock = world.newest.clock
     if clock == BEGINNING:
         return
@@ -235,8 +205,8 @@ def test_tasks_that_are_fed_together_are_fed_as_often_as_one_of_them_must_be() -
     first, second = (world._derived(Total(name), source) for name in ("First", "Second"))
     # Only the second feeds a task that is fed what changes every so often.
     flow = FlowPlan((replace(first, settings=replace(world.of, every=None)), second))
-    core.start(world.log, [world.plans["Amounts"], flow])
-    world.play([(5, 0, 1), (25, 0, 1), (100, 0, 1)])
+    world.start("Amounts", flow)
+    world.read([(5, 0, 1), (25, 0, 1), (100, 0, 1)])
     (step,) = graph.due(world.newest)
     assert [span.every for _, span in graph.spans(world.newest, flow, step)] == [20]
 
@@ -247,7 +217,7 @@ def test_a_step_in_which_nothing_came_and_no_window_ended_reads_nothing() -> Non
     flow, read = FlowPlan((world.plans["History10"],)), list[int]()
     # Each is a run of its own.
     for time in (5, 34, 78):
-        world.play([(time, 0, 1)])
+        world.read([(time, 0, 1)])
     entry, since = world.newest, 0
     for clock in range(10, 80, 10):
         read += [clock] if graph.spans(entry, flow, Step("History10", since, clock)) else []
@@ -259,17 +229,16 @@ def test_a_step_in_which_nothing_came_and_no_window_ended_reads_nothing() -> Non
 def test_a_task_on_pairs_is_not_begun_anew_unasked() -> None:
     world = World("for ever", [20], interval=20, apart=20, shards=1)
     world.start()
-    world.play([(5, 0, 1), (25, 0, 1), (70, 0, 1)])
+    world.read([(5, 0, 1), (25, 0, 1), (70, 0, 1)])
     world.steps()
     history = world.state("History20")
-    plans = [world.plans[name] for name in world.wanted]
     way = r"starts over.* Name it in reset=\[\"History20\"\] .* begins with a row for each key of Amounts\."
     with pytest.raises(InvalidInputError, match=f"task=History20 can't go on, as task=Amounts, which feeds it, {way}"):
-        core.start(world.log, plans, reset=["Amounts"])
+        world.start(reset=["Amounts"])
     world.start()
     assert world.state("History20") == history
     # The total is the state of what feeds it.
-    core.start(world.log, plans, reset=["Amounts", "History20"])
+    world.start(reset=["Amounts", "History20"])
     world.steps()
     assert world.state("History20") == world.state("Total") == {}
 
@@ -279,7 +248,7 @@ def test_a_step_after_all_sessions_have_ended_reads_nothing() -> None:
     world.start()
     flow, read = FlowPlan((world.plans["History10"],)), list[int]()
     for time in (5, 45, 95):
-        world.play([(time, 0, 1)])
+        world.read([(time, 0, 1)])
     entry, since = world.newest, 0
     for clock in range(10, 100, 10):
         read += [clock] if graph.spans(entry, flow, Step("History10", since, clock)) else []
@@ -291,10 +260,8 @@ def test_a_step_after_all_sessions_have_ended_reads_nothing() -> None:
 def test_a_task_on_pairs_that_left_before_its_first_step_has_missed_what_changed_since() -> None:
     world = World("for ever", [20], interval=20, apart=20, shards=1)
     world.start()
-    everyone, world.wanted = world.wanted, ["Amounts"]
-    world.start()
-    world.play([(5, 0, 1), (25, 0, 1), (70, 0, 1)])
+    world.start("Amounts")
+    world.read([(5, 0, 1), (25, 0, 1), (70, 0, 1)])
     assert world.newest.clock == 60
-    world.wanted = everyone
     with pytest.raises(InvalidInputError, match="task=History20 left at clock=none yet, and what changed"):
         world.start()

@@ -13,24 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import monoids
-from persistent_state import NonWindowState, PersistentTask, verify
-from persistent_state.batch import changes
+from persistent_state import Application, NonWindowState, PersistentTask, verify
 from persistent_state.batch.as_stored import as_stored
-from persistent_state.batch.in_order import EmittedRows, Messages, States
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.in_order import Messages, States
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.process import KeyState, Program, process
+from persistent_state.drive.local import flows_of
 from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.partials.evolve import misfits
 from persistent_state.partials.since import Since
-from persistent_state.protocol import deliver, evolution, graph
+from persistent_state.protocol import deliver, evolution
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, InOrder
-from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_state, state_at
 from persistent_state.task import Message
 from tests import core
+from tests.local_application import LocalApplication, Rows, compiled
 from tests.soak import soak_or
 
 KEEPING = Keeping(3, 0)
@@ -133,75 +133,51 @@ class Code:
                 row[field.name] = pa.array([v]).cast(field.type)[0].as_py()
         return row
 
-    def plans(self, world: World, shards: int) -> tuple[Plan, FlowPlan]:
-        messages = core.plan_of(Messages(self.task, {"": self.schema}), self.schema, files=world.files, shards=shards)
-        source = InOrder(messages.name)
-        states, emitted = (fed(messages, task, source) for task in (States(self.task), EmittedRows(self.task)))
-        return messages, FlowPlan((states, replace(emitted, outputs=(SINK,))))
+
+def application(code: Code) -> Application:
+    app = Application("app", "memory://evolution", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    return app.add(code.task, Rows(code.schema, ""))
 
 
-def fed(messages: Plan, task: States | EmittedRows, source: InOrder) -> Plan:
-    schema = changes.schema_of(messages, source, task)
-    upstream = {"upstream": {"": source}, "feeders": {"": messages}}
-    plan = replace(messages, task=task, schema=schema, timestamp=TIMESTAMP, timestamp_unit=None, **upstream)
-    plan.check()
-    changes.check(plan)
-    return plan
-
-
-class World:
+class World(LocalApplication):
     """An application of one ordered task, whose code changes. It knows from which clock on each code has processed."""
 
     def __init__(self, code: Code) -> None:
-        self.files = core.memory()
-        self.log = Log(self.files, "app")
         self.sent: list[tuple[int, int, int]] = []
         self.codes: list[tuple[int, Code]] = []
-        self.start(code, 2)
-
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
+        super().__init__(*compiled(application(code), core.memory()), KEEPING)
+        self.begin(code, 2)
 
     @property
     def code(self) -> Code:
         return self.codes[-1][1]
 
-    def start(self, code: Code, shards: int) -> None:
-        messages, flow = code.plans(self, shards)
-        before = self.log.newest()
+    def begin(self, code: Code, shards: int) -> None:
+        """Start with this code, or be refused, and read what the source delivers again."""
+        before, plans, sources = self.log.newest(), self.plans, self.sources
+        self.become(application(code), shards)
+        self.plans["X.rows"] = replace(self.plans["X.rows"], outputs=(SINK,))
         if self.codes and any(misfits(getattr(self.code, what), getattr(code, what)) for what in ("state", "emits")):
             with pytest.raises(
                 InvalidInputError, match=r"^task=X(\.rows)?: the field '[a-z.]+' was written as \w.* now, which"
             ):
-                core.start(self.log, [messages, flow])
+                self.start()
             assert self.log.newest() == before
+            self.plans, self.sources = plans, sources
             return
-        entry = core.start(self.log, [messages, flow])
-        self.messages, self.flow = messages, flow
-        self.codes.append((entry.clock, code))
-        self.check()
-        self.play(self.to_replay())
+        self.codes.append((before.clock if before else BEGINNING, code))
+        self.start()
+        self.read()
 
-    def to_replay(self) -> list[tuple[int, int, int]]:
-        """The messages that the source delivers again after a start. They have yet to be sent."""
-        read = self.newest.flow_of(self.messages.name).source.next_positions.get("", 0)
-        again, self.sent = self.sent[read:], self.sent[:read]
-        return again
-
-    def play(self, some: Sequence[tuple[int, int, int]]) -> None:
-        rows = [self.code.row(*each) for each in some]
-        core.play(self.log, self.messages, pa.RecordBatch.from_pylist(rows, self.code.schema), keeping=KEEPING)
+    def read(self, some: Sequence[tuple[int, int, int]] = ()) -> None:
+        """Let these messages come, and read all that there is, with the columns of the newest code."""
         self.sent += some
-
-    def step(self) -> None:
-        while due := graph.due(self.newest):
-            core.step(self.log, {self.flow.id: self.flow}, due[0], KEEPING)
-        self.check()
+        self.source("X.messages").rows = [tuple(self.code.row(*each).values()) for each in self.sent]
+        self.turn("X.messages")
 
     def give(self) -> None:
         """Give the sink the rows that it lacks, of one clock."""
-        entry, plan = self.newest, self.flow.tasks[1]
+        entry, plan = self.newest, self.plans["X.rows"]
         due = deliver.due(entry, plan.name, SINK)
         if due is None:
             return
@@ -212,7 +188,7 @@ class World:
         deliver.record(self.log, entry.epoch, plan.name, SINK, due.clock, 0)
 
     def check(self) -> None:
-        entry, states = self.newest, self.flow.first
+        entry, states = self.newest, self.plans["X"]
         for clock in entry.retained:
             if entry.is_at(states.name, clock):
                 expected = self.expected(clock)[0]
@@ -250,7 +226,7 @@ def ordered(rows: Any) -> list[Any]:
 codes = st.builds(Code, values, values, columns)
 acts = st.one_of(
     st.tuples(st.just("play"), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(4, 7)), max_size=4)),
-    st.just(("step",)),
+    st.just(("steps",)),
     st.just(("give",)),
     st.tuples(st.just("start"), codes, st.integers(1, 3)),
 )  # fmt: skip
@@ -263,20 +239,20 @@ def test_a_task_goes_on_from_the_fields_whose_names_are_left(code: Code, history
     world, now = World(code), 0
     for what, *told in history:
         if what == "start":
-            world.start(*told)
+            world.begin(*told)
         elif what == "play":
             some = []
             for ahead, key, value in told[0]:
                 now += 4 * ahead
                 some.append((now, key, value))
-            world.play(some)
+            world.read(some)
         else:
             getattr(world, what)()
-    world.play([(now + 50, 9, 4)])
-    world.step()
+    world.read([(now + 50, 9, 4)])
+    world.steps()
     for _ in world.newest.retained:
         world.give()
-    assert deliver.behind(world.newest, world.flow.tasks[1].name) == {SINK: 0}
+    assert deliver.behind(world.newest, "X.rows") == {SINK: 0}
     assert verify(world.files.url, "app").problems == ()
 
 
@@ -294,17 +270,17 @@ def code(state: Any = COUNT, emits: Any = COUNT, v: Any = NUMBER) -> Code:
 
 def test_a_field_that_comes_back_is_new_in_runs_that_were_not_rewritten_too() -> None:
     world = World(code(COUNT_AND_TEXT, COUNT_AND_TEXT))
-    world.play([*((1, key, 4) for key in range(300)), (25, 0, 4)])
-    world.step()
+    world.read([*((1, key, 4) for key in range(300)), (25, 0, 4)])
+    world.steps()
     before = world.newest
-    world.start(code(COUNT), 2)
+    world.begin(code(COUNT), 2)
     assert evolution.dropped_from_states(before, world.newest) == {"X": ["s"]}
     assert evolution.dropped_from_states(world.newest, world.newest) == {}
-    world.play([(35, 1, 4)])
-    world.step()
-    world.start(code(COUNT_AND_TEXT, COUNT_AND_TEXT), 3)
-    world.play([(45, 2, 4), (55, 0, 4)])
-    world.step()
+    world.read([(35, 1, 4)])
+    world.steps()
+    world.begin(code(COUNT_AND_TEXT, COUNT_AND_TEXT), 3)
+    world.read([(45, 2, 4), (55, 0, 4)])
+    world.steps()
     states, _ = world.expected(world.newest.clock)
     assert [states[key]["s"] for key in (2, 7)] == ["4", None]
     entry = Log(world.files, "app").newest()
@@ -314,10 +290,15 @@ def test_a_field_that_comes_back_is_new_in_runs_that_were_not_rewritten_too() ->
     assert verify(world.files.url, "app").problems == ()
 
 
+def planned(world: World, code: Code) -> list[FlowPlan]:
+    """The flows that a start with this code has."""
+    return flows_of(compiled(application(code), world.files)[0])
+
+
 def refusal(world: World, code: Code) -> str:
     before = world.newest
     with pytest.raises(InvalidInputError) as refused:
-        core.start(world.log, code.plans(world, 2))
+        core.start(world.log, planned(world, code))
     assert world.newest == before
     return str(refused.value)
 
@@ -350,20 +331,16 @@ def behind(columns: Any) -> World:
     """A world whose task was away, and is behind the global clock: messages below it have come, and wait."""
     world = World(code(v=columns))
     ticks = core.plan_of(Ticks(), pa.schema([("ts", NUMBER)]), files=world.files, shards=2)
-
-    def tick(ts: int) -> None:
-        core.play(world.log, ticks, pa.RecordBatch.from_pylist([{"ts": ts}], ticks.schema), keeping=KEEPING)
-
-    core.start(world.log, [world.messages, world.flow, ticks])
-    tick(15)
-    world.play([(5, 1, 4), (15, 1, 5)])
-    world.step()
+    ordered: Any = ["X.messages", ("X", "X.rows")]
+    world.start(*ordered, ticks)
+    world.play("Ticks", [(15,)])
+    world.read([(5, 1, 4), (15, 1, 5)])
+    world.steps()
     assert world.newest.clock == 10
-    core.start(world.log, [ticks])
-    tick(15)
-    tick(45)
-    core.start(world.log, [world.messages, world.flow, ticks])
-    world.play([*world.to_replay(), (35, 2, 6)])
+    world.start("Ticks")
+    world.play("Ticks", [(45,)])
+    world.start(*ordered, "Ticks")
+    world.read([(35, 2, 6)])
     assert (world.newest.clock, world.newest.flow_of("X.messages").progress.clock) == (40, 30)
     assert world.newest.flow_of("X").visited == 10
     return world
@@ -372,16 +349,17 @@ def behind(columns: Any) -> World:
 def test_messages_that_wait_come_with_the_columns_of_the_newest_code() -> None:
     world = behind(pa.int32())
     wider = Code(COUNT, COUNT, struct(v=NUMBER, w=TEXT))
-    entry = core.start(world.log, wider.plans(world, 3))
-    world.messages, world.flow = wider.plans(world, 3)
+    world.become(application(wider), 3)
     world.codes.append((10, wider))
+    # The oracle has all messages with the columns of the newest code.
+    world.check = lambda: None  # type: ignore[method-assign]
+    entry = world.start()
     assert (entry.flow_of("X.messages").progress.clock, entry.flow_of("X").visited) == (30, 10)
-    world.play([*world.to_replay(), (55, 2, 4)])
-    while due := graph.due(world.newest):
-        core.step(world.log, {world.flow.id: world.flow}, due[0], KEEPING)
+    world.read([(55, 2, 4)])
+    world.steps()
     assert world.newest.clock == 50
     # A message each, and their timers. The message that waited has no text in the column that it lacks; the other has "6".
-    states = core.state_at(world.newest, world.flow.first, 40)
+    states = world.state("X", 40)
     assert {key: kept["state"] for key, kept in states.items()} == {(1,): {"n": 4}, (2,): {"n": 2}}
     assert verify(world.files.url, "app").problems == ()
 
@@ -396,15 +374,15 @@ def test_a_column_of_messages_may_get_any_type_unless_some_wait_that_have_anothe
     assert evolution.misfit(without, world.newest) == (
         "task=X: messages of input='' wait; give the task this input until it has them all."
     )
-    world.play([(55, 2, 4)])
-    world.step()
-    assert core.start(world.log, code(v=TEXT).plans(world, 2)).epoch == 5
+    world.read([(55, 2, 4)])
+    world.steps()
+    assert core.start(world.log, planned(world, code(v=TEXT))).epoch == 5
 
 
 def test_a_reader_may_have_other_fields_than_the_store() -> None:
     world = World(code(COUNT_AND_TEXT))
-    world.play([(1, 1, 4), (15, 1, 4)])
-    world.step()
+    world.read([(1, 1, 4), (15, 1, 4)])
+    world.steps()
 
     def read(state: Any) -> Any:
         return find_state(world.files, "app", States(code(state).task)).read()["value"].to_pylist()[0]["state"]
@@ -417,21 +395,21 @@ def test_a_reader_may_have_other_fields_than_the_store() -> None:
 
 def test_a_reader_is_not_shown_nulls_where_the_fields_went_after_it_looked() -> None:
     world = World(code(COUNT_AND_TEXT))
-    world.play([(1, 1, 4), (15, 1, 4)])
-    world.step()
+    world.read([(1, 1, 4), (15, 1, 4)])
+    world.steps()
     state = find_state(world.files, "app", "X")
     # As if the runs had been rewritten, and collected.
     gone = replace(state, runs=tuple(replace(run, file=replace(run.file, path="app/gone")) for run in state.runs))
     was = state.read()
     assert gone.read() == was
-    world.start(code(COUNT), 2)
+    world.begin(code(COUNT), 2)
     assert state.read() == was
     # The entry of the kept clock has the fields.
     assert gone.read() == was
     for clock in range(25, 405, 20):
-        world.play([(clock, 1, 4)])
-        world.step()
-    assert state.clock not in core.newest(world.log).kept
+        world.read([(clock, 1, 4)])
+        world.steps()
+    assert state.clock not in world.newest.kept
     with pytest.raises(InvalidInputError, match="no longer retained; open a newer one"):
         gone.read()
 
@@ -439,9 +417,9 @@ def test_a_reader_is_not_shown_nulls_where_the_fields_went_after_it_looked() -> 
 def test_fields_may_have_any_names() -> None:
     odd = struct(**{"a, b: int64": TEXT, "<": NUMBER, 'a "c': NUMBER, "n": NUMBER})
     world = World(Code(odd, odd, struct(v=NUMBER)))
-    world.play([(1, 1, 4), (15, 1, 4)])
-    world.step()
-    world.start(code(struct(**{"a, b: int64": TEXT, "n": pa.decimal128(38)})), 2)
-    world.play([(25, 1, 4)])
-    world.step()
+    world.read([(1, 1, 4), (15, 1, 4)])
+    world.steps()
+    world.begin(code(struct(**{"a, b: int64": TEXT, "n": pa.decimal128(38)})), 2)
+    world.read([(25, 1, 4)])
+    world.steps()
     assert verify(world.files.url, "app").problems == ()

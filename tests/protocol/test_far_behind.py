@@ -32,13 +32,16 @@ FED = "PerSlot"
 
 
 class FarBehind(Graph):
-    """An application in which a sink has yet to be given so many clocks, and what each of its operations costs."""
+    """An application in which a sink has yet to be given so many clocks, and what each of its operations costs.
+
+    It takes its turns by hand, as it counts what each operation of a turn costs.
+    """
 
     def __init__(self, clocks: int) -> None:
         super().__init__(shards=1)
         self.cost = Counter[str]()
         self.giver = Giver(Log(self.files, "app"), FED, "none", lambda _: None, lambda entry, due: None, lambda: 0)
-        core.start(self.log, [*self.plans.values()])
+        self.start()
         self.now = 100_000
         self.round()
         newest = self.newest

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from monoids import List, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch.messages import Answers, Blob
-from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, FAIL, FlowPlan
+from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, FAIL
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import DisagreementError, TaskFailedError
 from persistent_state.event_time.channels import Channel
@@ -34,6 +34,7 @@ from persistent_state.store.named_files import Pages, SideFile
 from persistent_state.store.task_state import StoredState, TaskState
 from tests import core
 from tests.core import combine
+from tests.local_application import LocalApplication, Rows, batch_of
 from tests.soak import soak_or
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("id", pa.int64()), ("at", pa.timestamp("ns"))])
@@ -78,46 +79,38 @@ class Reads(Ids):
         state.update(message.timestamp, [message["id"], len(state.get())])
 
 
-class World:
+class World(LocalApplication):
     """An application, and its one source: a message's id is its position."""
 
-    def __init__(self, *tasks: PersistentTask, delay: int = 0, shards: int = 1, delivery: str | None = None) -> None:
-        moves = Settings(10, delay, ahead=2**40)
-        files = core.memory()
-        self.plans = {
-            task.task_name: core.plan_of(task, SCHEMA, files=files, settings=moves, shards=shards) for task in tasks
-        }
-        if delivery is not None:
-            self.plans = {name: replace(plan, delivery=delivery) for name, plan in self.plans.items()}
-        self.log = Log(files, "app")
-        self.sent: list[Row] = []
+    def __init__(self, *tasks: PersistentTask, delay: int = 0, shards: int = 1, delivery: str = EXACTLY_ONCE) -> None:
+        more: Any = {"files": core.memory(), "settings": Settings(10, delay, ahead=2**40), "shards": shards}
+        plans = {task.task_name: core.plan_of(task, SCHEMA, delivery=delivery, **more) for task in tasks}
+        self.one = Rows(SCHEMA, "")
+        super().__init__(plans, dict.fromkeys(plans, self.one))
 
-    def flow(self, *names: str) -> FlowPlan:
-        return FlowPlan(tuple(self.plans[name] for name in names))
-
-    def start(self, *wanted: Sequence[str], reset: Sequence[str] = (), rebuild: Sequence[str] = ()) -> Entry:
-        return core.start(self.log, [self.flow(*names) for names in wanted], reset=reset, rebuild=rebuild)
-
-    def send(self, *stamps: int | None) -> None:
-        self.sent += [(stamp, 0) for stamp in stamps]
-
-    def play(
-        self, *names: str, end: int | None = None, parts: int = 1, keeping: commits.Keeping | None = None
-    ) -> Entry:
-        """Read on up to a position, or all there is, in a flow of these tasks."""
-        begin = self.newest.flows[names[0]].source.next_positions.get("", 0)
-        return core.play(self.log, self.flow(*names), self.rows(begin, end), parts=parts, keeping=keeping)
-
-    def rows(self, begin: int, end: int | None = None) -> pa.RecordBatch:
-        some = self.sent[begin:end]
-        stamps, times = [stamp for stamp, _ in some], [time for _, time in some]
-        ids = range(begin, begin + len(some))
-        columns = zip((stamps, ids, times), SCHEMA, strict=True)
-        return pa.RecordBatch.from_arrays([pa.array(column, f.type) for column, f in columns], schema=SCHEMA)
+    def start(self, *wanted: Any, **more: Any) -> Entry:
+        # Each character is a task.
+        return super().start(*map(tuple, wanted), **more)
 
     @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
+    def batch(self) -> pa.RecordBatch:
+        """All rows that have come."""
+        return batch_of(self.one.rows, SCHEMA)
+
+    def come(self, *stamps: int | None) -> None:
+        """Let messages of these times come."""
+        self.come_with([(stamp, 0) for stamp in stamps])
+
+    def come_with(self, rows: Sequence[Row]) -> None:
+        first = len(self.one.rows)
+        self.one.rows += [(stamp, first + i, time) for i, (stamp, time) in enumerate(rows)]
+
+    def read(self, *names: str, end: int | None = None, parts: int = 1) -> Entry:
+        """Read on up to a position, or all there is, in a flow of these tasks."""
+        begin = self.newest.flow_of(names[0]).source.next_positions.get("", 0)
+        self.one.most, self.parts = (len(self.one.rows) if end is None else end) - begin, parts
+        self.turn(names[0])
+        return self.newest
 
     def ids(self, name: str, clock: int | None = None) -> list[int]:
         """The ids in a task's state below a clock (None: in all of it)."""
@@ -154,7 +147,7 @@ def group(
     return TaskGroup(FlowState(FlowProgress(clock), {INPUT: source}, late), {name: task_state(name, clock=clock)})
 
 
-def joined(*groups: TaskGroup, delivery: str | None = None) -> list[TaskGroup]:
+def joined(*groups: TaskGroup, delivery: str = EXACTLY_ONCE) -> list[TaskGroup]:
     world = World(Ids("a"), Ids("b"), Ids("c"), delivery=delivery)
     return flows.together(world.log.files, world.flow("a", "b", "c"), groups)
 
@@ -343,8 +336,8 @@ class TestOneFlow:
         entry = world.newest
         assert list(entry.flows) == ["a"]
         assert {name: task.flow for name, task in entry.tasks.items()} == {"a": "a", "b": "a"}
-        world.send(5, 12, 31)
-        entry = world.play("a", "b", parts=2)
+        world.come(5, 12, 31)
+        entry = world.read("a", "b", parts=2)
         assert (entry.number, list(entry.flows), entry.clock) == (2, ["a"], 30)
         assert entry.flows["a"].source.positions[""].next == 3
         for name in "ab":
@@ -356,8 +349,8 @@ class TestOneFlow:
 
     def test_each_shard_of_each_task_answers_once_and_for_its_flow(self) -> None:
         world = two(shards=2)
-        world.send(5, 31)
-        made = core.answers(world.log, world.flow("a", "b"), world.rows(0))
+        world.come(5, 31)
+        made = core.answers(world.log, world.flow("a", "b"), world.batch)
         before = world.newest
         assert sorted((each.task, each.shard) for each in made.descriptors) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
         a0, a1, b0, b1 = sorted(made.descriptors, key=lambda each: (each.task, each.shard))
@@ -382,12 +375,12 @@ class TestOneFlow:
         world = World(ByTime(), Ids("a"))
         world.start(["times", "a"])
         # The time of the first row does not fit the first task.
-        world.sent = [(5, 1), (61, 0)]
+        world.come_with([(5, 1), (61, 0)])
         flow = world.flow("times", "a")
         lows = []
         for some in (flow, flow.of(["times"])):
             basis = commits.plan_batch(world.newest, flow, Reach({"": 2}), 0)
-            _, report = combine(some, basis, 0, 1, [Chunk("", 0, world.rows(0))])
+            _, report = combine(some, basis, 0, 1, [Chunk("", 0, world.batch)])
             lows.append(report.low)
         assert lows == [0, 60]
 
@@ -395,8 +388,8 @@ class TestOneFlow:
         world = World(ByTime(), Ids("a"))
         world.start(["times", "a"])
         # No time but the last fits the first task.
-        world.sent = [*((stamp, 1) for stamp in range(5, 100_000, 10)), (100_005, 0)]
-        flow, rows = world.flow("times", "a"), world.rows(0)
+        world.come_with([*((stamp, 1) for stamp in range(5, 100_000, 10)), (100_005, 0)])
+        flow, rows = world.flow("times", "a"), world.batch
         basis = commits.plan_batch(world.newest, flow, Reach({"": rows.num_rows}), 0)
         of_both, of_times = (
             combine(some, basis, 0, 1, [Chunk("", 0, rows)])[1].coarse for some in (flow, flow.of(["times"]))
@@ -406,10 +399,10 @@ class TestOneFlow:
 
     def test_a_blob_at_another_shard_is_refused(self) -> None:
         world = two(shards=2)
-        world.send(5, 31)
+        world.come(5, 31)
         flow = world.flow("a", "b")
         basis = commits.plan_batch(world.newest, flow, Reach({"": 2}), 0)
-        blobs, _ = combine(flow, basis, 0, 1, [Chunk("", 0, world.rows(0))])
+        blobs, _ = combine(flow, basis, 0, 1, [Chunk("", 0, world.batch)])
         by_shard = [Blob.from_bytes(blob.to_bytes()) for blob in blobs]
         assert [blob.shard for blob in by_shard] == [0, 1]
         for wrong in ([1], [0, 1]):
@@ -432,10 +425,10 @@ class TestOneFlow:
 
     def test_a_file_that_tasks_share_counts_once_in_what_an_application_has(self) -> None:
         world = two()
-        world.send(5, 31)
-        world.play("a", "b")
-        world.send(2)
-        world.play("a", "b")
+        world.come(5, 31)
+        world.read("a", "b")
+        world.come(2)
+        world.read("a", "b")
         assert world.aside("a") == world.aside("b") != []
         found, paths = summary(world.log.files, "app"), world.newest.files()
         assert found["bytes"] == sum(len(world.log.files.read(path)) for path in paths)
@@ -450,10 +443,10 @@ class TestOneFlow:
 
     def test_late_rows_are_written_once_and_are_those_of_both(self) -> None:
         world = two(shards=2)
-        world.send(31)
-        world.play("a", "b")
-        world.send(7, None)
-        entry = world.play("a", "b", parts=2)
+        world.come(31)
+        world.read("a", "b")
+        world.come(7, None)
+        entry = world.read("a", "b", parts=2)
         assert sum(map(len, (side.reasons for side in entry.flows["a"].late_rows.sides))) == 2
         assert [task.late_rows for task in entry.tasks.values()] == [NO_ROWS, NO_ROWS]
         assert world.aside("a") == world.aside("b") == [("late", 1), ("no timestamp", 2)]
@@ -464,8 +457,8 @@ class TestOneFlow:
     def test_a_key_that_does_not_fit_a_task_is_bad_for_that_task_only(self) -> None:
         world = World(Ids("a"), ByTime())
         world.start(["a", "times"])
-        world.sent += [(5, 1000), (6, 1), (31, 2000)]
-        entry = world.play("a", "times")
+        world.come_with([(5, 1000), (6, 1), (31, 2000)])
+        entry = world.read("a", "times")
         assert (world.aside("a"), world.aside("times")) == ([], [("key does not fit", 1)])
         assert entry.flows["a"].late_rows == NO_ROWS
         assert world.ids("a") == [0, 1, 2]
@@ -475,53 +468,54 @@ class TestOneFlow:
     def test_bad_rows_fail_where_one_task_wants_that(self) -> None:
         world = two()
         world.plans["b"] = replace(world.plans["b"], on_bad_row=FAIL)
-        world.send(5, None)
+        world.start("ab")
+        world.come(5, None)
         with pytest.raises(TaskFailedError, match="task=b met a bad row"):
-            world.play("a", "b")
+            world.read("a", "b")
         assert world.newest.flows["a"].source.positions == {}
 
 
 class TestStarts:
     def test_a_task_that_leaves_takes_a_copy_of_the_flow_and_comes_back_behind(self) -> None:
         world = two()
-        world.send(5, 12, 31)
-        world.play("a", "b")
+        world.come(5, 12, 31)
+        world.read("a", "b")
         entry = world.start("a")
         assert {name: (task.flow, task.active) for name, task in entry.tasks.items()} == {
             "a": ("a", True),
             "b": ("b", False),
         }
         assert entry.flows["a"] == entry.flows["b"]
-        world.send(33, 52)
-        assert world.play("a").clock == 50
+        world.come(33, 52)
+        assert world.read("a").clock == 50
         entry = world.start("ab")
         assert (list(entry.flows), entry.flows["b"].progress.clock, entry.clock) == (["a", "b"], 30, 50)
-        world.send(64)
+        world.come(64)
         for name in "ab":
-            world.play(name)
+            world.read(name)
         assert world.newest.clock == 60
         # Both have read the same by now.
         entry = world.start("ab")
         assert list(entry.flows) == ["a"]
-        world.play("a", "b")
+        world.read("a", "b")
         assert world.ids("a") == world.ids("b") == [0, 1, 2, 3, 4, 5]
         assert (world.aside("a"), world.aside("b")) == ([], [])
 
     def test_a_task_that_comes_back_before_anything_was_read_joins_at_once(self) -> None:
         world = two()
-        world.send(5, 31)
-        world.play("a", "b")
+        world.come(5, 31)
+        world.read("a", "b")
         world.start("a")
         assert list(world.start("ab").flows) == ["a"]
 
     def test_a_task_that_is_gone_leaves_no_files_once_it_was_reset_and_left_out_again(self) -> None:
         world = two()
-        world.send(5, 31, 7)
-        world.play("a", "b", end=2)
-        world.play("a", "b")
+        world.come(5, 31, 7)
+        world.read("a", "b", end=2)
+        world.read("a", "b")
         world.start("a")
-        world.send(62)
-        world.play("a")
+        world.come(62)
+        world.read("a")
 
         def collected() -> list[str]:
             core.collect(world.log, world.newest.epoch, now=10**12, keeping=commits.Keeping(1, 0))
@@ -529,11 +523,12 @@ class TestStarts:
 
         assert collected() != []
         world.start("ab", reset=["b"])
+        world.keeping = commits.Keeping(1)
         for time in (93, 124):
             # Until no clock is kept at which it had a state.
             world.start("a")
-            world.send(time)
-            world.play("a", keeping=commits.Keeping(1))
+            world.come(time)
+            world.read("a")
         assert collected() == []
         assert (world.ids("a"), world.aside("a")) == ([0, 1, 3, 4, 5], [("late", 2)])
 
@@ -547,15 +542,15 @@ class TestStarts:
     def test_a_task_that_joins_begins_at_the_global_clock_and_reads_no_earlier_message(self) -> None:
         world = World(*map(Ids, "ab"))
         world.start("a")
-        world.send(5, 31, 7)
+        world.come(5, 31, 7)
         for end in (1, 2, 3):
-            world.play("a", end=end)
+            world.read("a", end=end)
         assert world.aside("a") == [("late", 2)]
         entry = world.start("ab")
         assert (list(entry.flows), entry.tasks["b"].born, entry.tasks["b"].flow) == (["a"], 30, "a")
         assert entry.flows["a"].source.positions[""].next == 1
-        world.send(8, 42)
-        world.play("a", "b")
+        world.come(8, 42)
+        world.read("a", "b")
         # What is above the clock comes again, for both. What was late before b was there is not b's.
         assert (world.ids("a"), world.ids("b")) == ([0, 1, 4], [1, 4])
         assert (world.aside("a"), world.aside("b")) == ([("late", 2), ("late", 3)], [("late", 3)])
@@ -565,29 +560,29 @@ class TestStarts:
     def test_a_task_that_joins_where_all_are_behind_reads_its_source_from_the_beginning(self) -> None:
         world = World(*map(Ids, "abc"))
         world.start("a", "c")
-        world.send(5, 31)
+        world.come(5, 31)
         for name in "ac":
-            world.play(name)
+            world.read(name)
         world.start("c")
-        world.send(52)
-        assert world.play("c").clock == 50
+        world.come(52)
+        assert world.read("c").clock == 50
         entry = world.start("ab", "c")
         assert {name: task.flow for name, task in entry.tasks.items()} == {"a": "a", "b": "b", "c": "c"}
         assert (entry.flows["b"].progress.clock, entry.flows["b"].source.positions) == (50, {})
-        world.play("b")
+        world.read("b")
         assert (world.ids("b"), world.aside("b")) == ([2], [("late", 0), ("late", 1)])
 
     def test_tasks_of_one_flow_that_are_given_other_sources_each_take_a_copy(self) -> None:
         world = two()
-        world.send(31, 7)
-        world.play("a", "b", end=1)
-        world.play("a", "b")
+        world.come(31, 7)
+        world.read("a", "b", end=1)
+        world.read("a", "b")
         entry = world.start("a", "b")
         assert list(entry.flows) == ["a", "b"]
         assert entry.flows["a"] == entry.flows["b"]
-        world.send(42)
-        world.play("b")
-        world.play("a")
+        world.come(42)
+        world.read("b")
+        world.read("a")
         for name in "ab":
             assert (world.ids(name), world.aside(name)) == ([0, 2], [("late", 1)])
         # Together again, neither has the other's late rows.
@@ -601,70 +596,70 @@ class TestStarts:
 
     def test_a_task_that_is_reset_stays_in_its_flow_from_zero(self) -> None:
         world = two()
-        world.send(5, 31, 7)
-        world.play("a", "b", end=2)
-        world.play("a", "b")
+        world.come(5, 31, 7)
+        world.read("a", "b", end=2)
+        world.read("a", "b")
         entry = world.start("ab", reset=["a"])
         assert (list(entry.flows), entry.tasks["a"].born, entry.tasks["b"].born) == (["a"], 30, BEGINNING)
-        world.send(42)
-        world.play("a", "b")
+        world.come(42)
+        world.read("a", "b")
         assert (world.ids("a"), world.ids("b")) == ([1, 3], [0, 1, 3])
         assert (world.aside("a"), world.aside("b")) == ([], [("late", 2)])
 
     def test_a_task_that_is_built_again_reads_on_its_own_until_it_has_caught_up(self) -> None:
         world = two()
-        world.send(5, 31)
-        world.play("a", "b")
+        world.come(5, 31)
+        world.read("a", "b")
         entry = world.start("ab", rebuild=["b"])
         assert (list(entry.flows), entry.flows["b"]) == (["a", "b"], FlowState(FlowProgress(BEGINNING)))
         assert entry.tasks["b"].life == entry.epoch
-        world.send(42)
-        world.play("a")
+        world.come(42)
+        world.read("a")
         assert world.newest.clock == 30
-        world.play("b")
+        world.read("b")
         assert (world.newest.clock, world.ids("b", 30), world.ids("b")) == (40, [0], [0, 1, 2])
         assert list(world.start("ab").flows) == ["a"]
 
     def test_a_task_that_is_built_again_and_one_that_is_new_do_not_wait_for_each_other(self) -> None:
         world = World(*map(Ids, "abc"))
         world.start("ab")
-        world.send(5, 31)
-        world.play("a", "b")
+        world.come(5, 31)
+        world.read("a", "b")
         entry = world.start("abc", rebuild=["a"])
         assert {name: task.flow for name, task in entry.tasks.items()} == {"b": "b", "c": "b", "a": "a"}
 
     def test_flows_that_have_read_the_same_in_other_micro_batches_replay_from_the_earlier_position(self) -> None:
         world = World(*map(Ids, "ab"), delay=20)
         world.start("a", "b")
-        world.send(5, 9, None, 36, 31)
-        world.play("a")
+        world.come(5, 9, None, 36, 31)
+        world.read("a")
         for end in (2, 3, 5):
-            world.play("b", end=end)
+            world.read("b", end=end)
         replays = [position.next for position in world.start("a", "b").flows["b"].source.positions.values()]
         assert (replays, world.aside("b")) == ([3], [("no timestamp", 2)])
         entry = world.start("ab")
         assert (list(entry.flows), entry.clock, entry.flows["a"].source.positions[""].next) == (["a"], 10, 0)
         # The row without a timestamp comes again, so it is in no file any more.
         assert (world.aside("a"), world.aside("b")) == ([], [])
-        world.play("a", "b")
+        world.read("a", "b")
         for name in "ab":
             assert (sorted(world.ids(name)), world.aside(name)) == ([0, 1, 3, 4], [("no timestamp", 2)])
 
     def test_flows_at_one_clock_meet_where_each_partition_is_read_furthest(self) -> None:
         world = World(*map(Ids, "ab"))
         world.start("a", "b")
-        world.send(5, 31, 33, 52)
-        world.play("a", end=3)
-        world.play("b", end=2)
+        world.come(5, 31, 33, 52)
+        world.read("a", end=3)
+        world.read("b", end=2)
         entry = world.start("a", "b")
         assert flows.meeting_positions(entry, ["a", "b"]) == {"b": {"": 3}}
-        world.play("b", end=3)
+        world.read("b", end=3)
         entry = world.start("a", "b")
         assert flows.meeting_positions(entry, ["a", "b"]) == {}
         assert list(world.start("ab").flows) == ["a"]
         # Of other clocks, they do not.
         world.start("a")
-        world.play("a")
+        world.read("a")
         assert flows.meeting_positions(world.start("a", "b"), ["a", "b"]) == {}
 
     def test_flows_that_have_each_read_more_of_a_partition_both_read_on(self) -> None:
@@ -715,7 +710,7 @@ def test_each_task_of_a_flow_has_what_it_has_alone(
     worlds = [World(*tasks, delay=delay, shards=shards), *(World(task, delay=delay, shards=shards) for task in tasks)]
     flow, alone = worlds[0], dict(zip(names, worlds[1:], strict=True))
     for world in worlds:
-        world.sent = rows
+        world.come_with(rows)
     for ends in data.draw(st.lists(ENDS, min_size=1, max_size=3)):
         for world in worlds:
             world.start([*world.plans])
@@ -723,7 +718,7 @@ def test_each_task_of_a_flow_has_what_it_has_alone(
         for end in (*sorted(end for end in ends if begin < end < len(rows)), len(rows)):
             parts = data.draw(st.integers(1, 2))
             for world in worlds:
-                world.play(*world.plans, end=end, parts=parts)
+                world.read(*world.plans, end=end, parts=parts)
     entry = flow.newest
     for name, world in alone.items():
         other = world.newest
@@ -744,7 +739,7 @@ def test_tasks_that_part_and_join_anyhow_have_each_message_once(
 ) -> None:
     """Flows read in micro-batches of their own, and lists of late rows are settled as soon as may be."""
     world = World(*map(Ids, "abc"), delay=delay)
-    world.send(*stamps)
+    world.come(*stamps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(late_rows, "MANY", 0)
         world.start("a", "b", "c")
@@ -752,10 +747,10 @@ def test_tasks_that_part_and_join_anyhow_have_each_message_once(
             for flow in [[*world.newest.tasks_of(id)] for id in world.newest.flows]:
                 begin = world.newest.flows[flow[0]].source.next_positions.get("", 0)
                 for end in sorted({end for end in (*data.draw(ENDS), last) if begin < end <= last}):
-                    world.play(*flow, end=end)
+                    world.read(*flow, end=end)
             world.start(*data.draw(st.sampled_from([("abc",), ("ab", "c"), ("a", "bc"), ("a", "b", "c"), ("bca",)])))
         for flow in [[*world.newest.tasks_of(id)] for id in world.newest.flows]:
-            world.play(*flow)
+            world.read(*flow)
     for name in world.plans:
         counted = Counter([*world.ids(name), *(position for _, position in world.aside(name))])
         assert counted == Counter(range(len(stamps)))
@@ -768,13 +763,13 @@ def test_flows_stay_apart_while_the_common_replay_would_read_settled_rows_again(
     monkeypatch.setattr(lists, "TAIL", 0)
     world = World(*map(Ids, "ab"), delay=20)
     world.start("a", "b")
-    world.send(5, None, None, 36, 31)
+    world.come(5, None, None, 36, 31)
     # In one chunk, which begins with a message that counts.
-    world.play("a")
+    world.read("a")
     for _ in range(2):
         for end in (3, 5):
             if end > world.newest.flows["b"].source.next_positions.get("", 0):
-                world.play("b", end=end)
+                world.read("b", end=end)
         world.start("a", "b")
     # From position 3 on b reads again, so that what is bad before it is settled. For a it is not.
     b, a = (world.newest.flows[name] for name in "ba")
@@ -786,12 +781,12 @@ def test_flows_stay_apart_while_the_common_replay_would_read_settled_rows_again(
     world.log.files.delete(page.path)
     assert list(world.start("ab").flows) == ["a", "b"]
     world.log.files.create(page.path, kept)
-    world.send(62)
+    world.come(62)
     for name in "ab":
-        world.play(name, end=5)
-        world.play(name)
+        world.read(name, end=5)
+        world.read(name)
     assert list(world.start("ab").flows) == ["a"]
-    world.play("a", "b")
+    world.read("a", "b")
     for name in "ab":
         assert (sorted(world.ids(name)), world.aside(name)) == (
             [0, 3, 4, 5],

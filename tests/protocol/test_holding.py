@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-
-import pyarrow as pa
+from typing import Any
 
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Settings
@@ -15,37 +14,32 @@ from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.holding import BEHIND, READ, SILENT, STEP, UNHEARD, UNREAD, Holder
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import SourceState
-from persistent_state.store.log import Log
 from tests import core
+from tests.local_application import LocalApplication
 from tests.protocol.test_graph import Graph
 from tests.protocol.test_ordered import World as Ordered
 from tests.words import SCHEMA, Words
 
 
-class World:
+class World(LocalApplication):
     """Tasks with a column of channels each, and an interval of 10."""
 
     def __init__(self, *names: str) -> None:
-        files = core.memory()
-        self.plans = {
-            name: core.plan_of(
-                Words(name), SCHEMA, files=files, channel="word", settings=Settings(10, ahead=2**62, delay=3)
-            )
-            for name in names
+        files, settings = core.memory(), Settings(10, ahead=2**62, delay=3)
+        plans = {
+            name: core.plan_of(Words(name), SCHEMA, files=files, channel="word", settings=settings) for name in names
         }
-        self.log = Log(files, "app")
+        super().__init__(plans)
         self.start()
 
-    def start(self, rebuild: Sequence[str] = ()) -> None:
-        core.start(self.log, [*self.plans.values()], rebuild=rebuild)
+    def start(self, *wanted: Any, **more: Any) -> Entry:
+        entry = super().start(*wanted, **more)
+        self.lose()
+        return entry
 
-    def play(self, task: str, words: Mapping[str, int], channels: Mapping[str, bool] | None, now: int = 0) -> Entry:
-        rows = pa.RecordBatch.from_pylist([{"ts": at, "word": word} for word, at in words.items()], SCHEMA)
-        return core.play(self.log, self.plans[task], rows, channels=channels, now=now)
-
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
+    def read(self, task: str, words: Mapping[str, int], channels: Mapping[str, bool] | None, now: int = 0) -> Entry:
+        self.now, self.source(task).channels = now, channels
+        return self.play(task, [(at, word) for word, at in words.items()])
 
     @property
     def held(self) -> Holder | None:
@@ -55,7 +49,7 @@ class World:
 def test_a_source_of_which_nothing_was_committed_holds_the_clock() -> None:
     world = World("A", "B")
     assert world.held == Holder("A", "", None, UNREAD, None)
-    world.play("A", {"x": 50}, None)
+    world.read("A", {"x": 50}, None)
     assert world.held == Holder("B", "", None, UNREAD, None)
     assert holding.sentence(world.held) == (
         "The global clock waits for task=B: nothing of its source was committed since the last start."
@@ -64,14 +58,14 @@ def test_a_source_of_which_nothing_was_committed_holds_the_clock() -> None:
 
 def test_a_source_without_any_channel_holds_the_clock() -> None:
     world = World("A")
-    world.play("A", {}, None)
+    world.read("A", {}, None)
     assert world.held == Holder("A", "", None, UNHEARD, None)
 
 
 def test_the_channel_with_the_least_newest_message_holds_the_clock() -> None:
     world = World("A", "B")
-    world.play("A", {"x": 90, "y": 57}, {"x": False, "y": False})
-    world.play("B", {"x": 200}, {"x": False})
+    world.read("A", {"x": 90, "y": 57}, {"x": False, "y": False})
+    world.read("B", {"x": 200}, {"x": False})
     assert world.held == Holder("A", "", "y", BEHIND, 57)
     assert holding.sentence(world.held) == (
         f"The global clock waits for task=A: the newest message of channel='y' of its source is of {show_clock(57)}."
@@ -80,7 +74,7 @@ def test_the_channel_with_the_least_newest_message_holds_the_clock() -> None:
 
 def test_a_channel_that_has_never_delivered_holds_the_clock() -> None:
     world = World("A")
-    world.play("A", {"x": 90}, {"x": False, "y": False, "z": True})
+    world.read("A", {"x": 90}, {"x": False, "y": False, "z": True})
     assert world.held == Holder("A", "", "y", UNHEARD, None)
     assert holding.sentence(world.held) == (
         "The global clock waits for task=A: channel='y' of its source has never delivered a message; idle_after lets it go."
@@ -89,10 +83,10 @@ def test_a_channel_that_has_never_delivered_holds_the_clock() -> None:
 
 def test_a_channel_that_is_silent_since_the_start_holds_the_clock() -> None:
     world = World("A")
-    world.play("A", {"x": 90, "y": 57}, {"x": False, "y": False})
+    world.read("A", {"x": 90, "y": 57}, {"x": False, "y": False})
     world.start()
     assert world.held == Holder("A", "", None, UNREAD, None)
-    world.play("A", {"x": 120}, {"x": False, "y": False})
+    world.read("A", {"x": 120}, {"x": False, "y": False})
     assert world.held == Holder("A", "", "y", SILENT, None)
     assert holding.sentence(world.held) == (
         "The global clock waits for task=A: channel='y' of its source has delivered nothing since the last start; "
@@ -103,9 +97,9 @@ def test_a_channel_that_is_silent_since_the_start_holds_the_clock() -> None:
 def test_a_channel_that_is_known_to_be_idle_holds_no_clock() -> None:
     world = World("A")
     channels = {"x": False, "y": False}
-    world.play("A", {"x": 90}, channels)
-    world.play("A", {"x": 120}, channels, now=50)
-    world.play("A", {"x": 150}, channels, now=70)
+    world.read("A", {"x": 90}, channels)
+    world.read("A", {"x": 120}, channels, now=50)
+    world.read("A", {"x": 150}, channels, now=70)
     assert world.held == Holder("A", "", "y", UNHEARD, None)
     assert holding.holder(world.newest, {"A": Settings(10, idle_after=60)}) == Holder("A", "", "x", BEHIND, 150)
     # The idle time of another task says nothing of its channels.
@@ -114,7 +108,7 @@ def test_a_channel_that_is_known_to_be_idle_holds_no_clock() -> None:
 
 def test_all_that_was_read_is_below_the_last_clock() -> None:
     world = World("A")
-    world.play("A", {"x": 57}, None)
+    world.read("A", {"x": 57}, None)
     commits.close(world.log, world.newest.epoch, now=0, keeping=Keeping())
     assert world.held == Holder("A", "", "x", READ, 57)
     assert holding.sentence(world.held) == (
@@ -124,17 +118,17 @@ def test_all_that_was_read_is_below_the_last_clock() -> None:
 
 def test_a_start_that_finds_nothing_new_has_no_silent_channel() -> None:
     world = World("A")
-    world.play("A", {"x": 57}, None)
+    world.read("A", {"x": 57}, None)
     commits.close(world.log, world.newest.epoch, now=0, keeping=Keeping())
     world.start()
-    world.play("A", {}, None)
+    world.read("A", {}, None)
     assert world.held == Holder("A", "", "x", READ, None)
 
 
 def test_nothing_holds_the_clock_when_all_channels_have_ended() -> None:
     world = World("A", "B")
-    world.play("A", {"x": 57}, {"x": True})
-    world.play("B", {"x": 90}, {"x": True})
+    world.read("A", {"x": 57}, {"x": True})
+    world.read("B", {"x": 90}, {"x": True})
     assert world.held is None
     assert holding.sentence(None) == "The global clock waits for nothing: all channels have ended or are idle."
 
@@ -142,16 +136,16 @@ def test_nothing_holds_the_clock_when_all_channels_have_ended() -> None:
 def test_a_task_that_is_built_again_holds_the_clock() -> None:
     world = World("A", "B")
     for name in world.plans:
-        world.play(name, {"x": 200}, None)
+        world.read(name, {"x": 200}, None)
     world.start(rebuild=["B"])
-    world.play("A", {"x": 300}, None)
-    world.play("B", {"x": 40}, None)
+    world.read("A", {"x": 300}, None)
+    world.read("B", {"x": 40}, None)
     assert world.held == Holder("B", "", "x", BEHIND, 40)
 
 
 def test_slow_channels_come_in_the_order_in_which_the_clock_waits_for_them() -> None:
     world = World("A")
-    entry = world.play("A", {"x": 100}, None)
+    entry = world.read("A", {"x": 100}, None)
     clock = entry.flows["A"].progress.clock
     channels = {
         "far": Channel(clock + 500, 0),
@@ -183,7 +177,7 @@ def test_slow_channels_come_in_the_order_in_which_the_clock_waits_for_them() -> 
 
 def test_the_input_is_named_if_there_are_several() -> None:
     world = World("A")
-    entry = world.play("A", {"x": 200}, None)
+    entry = world.read("A", {"x": 200}, None)
     flow = entry.flows["A"]
     rates = SourceState({"y": Channel(198, 0), "z": Channel(199, 0)})
     held = holding.holder(entry.with_flow("A", replace(flow, inputs={"orders": flow.source, "rates": rates})))
@@ -208,7 +202,7 @@ def test_a_step_that_is_due_holds_the_clock() -> None:
         assert (held.why, held.at) == (STEP, 60)
         assert held.task in {step.flow for step in due}
         waited.append(held.task)
-        world.step(next(step for step in due if step.flow == held.task))
+        world.turn(held.task)
     assert sorted(waited) == ["PerRegion", "PerTotal", "Slots"]
     assert waited.index("PerRegion") < waited.index("PerTotal")
     assert world.newest.clock == 60
@@ -225,7 +219,7 @@ def test_a_step_is_told_with_its_clock() -> None:
 
 def test_a_task_in_which_messages_wait_is_named_as_its_user_knows_it() -> None:
     world = Ordered(None)
-    world.start(1)
+    world.begin(1)
     held = holding.holder(world.newest)
     assert held == Holder("InJson.messages", "", None, UNHEARD, None, "InJson")
     assert held is not None
@@ -234,7 +228,7 @@ def test_a_task_in_which_messages_wait_is_named_as_its_user_knows_it() -> None:
 
 def test_a_channel_whose_messages_can_not_be_read_yet_is_named_with_the_reason() -> None:
     world = World("A")
-    entry = world.play("A", {"x": 50, "y": 70}, None)
+    entry = world.read("A", {"x": 50, "y": 70}, None)
     held = holding.holder(entry)
     assert held is not None
     assert holding.sentence(holding.among_pending(held, "A", {"x": 3.0})) == (

@@ -24,17 +24,12 @@ from persistent_state import (
     TumblingWindow,
     WindowState,
 )
-from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.event_time.inputs import INPUT
-from persistent_state.inputs import Inputs, open_source
 from persistent_state.ordered import InOrderTask
 from persistent_state.protocol import graph
-from persistent_state.store import lists
-from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
 from persistent_state.task import messages_of, rows_of
 from tests import core
-from tests.protocol.test_inputs import KEEPING, Rows
+from tests.local_application import LocalApplication, Rows, compiled
+from tests.protocol.test_inputs import KEEPING
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
 
@@ -101,63 +96,39 @@ class InOrder(OrderedTask):
 Added = Sequence[tuple[Any, Any]]
 
 
-class World:
+class World(LocalApplication):
     """An application whose tasks may be declared otherwise at each start."""
 
     def __init__(self) -> None:
-        self.files = core.memory()
-        self.log = Log(self.files, "app")
         self.one, self.other = Rows(SCHEMA), Rows(SCHEMA)
         self.two = {"one": self.one, "other": self.other}
+        super().__init__(*compiled(self.application((PerKey(), self.one)), core.memory()), KEEPING)
 
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
-
-    def start(self, *added: tuple[Any, Any], sink: Any = None, reset: Sequence[str] = ()) -> None:
-        """Start with these tasks and their inputs; the last of them has the sink."""
+    def application(self, *added: tuple[Any, Any], sink: Any = None) -> Application:
+        """These tasks and their inputs; the last of them has the sink."""
         app = Application("app", "memory://identity", checkpoint_interval=core.us(10), max_ahead="100000 days")
         for number, (task, inputs) in enumerate(added):
             app.add(task, inputs, sink if number == len(added) - 1 else None)
-        self.plans: dict[str, Plan] = app.plans(self.files, 2, lambda _, source: (source, source.schema, None))
-        # The rows of an ordered task are in its flow.
-        rows = {name: self.plans[rows_of(name)] for name in self.plans if rows_of(name) in self.plans}
-        flows = [
-            FlowPlan((plan, rows[name]) if name in rows else (plan,))
-            for name, plan in self.plans.items()
-            if plan not in rows.values()
-        ]
-        self.flows = {flow.id: flow for flow in flows}
-        core.start(self.log, flows, reset=reset)
-        self.sources: dict[str, Any] = {}
-        for task, inputs in added:
-            name = messages_of(task.task_name) if isinstance(task, InOrderTask) else task.task_name
-            given = inputs if isinstance(inputs, Mapping) else {INPUT: inputs}
-            given = {input: each.source if isinstance(each, Input) else each for input, each in given.items()}
-            read = {input: source for input, source in given.items() if isinstance(source, Rows)}
-            if read:
-                self.sources[name] = read[INPUT] if [*given] == [INPUT] else Inputs(read)
-                flow = self.newest.flow_of(name)
-                open_source(self.sources[name], lists.read_journals(self.files, flow), flow.source.known_positions)
+        return app
 
-    def play(self, *rows: tuple[int, int, int]) -> None:
+    def begin(self, *added: tuple[Any, Any], sink: Any = None, reset: Sequence[str] = ()) -> None:
+        self.become(self.application(*added, sink=sink))
+        self.start(reset=reset)
+
+    def read(self, *rows: tuple[int, int, int]) -> None:
         """Let these rows come in both sources, and take the steps that are due."""
         for source in (self.one, self.other):
             source.rows += rows
         for _ in range(2):
-            for name, source in self.sources.items():
-                core.play_source(self.log, self.flows[name], source, keeping=KEEPING)
-            while due := graph.due(self.newest):
-                core.step(self.log, self.flows, due[0], KEEPING)
-
-    def state(self, task: str) -> dict[Any, Any]:
-        return core.state_at(self.newest, self.plans[task], self.newest.clock)
+            for name in self.sources:
+                self.turn(name)
+            self.steps()
 
     def refused(self, *added: tuple[Any, Any], sink: Any = None) -> str:
         """The sentence by which a start is refused. It changes nothing."""
         before = self.newest.number
         with pytest.raises(InvalidInputError) as raised:
-            self.start(*added, sink=sink)
+            self.begin(*added, sink=sink)
         assert self.newest.number == before
         return str(raised.value)
 
@@ -187,17 +158,17 @@ def fed(world: World, sums: Any, inputs: Any) -> Added:
 @pytest.mark.parametrize("before", ["once", None])
 def test_a_task_that_adds_up_another_column_of_changes_is_built_again(before: str | None) -> None:
     world, changes = World(), Input(Changes("PerKey"))
-    world.start(*fed(world, ByCode() if before is None else Sums(), changes))
-    world.play(*ROWS)
+    world.begin(*fed(world, ByCode() if before is None else Sums(), changes))
+    world.read(*ROWS)
     assert world.state("Sums") == {(1,): 3, (2,): 4}
     # The same goes on.
-    world.start(*fed(world, ByCode() if before is None else Sums(), changes))
+    world.begin(*fed(world, ByCode() if before is None else Sums(), changes))
     assert graph.due(world.newest) == []
-    world.start(*fed(world, Sums("tenfold"), changes))
-    world.play(*MORE)
+    world.begin(*fed(world, Sums("tenfold"), changes))
+    world.read(*MORE)
     assert some(world.state("Sums")) == {(1,): 40, (2,): 40}
     # A place of its own is needed, as at every rebuild.
-    world.start(*fed(world, Sums("tenfold"), changes), sink=print)
+    world.begin(*fed(world, Sums("tenfold"), changes), sink=print)
     said = world.refused(*fed(world, Sums("once"), changes), sink=print)
     assert said.startswith("task=Sums is rebuilt, and sink='function print' has what it was before; give it another")
 
@@ -212,12 +183,12 @@ def test_a_task_on_several_changes_is_built_again_if_one_declares_otherwise(othe
         return {"a": Input(Changes("PerKey"), key="once", **declared), "b": Changes("PerKey")}
 
     world = World()
-    world.start(*fed(world, Sums(), inputs()))
-    world.play(*ROWS)
+    world.begin(*fed(world, Sums(), inputs()))
+    world.read(*ROWS)
     # By key, and by what the sum is.
     assert world.state("Sums") == {(1,): 3, (2,): 4, (3,): 3, (4,): 4}
-    world.start(*fed(world, Sums(), {**inputs(), "a": Input(Changes("PerKey"), **{"key": "once", **other})}))
-    world.play(*MORE)
+    world.begin(*fed(world, Sums(), {**inputs(), "a": Input(Changes("PerKey"), **{"key": "once", **other})}))
+    world.read(*MORE)
     by_sum = {(40,): 8} if "key" in other else {(4,): 80}
     wanted = {(1,): 4, (2,): 4}
     assert some(world.state("Sums")) == wanted | by_sum
@@ -227,8 +198,8 @@ def test_what_an_older_version_has_not_recorded_is_no_difference_and_recorded_fr
     world = World()
     inputs = {"a": Input(Changes("PerKey"), key="once"), "b": Changes("PerKey")}
     tasks = [*fed(world, Sums(), inputs), (InOrder(), {**world.two, "other": Input(world.other, key="n")})]
-    world.start(*tasks)
-    world.play(*ROWS)
+    world.begin(*tasks)
+    world.read(*ROWS)
     written, state = {name: task.identity for name, task in world.newest.tasks.items()}, world.state("Sums")
     assert written["Sums"]["declared"] == {
         "a": {"key": ["once"], "value": "once"},
@@ -237,7 +208,7 @@ def test_what_an_older_version_has_not_recorded_is_no_difference_and_recorded_fr
     assert written["InOrder.messages"]["declared"] == {"one": {"key": ["k"]}, "other": {"key": ["n"]}}
     assert {name for name, identity in written.items() if "declared" in identity} == {"Sums", "InOrder.messages"}
     world.as_older()
-    world.start(*tasks)
+    world.begin(*tasks)
     assert graph.due(world.newest) == []
     assert world.state("Sums") == state
     assert {name: task.identity for name, task in world.newest.tasks.items()} == written
@@ -245,10 +216,10 @@ def test_what_an_older_version_has_not_recorded_is_no_difference_and_recorded_fr
 
 def test_what_is_added_of_a_source_may_become_another_column() -> None:
     world = World()
-    world.start((Sums("n"), world.one))
-    world.play(*ROWS)
-    world.start((Sums("k"), world.one))
-    world.play(*MORE)
+    world.begin((Sums("n"), world.one))
+    world.read(*ROWS)
+    world.begin((Sums("k"), world.one))
+    world.read(*MORE)
     # What was above the clock is read again.
     assert world.state("Sums") == {(1,): 3 + 1 + 1, (2,): 4}
 
@@ -256,14 +227,14 @@ def test_what_is_added_of_a_source_may_become_another_column() -> None:
 def test_a_task_that_a_source_feeds_too_is_refused_if_changes_are_declared_otherwise() -> None:
     world = World()
     own = {"own": Input(world.other, value="n"), "sums": Changes("PerKey")}
-    world.start(*fed(world, Sums(), own))
-    world.play(*ROWS)
+    world.begin(*fed(world, Sums(), own))
+    world.read(*ROWS)
     assert world.refused(*fed(world, Sums("tenfold"), own)) == (
         "task=Sums can't go on, as input='sums' had value='once' when the store was written, "
         f"and has value='tenfold' now. {core.ways('Sums')}"
     )
     # What comes of the source is not taken back.
-    world.start(*fed(world, Sums(), {**own, "own": Input(world.other, value="k")}))
+    world.begin(*fed(world, Sums(), {**own, "own": Input(world.other, value="k")}))
     said = world.refused(*fed(world, Sums(), {**own, "own": Input(world.other, key="n", value="k")}))
     assert said.startswith(
         "task=Sums: input='own' had key='k' when the store was written, and has key='n' now. Name it"
@@ -273,8 +244,8 @@ def test_a_task_that_a_source_feeds_too_is_refused_if_changes_are_declared_other
 def test_a_task_that_has_taken_windows_is_refused_if_its_changes_are_declared_otherwise() -> None:
     world, windows = World(), {"windows": Input(ClosedWindows("PerTen"), value="total")}
     tasks: Added = [(PerKey(), world.one), (PerTen(), world.other)]
-    world.start(*tasks, (Sums(), {"sums": Changes("PerKey"), **windows}))
-    world.play(*ROWS, *MORE)
+    world.begin(*tasks, (Sums(), {"sums": Changes("PerKey"), **windows}))
+    world.read(*ROWS, *MORE)
     assert world.refused(*tasks, (Sums("tenfold"), {"sums": Changes("PerKey"), **windows})).startswith(
         "task=Sums can't go on, as input='sums' had value='once' when the store was written, and has value='tenfold' now, and "
         "what it has taken can't be given to it again."
@@ -291,26 +262,26 @@ def test_a_task_that_has_taken_windows_is_refused_if_its_changes_are_declared_ot
 def test_another_key_of_one_of_several_inputs_is_refused(task: Any) -> None:
     world = World()
     by_n = {**world.two, "other": Input(world.other, key="n")}
-    world.start((task, world.two))
-    world.play(*ROWS)
+    world.begin((task, world.two))
+    world.read(*ROWS)
     said = f"task={task.task_name}: input='other' had key='k' when the store was written, and has key='n' now."
     assert world.refused((task, by_n)) == f"{said} {core.ways(task.task_name)}"
     if isinstance(task, InOrderTask):
         names = [messages_of(task.task_name), task.task_name, rows_of(task.task_name)]
-        world.start((task, by_n), reset=[name for name in names if name in world.plans])
+        world.begin((task, by_n), reset=[name for name in names if name in world.plans])
     else:
-        world.start((task, by_n), reset=[task.task_name])
+        world.begin((task, by_n), reset=[task.task_name])
 
 
 def test_an_input_that_comes_is_no_difference_and_an_only_one_keeps_its_key_beside_others() -> None:
     world = World()
-    world.start((Sums("n"), world.one))
-    world.play(*ROWS)
+    world.begin((Sums("n"), world.one))
+    world.read(*ROWS)
     said = "task=Sums: it had key='k' when the store was written, and has key='n' now."
     by_n = {"": Input(world.one, key="n"), "other": world.other}
     assert world.refused((Sums("n"), by_n)).startswith(said)
-    world.start((Sums("n"), {"": world.one, "other": Input(world.other, key="n")}))
-    world.play(*MORE)
+    world.begin((Sums("n"), {"": world.one, "other": Input(world.other, key="n")}))
+    world.read(*MORE)
     assert world.refused((Sums("n"), by_n)).startswith(said)
 
 
@@ -319,12 +290,12 @@ def test_sides_of_a_join_are_recorded_by_the_first_start_after_an_older_version(
         return AsOfJoin(left, right, key="k", name="Joined")
 
     world = World()
-    world.start((join("one", "other"), world.two))
-    world.play(*ROWS)
+    world.begin((join("one", "other"), world.two))
+    world.read(*ROWS)
     world.as_older()
-    world.start((join("one", "other"), world.two))
+    world.begin((join("one", "other"), world.two))
     assert "input='other' was the right side" in world.refused((join("other", "one"), world.two))
-    world.start((join("other", "one"), world.two), reset=["Joined.messages", "Joined", "Joined.rows"])
+    world.begin((join("other", "one"), world.two), reset=["Joined.messages", "Joined", "Joined.rows"])
 
 
 @pytest.mark.parametrize(
@@ -347,8 +318,8 @@ def test_sides_of_a_join_are_recorded_by_the_first_start_after_an_older_version(
 )
 def test_what_bounds_a_state_in_time_is_refused_in_the_words_of_users(before: Any, now: Any, said: str) -> None:
     world = World()
-    world.start((before, world.two))
-    world.play(*ROWS)
+    world.begin((before, world.two))
+    world.read(*ROWS)
     assert world.refused((now, world.two)) == f"task=InOrder: {said} {core.ways('InOrder')}"
 
 
@@ -357,21 +328,21 @@ def test_what_feeds_a_task_is_refused_in_the_words_of_users() -> None:
         name = "InOrder"
 
     world = World()
-    world.start((InOrder(), world.one))
-    world.play(*ROWS)
+    world.begin((InOrder(), world.one))
+    world.read(*ROWS)
     assert world.refused((Plain("n"), world.one)) == (
         f"task=InOrder: the store has an ordered task or join of this name, and it is none now. {core.ways('InOrder')}"
     )
     world = World()
-    world.start((Plain("n"), world.one))
-    world.play(*ROWS)
+    world.begin((Plain("n"), world.one))
+    world.read(*ROWS)
     assert world.refused((InOrder(), world.one)) == (
         "task=InOrder can't go on, as the store has no ordered task or join of this name, and "
         f"it is one now. {core.ways('InOrder')}"
     )
     world = World()
-    world.start(*fed(world, Sums(), {"sums": Changes("PerKey", every=core.us(10))}))
-    world.play(*ROWS)
+    world.begin(*fed(world, Sums(), {"sums": Changes("PerKey", every=core.us(10))}))
+    world.read(*ROWS)
     assert world.refused((PerKey(), world.one), (Sums("n"), world.other)).startswith(
         'task=Sums: it was fed by sums=Changes("PerKey", every="10 microseconds") when the store was written, and is fed by no '
         "other task now. Name it in"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,57 +25,21 @@ from persistent_state import (
     TumblingWindow,
     WindowState,
 )
-from persistent_state.batch.messages import Answers, Step
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.messages import Answers
 from persistent_state.drive import local, turn
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.inputs import Inputs, open_source
+from persistent_state.inputs import Inputs
 from persistent_state.protocol import commits, deliver, graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources import Chunk, Reach
-from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources import Reach
 from persistent_state.store import lists
-from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
 from tests import core
+from tests.local_application import LocalApplication, Rows, compiled
 from tests.soak import soak_or
 
 KEEPING = Keeping(3, 0)
 ORDERS = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
 RATES = pa.schema([("at", pa.int64()), ("of", pa.int32()), ("rate", pa.string())])
-
-
-class Rows(TimeReplayableSource):
-    """Rows in one partition, of which some are there."""
-
-    timestamp_unit = "us"
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self.timestamp, self._schema = schema.names[0], schema
-        self.rows: list[tuple[Any, ...]] = []
-        self.opened: list[list[str]] = []
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._schema
-
-    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        self.opened.append([*journal])
-
-    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
-        more = len(self.rows) > start.get("p", 0)
-        return Reach({**start, "p": len(self.rows)}, {"p": False}, (f"up to: {len(self.rows)}",) if more else ())
-
-    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
-        first = start.get("p", 0)
-        return [range(first, end["p"])] if first < end["p"] else []
-
-    def read(self, split: range) -> Iterator[Chunk]:
-        some = self.rows[split.start : split.stop]
-        columns = [
-            pa.array(column, type) for column, type in zip(zip(*some, strict=True), self.schema.types, strict=True)
-        ]
-        yield Chunk("p", split.start, pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
 
 class Story(PersistentTask):
@@ -126,43 +90,43 @@ def rates(batch: pa.RecordBatch) -> pa.Array:
     return pa.array([[f"rate {rate}"] for rate in batch["rate"].to_pylist()], pa.list_(pa.string()))
 
 
-class World:
+def application(*added: tuple[PersistentTask, Any], without: Sequence[str] = ()) -> Application:
+    """An application of these tasks and their inputs."""
+    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
+    for task, source in added:
+        app.add(task, source, without=without)
+    return app
+
+
+class World(LocalApplication):
     """Tasks of two inputs: of two sources, and of a source and a task."""
 
-    def __init__(self, shards: int = 2) -> None:
-        self.files, self.shards = core.memory(), shards
-        self.log = Log(self.files, "app")
-        self.orders, self.rates, self.others = Rows(ORDERS), Rows(RATES), Rows(ORDERS)
-        self.sources: dict[str, TimeReplayableSource] = {}
-        self.app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
-        self.app.add(
-            Story(),
-            {
-                "rates": Input(self.rates, key="of", batch=rates),
-                "orders": Input(self.orders, allowed_delay=core.us(5)),
-            },
+    def __init__(self, shards: int = 2, sources: Sequence[Rows] = ()) -> None:
+        self.orders, self.rates, self.others = sources or (Rows(ORDERS), Rows(RATES), Rows(ORDERS))
+        app = (
+            application()
+            .add(Story(), {"rates": self.given_rates, "orders": Input(self.orders, allowed_delay=core.us(5))})
+            .add(PerShop(), self.others)
+            .add(Both(), {"own": self.orders, "sums": Input(Changes("PerShop"), value="value")})
+            .add(Twice(), Changes("Both"))
         )
-        self.app.add(PerShop(), self.others)
-        self.app.add(Both(), {"own": self.orders, "sums": Input(Changes("PerShop"), value="value")})
-        self.app.add(Twice(), Changes("Both"))
-        self.plans = self.app.plans(self.files, shards, lambda _, source: (source, source.schema, None))
-        self.sources["Story"] = Inputs({"rates": self.rates, "orders": self.orders})
-        self.sources["PerShop"] = self.others
-        self.sources["Both"] = Inputs({"own": self.orders})
+        super().__init__(*compiled(app, core.memory(), shards), KEEPING, parts=2)
 
     @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
+    def given_rates(self) -> Input:
+        return Input(self.rates, key="of", batch=rates)
 
-    def start(self, away: Collection[str] = ()) -> None:
+    def start_without(self, *away: str) -> None:
         """Start all tasks but those that are away. Those that were for too long are refused, and left out then."""
         names = {*self.plans} - {*away}
         names -= {"Twice"} if "Both" not in names else set()
         left = names & self.left_behind()
         if left:
             with pytest.raises(InvalidInputError, match=f"task=({'|'.join(left)}) left at clock="):
-                self._start(names)
-        self._start(names - left)
+                self.start(*(name for name in self.plans if name in names))
+        # What another feeds is away with it.
+        names -= left | ({"Twice"} if "Both" in left else set())
+        self.start(*(name for name in self.plans if name in names))
 
     def left_behind(self) -> set[str]:
         """The tasks that were away while the last clock passed at which they could go on."""
@@ -175,27 +139,13 @@ class World:
                 found.add(name)
         return found
 
-    def _start(self, names: set[str]) -> None:
-        # What another feeds is away with it.
-        names -= {"Twice"} if "Both" not in names else set()
-        entry = core.start(self.log, [plan for name, plan in self.plans.items() if name in names])
-        for name, source in self.sources.items():
-            if name not in names:
-                continue
-            flow = entry.flow_of(name)
-            open_source(source, lists.read_journals(self.files, flow), flow.source.known_positions)
+    def answers(self, task: str, takes_all: bool) -> Answers:
+        """What a micro-batch makes that is not committed yet; with a step that changes nothing if it `takes_all`.
 
-    def play(self, task: str) -> None:
-        """A micro-batch of all that is there, with the step that is due."""
-        if not self.newest.tasks[task].active:
-            return
-        core.commit(self.log, self.plans[task], self.answers(task), keeping=KEEPING)
-        self.check()
-
-    def answers(self, task: str, takes_all: bool = False) -> Answers:
-        """What a micro-batch makes, with the step that is due; with one that changes nothing if it `takes_all`."""
+        It is played by hand, as something is committed while it is under way.
+        """
         entry = commits.wake(self.log, self.newest.epoch, task, 0)
-        flow, source = FlowPlan((self.plans[task],)), self.sources[task]
+        flow, source = self.flow(task), self.sources[task]
         start = entry.flows[task].source.next_positions
         reach = source.reach(start, everything=True)
         parts = turn.micro_batch(entry, flow, source, start, reach, now=0, most=2)
@@ -203,28 +153,6 @@ class World:
             basis = commits.plan_batch(entry, flow, reach, 0, graph.step_of(entry, flow))
             parts = turn.parts(basis, source.splits(start, reach.ends, 2), source)
         return local.run(flow, parts, source, {}, core.new_id)
-
-    def step(self) -> None:
-        """The steps of tasks that no source feeds, and those that change nothing."""
-        while due := [step for step in graph.due(self.newest) if self.is_derived(step) or self.is_unchanged(step)]:
-            if self.is_unchanged(due[0]):
-                self.commit_unchanged(due[0])
-            else:
-                core.step(self.log, self.plans, due[0], KEEPING)
-            self.check()
-
-    def is_derived(self, step: Step) -> bool:
-        return self.newest.flows[step.flow].is_derived
-
-    def is_unchanged(self, step: Step) -> bool:
-        return not graph.spans(self.newest, FlowPlan((self.plans[step.flow],)), step)
-
-    def commit_unchanged(self, step: Step) -> int:
-        """The number of steps that were committed."""
-        return len(commits.commit_unchanged(self.log, self.newest.epoch, [step], now=0, keeping=KEEPING)[1])
-
-    def state(self, task: str, clock: int) -> dict[Any, Any]:
-        return core.state_at(self.newest, self.plans[task], clock)
 
     def check(self) -> None:
         entry = self.newest
@@ -307,11 +235,11 @@ def test_at_every_clock_the_state_is_made_of_all_inputs(history: list[Any]) -> N
     world.start()
     for act in history:
         if act == "start":
-            world.start()
+            world.start_without()
         elif act == "step":
-            world.step()
+            world.steps()
         elif isinstance(act, set):
-            world.start(act)
+            world.start_without(*act)
         elif isinstance(act, str):
             world.play(act)
         else:
@@ -321,14 +249,14 @@ def test_at_every_clock_the_state_is_made_of_all_inputs(history: list[Any]) -> N
                 now[name] += ahead
                 number = len(source.rows)
                 source.rows.append((now[name], shop, f"r{number}" if name == "rates" else number))
-    world.start()
+    world.start_without()
     # The clock moves on as long as sources go on.
     for end in range(200, 300, 20):
         for name in now:
             getattr(world, name).rows.append((end, 1, "end" if name == "rates" else 1))
         for task in world.sources:
             world.play(task)
-        world.step()
+        world.steps()
     entry = world.newest
     assert entry.clock >= 200
     assert all(entry.is_at(name, entry.clock) for name, task in entry.tasks.items() if task.active)
@@ -337,59 +265,59 @@ def test_at_every_clock_the_state_is_made_of_all_inputs(history: list[Any]) -> N
 @pytest.mark.parametrize("takes_all", [False, True])
 def test_a_step_without_changes_may_come_while_a_micro_batch_is_under_way(takes_all: bool) -> None:
     world = World()
-    world.start(away=["Story"])
+    world.start_without("Story")
     # No message changes the task that feeds it, whose clock goes on.
     world.others.rows, world.orders.rows = [(25, 1, None)], [(5, 1, 1), (25, 1, 2)]
     world.play("PerShop")
     world.play("Both")
-    (step,) = graph.due(world.newest)
-    assert (step.flow, step.clock, world.is_unchanged(step)) == ("Both", 20, True)
+    (due,) = world.due()
+    assert (due.step.flow, due.step.clock, due.asks_nothing) == ("Both", 20, True)
     world.orders.rows.append((47, 1, 4))
     answers = world.answers("Both", takes_all)
-    assert world.commit_unchanged(step) == 1
+    world.steps()
     assert world.newest.flow_of("Both").visited == 20
     entry = core.commit(world.log, world.plans["Both"], answers, keeping=KEEPING)
     assert (entry.flow_of("Both").stepped, entry.flow_of("Both").progress.clock) == (20, 40)
-    world.step()
+    world.steps()
     assert world.newest.clock == 20
     world.check()
     world.others.rows += [(30, 1, 8), (47, 1, 16)]
     for name in ("PerShop", "Both"):
         world.play(name)
-    world.step()
+    world.steps()
     assert world.newest.clock == 40
     assert world.state("Both", 40) == {(1,): 11}
 
 
 def test_a_step_that_a_micro_batch_has_taken_is_not_taken_again() -> None:
     world = World()
-    world.start(away=["Story"])
+    world.start_without("Story")
     world.others.rows, world.orders.rows = [(25, 1, None)], [(5, 1, 1), (25, 1, 2)]
     world.play("PerShop")
     world.play("Both")
-    (step,) = graph.due(world.newest)
+    (due,) = world.due()
     core.commit(world.log, world.plans["Both"], world.answers("Both", takes_all=True), keeping=KEEPING)
     entry = world.newest
     assert entry.flow_of("Both").stepped == 20
-    assert world.commit_unchanged(step) == 0
+    assert commits.commit_unchanged(world.log, entry.epoch, [due.step], now=0, keeping=KEEPING)[1] == []
     assert world.newest == entry
 
 
 def test_a_step_beside_no_source_does_not_make_it_idle() -> None:
     world, second = World(), 1_000_000
-    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
-    app.add(PerShop(), world.others)
     own = Input(world.orders, idle_after="1 second")
-    app.add(Both(), {"own": own, "sums": Input(Changes("PerShop"), value="value")})
-    world.plans = app.plans(world.files, 2, lambda _, source: (source, source.schema, None))
+    both = {"own": own, "sums": Input(Changes("PerShop"), value="value")}
+    world.become(application((PerShop(), world.others), (Both(), both)))
+    # What a part has read is one span, of which nothing goes as the clock moves.
+    world.parts = 1
     world.start()
     world.others.rows, world.orders.rows = [(5, 1, 3), (25, 1, 4)], [(5, 1, 1), (25, 1, 2)]
     world.play("PerShop")
     world.play("Both")
     before = world.newest.flow_of("Both")
-    (step,) = graph.due(world.newest)
     # Its query has come to its end long ago, and nobody has asked whether there is more since then.
-    entry = core.step(world.log, world.plans, step, KEEPING, now=100 * second)
+    made = core.answers_of_step(world.log, world.plans, graph.due(world.newest)[0], now=100 * second)
+    entry = core.commit(world.log, world.plans["Both"], made, now=100 * second, keeping=KEEPING)
     flow = entry.flow_of("Both")
     assert (flow.stepped, entry.clock) == (20, 20)
     assert (flow.progress.clock, flow.progress.holds, flow.inputs) == (20, True, before.inputs)
@@ -403,35 +331,32 @@ def test_a_step_beside_no_source_does_not_make_it_idle() -> None:
 @pytest.mark.parametrize("is_derived", [False, True])
 def test_a_task_that_was_away_before_its_first_step_does_not_come_back_without_the_windows(is_derived: bool) -> None:
     world = World()
-    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
-    app.add(PerShop(), world.others).add(PerTen(), world.others)
     beside = Input(Changes("PerShop"), value="value") if is_derived else Input(world.orders)
-    app.add(Both(), {"beside": beside, "tens": Input(ClosedWindows("PerTen"), value="value")})
-    plans = app.plans(world.files, 2, lambda _, source: (source, source.schema, None))
-    feeding, both = FlowPlan((plans["PerShop"], plans["PerTen"])), FlowPlan((plans["Both"],))
-    core.start(world.log, [feeding, both])
-    core.start(world.log, [feeding])
+    both = {"beside": beside, "tens": Input(ClosedWindows("PerTen"), value="value")}
+    world.become(application((PerShop(), world.others), (PerTen(), world.others), (Both(), both)))
+    feeding = ["PerShop", "PerTen"]
+    world.start(feeding, "Both")
+    world.start(feeding)
     world.others.rows = [(5, 1, 1), (45, 1, 2)]
-    core.play_source(world.log, feeding, world.others, keeping=KEEPING)
+    world.play("PerShop")
     assert world.newest.clock == 40
     with pytest.raises(InvalidInputError, match="task=Both left at clock=none yet, and the oldest that is retained is"):
-        core.start(world.log, [feeding, both])
+        world.start(feeding, "Both")
 
 
 def test_a_sink_that_has_a_clock_of_before_a_reset_is_given_what_other_tasks_have_at_it() -> None:
     world = Unchecked()
     world.plans["Both"] = replace(world.plans["Both"], outputs=("out",))
-    world.start(away=["Story"])
+    world.start_without("Story")
     world.others.rows, world.orders.rows = [(5, 1, 3), (25, 1, 4)], [(5, 1, 1), (25, 1, 2)]
     world.play("PerShop")
     for _ in range(2):
         world.play("Both")
-    world.step()
+    world.steps()
     assert world.newest.clock == 20
-    plans = [plan for name, plan in world.plans.items() if name != "Story"]
     # It was away before, when its sink was not asked.
-    world.start(away=["Story", "Both", "Twice"])
-    core.start(world.log, plans, reset=["Both", "Twice"])
+    world.start("PerShop")
+    world.start("PerShop", "Both", "Twice", reset=["Both", "Twice"])
     for source, each in ((world.others, "PerShop"), (world.orders, "Both")):
         source.rows.append((47, 1, 8))
         world.play(each)
@@ -444,74 +369,66 @@ def test_a_sink_that_has_a_clock_of_before_a_reset_is_given_what_other_tasks_hav
 
 def test_an_input_comes_to_a_task_and_goes() -> None:
     world = World()
-    one = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
-    one.add(Story(), world.orders)
-    plan = one.plans(world.files, 2, lambda _, source: (source, source.schema, None))["Story"]
-    core.start(world.log, [plan])
+    world.become(application((Story(), world.orders)))
+    world.start()
     world.orders.rows = [(5, 1, 1), (25, 2, 2)]
-    core.play_source(world.log, plan, world.orders, keeping=KEEPING)
+    world.play("Story")
     assert world.newest.clock == 20
-    both = planned(world, {"": world.orders, "rates": Input(world.rates, key="of", batch=rates)})
-    core.start(world.log, [both])
+    world.become(application((Story(), {"": world.orders, "rates": world.given_rates})))
+    world.start()
     assert {*world.newest.flow_of("Story").inputs} == {"", "rates"}
-    world.plans["Story"] = both
-    world.sources["Story"] = Inputs({"": world.orders, "rates": world.rates})
     world.rates.rows = [(21, 2, "x"), (45, 1, "y")]
     world.orders.rows.append((47, 1, 3))
     world.play("Story")
     assert world.newest.flow_of("Story").progress.clock == 40
     assert world.state("Story", 40) == {(1,): ["amount 1"], (2,): ["rate x", "amount 2"]}
-    rest = {"rates": Input(world.rates, key="of", batch=rates)}
+    rest = (Story(), {"rates": world.given_rates})
+    world.become(application(rest))
     with pytest.raises(InvalidInputError, match=r"task=Story had the input '', and has 'rates' now"):
-        core.start(world.log, [planned(world, rest)])
-    core.start(world.log, [planned(world, rest, without=[""])])
+        world.start()
+    world.become(application(rest, without=[""]))
+    world.start()
     assert {*world.newest.flow_of("Story").inputs} == {"rates"}
 
 
 def test_bad_rows_of_an_input_that_has_left_stay() -> None:
-    world = World()
-    rest = {"orders": world.orders}
-    both = planned(world, {"rates": Input(world.rates, key="of", batch=rates), **rest})
-    source = Inputs({"rates": world.rates, "orders": world.orders})
-    core.start(world.log, [both])
+    world = Unchecked()
+    world.become(application((Story(), {"rates": world.given_rates, "orders": world.orders})))
+    world.start()
     world.orders.rows = [(25, 2, 2)]
     for row in ((None, 1, "no time"), (25, 1, "x")):
         world.rates.rows.append(row)
-        core.play_source(world.log, both, source, keeping=KEEPING)
+        world.play("Story")
     assert world.newest.clock == 20
+    world.become(application((Story(), {"orders": world.orders}), without=["rates"]))
     for _ in range(3):
-        core.start(world.log, [planned(world, rest, without=["rates"])])
+        world.start()
         assert world.newest.late_counts_of("Story") == {"no timestamp": 1}
 
 
 def test_an_input_that_has_ended_is_not_given_again() -> None:
-    world = World()
-    rest = {"orders": world.orders}
-    rates_too = {"rates": Input(world.rates, key="of", batch=rates), **rest}
-    both, one = planned(world, rates_too), planned(world, rest, without=["rates"])
-    source = Inputs({"rates": world.rates, "orders": world.orders})
-    core.start(world.log, [both])
+    world = Unchecked()
+    rest = (Story(), {"orders": world.orders})
+    both = application((Story(), {"rates": world.given_rates, "orders": world.orders}))
+    world.become(both)
+    world.start()
     world.orders.rows, world.rates.rows = [(5, 1, 1), (25, 2, 2)], [(7, 1, "x"), (28, 1, "y")]
-    core.play_source(world.log, both, source, keeping=KEEPING)
+    world.play("Story")
     assert world.newest.clock == 20
-    for plan in (one, planned(world, rest)):
-        core.start(world.log, [plan])
+    for one in (application(rest, without=["rates"]), application(rest)):
+        world.become(one)
+        world.start()
         assert world.newest.tasks["Story"].ended == ("rates",)
+        world.become(both)
         with pytest.raises(InvalidInputError) as refused:
-            core.start(world.log, [both])
+            world.start()
         assert str(refused.value) == (
             "task=Story is given the input 'rates' again, which has ended for ever, and whose rows are in the state; "
             "leave it out. An input of another name is a new one: rows of it below the global clock come late."
         )
     # Of a state that starts from zero nothing has ended.
-    core.start(world.log, [both], reset=["Story"])
+    world.start(reset=["Story"])
     assert world.newest.tasks["Story"].ended == ()
-
-
-def planned(world: World, inputs: Mapping[str, Any], without: Sequence[str] = ()) -> Plan:
-    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
-    app.add(Story(), inputs, without=without)
-    return app.plans(world.files, world.shards, lambda _, source: (source, source.schema, None))["Story"]
 
 
 class NewBoth(Both):
@@ -520,9 +437,9 @@ class NewBoth(Both):
     name, version = "Both", 2
 
 
-def with_new_code(world: World) -> list[Plan]:
-    """The plans of all tasks, of which the one that a source feeds beside a task has another version."""
-    return [*{**world.plans, "Both": replace(world.plans["Both"], task=NewBoth())}.values()]
+def with_new_code(world: World) -> None:
+    """Let the task that a source feeds beside a task have another version."""
+    world.plans["Both"] = replace(world.plans["Both"], task=NewBoth())
 
 
 @pytest.mark.parametrize("is_new_code", [False, True])
@@ -532,23 +449,23 @@ def test_a_task_that_a_source_feeds_too_is_not_built_again_unasked(is_new_code: 
     for _ in range(3):
         go_on(world, "PerShop", "Both")
     assert world.newest.clock > BEGINNING
-    plans = with_new_code(world) if is_new_code else [*world.plans.values()]
+    if is_new_code:
+        with_new_code(world)
     reset = [] if is_new_code else ["PerShop"]
     why = "the store was written with another version" if is_new_code else "task=PerShop, which feeds it, starts over"
     with pytest.raises(InvalidInputError) as refused:
-        core.start(world.log, plans, reset=reset)
+        world.start(reset=reset)
     assert str(refused.value) == f"task=Both can't go on, as {why}. {core.ways('Both')}"
-    core.start(world.log, plans, reset=[*reset, "Both"])
-    world.plans = {plan.name: plan for plan in plans}
+    world.start(reset=[*reset, "Both"])
     # It has nothing now, so it begins with what feeds it, whoever that is.
-    core.start(world.log, plans, reset=["PerShop"])
+    world.start(reset=["PerShop"])
 
 
 def test_a_task_that_a_source_feeds_too_and_that_has_nothing_yet_begins_as_a_new_one() -> None:
     world = World()
     world.start()
-    core.start(world.log, [*world.plans.values()], reset=["PerShop"])
-    world.plans = {plan.name: plan for plan in with_new_code(world)}
+    world.start(reset=["PerShop"])
+    with_new_code(world)
     world.start()
     assert world.newest.tasks["Both"].identity["version"] == 2
     world.others.rows = [(5, 1, 4), (25, 1, 4)]
@@ -557,16 +474,17 @@ def test_a_task_that_a_source_feeds_too_and_that_has_nothing_yet_begins_as_a_new
     for _ in range(3):
         for task in world.sources:
             world.play(task)
-        world.step()
+        world.steps()
     assert world.newest.clock == 20
     assert world.state("Both", 20) == {(1,): 7}
     # One that was away has missed what its source gave.
     world = without_story()
     world.start()
-    core.start(world.log, [world.plans["PerShop"]])
+    world.start("PerShop")
     go_on(world, "PerShop")
+    with_new_code(world)
     with pytest.raises(InvalidInputError, match="task=Both can't go on, as the store was written with another version"):
-        core.start(world.log, with_new_code(world))
+        world.start()
 
 
 def without_story() -> World:
@@ -585,7 +503,7 @@ def test_what_a_task_feeds_steps_though_its_own_source_begins_later() -> None:
     for _ in range(3):
         for task in world.sources:
             world.play(task)
-        world.step()
+        world.steps()
     assert world.newest.clock == 20
     assert world.state("Twice", 20) == {(): 4}
 
@@ -598,7 +516,7 @@ def go_on(world: World, *tasks: str) -> None:
         world.orders.rows.append((number * 10 + ahead, 1, 1))
     for task in tasks * 2:
         world.play(task)
-    world.step()
+    world.steps()
 
 
 def test_a_task_that_was_away_twice_is_judged_by_the_clock_that_it_has_visited() -> None:
@@ -607,34 +525,30 @@ def test_a_task_that_was_away_twice_is_judged_by_the_clock_that_it_has_visited()
 
     for _ in range(3):
         go_on(world, "PerShop", "Both")
-    without = [world.plans["PerShop"]]
-    core.start(world.log, without)
+    world.start("PerShop")
     for _ in range(2):
         go_on(world, "PerShop")
     world.start()
     # Its source comes to the global clock, and no step is taken yet.
-    flow = FlowPlan((world.plans["Both"],))
-    core.play_source(world.log, flow, Inputs({"own": world.orders}), keeping=KEEPING)
-    core.start(world.log, without)
+    world.play("Both")
+    world.start("PerShop")
     go_on(world, "PerShop")
     known = world.newest
     assert known.flow_of("Both").visited < known.retained[0] <= known.flow_of("Both").progress.clock
     with pytest.raises(InvalidInputError, match="task=Both left at clock="):
-        core.start(world.log, [world.plans["PerShop"], world.plans["Both"]])
+        world.start("PerShop", "Both")
 
 
 def test_a_task_that_a_source_fed_does_not_become_derived_unasked() -> None:
     world = without_story()
-    core.start(world.log, [world.plans["PerShop"]])
+    world.start("PerShop")
     for _ in range(3):
         go_on(world, "PerShop")
-    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10))
-    app.add(Amounts(), world.others)
-    app.add(PerShop(), Input(Changes("Amounts"), value="value"))
-    plans = app.plans(world.files, 2, lambda _, source: (source, source.schema, None))
+    fed = (PerShop(), Input(Changes("Amounts"), value="value"))
+    world.become(application((Amounts(), world.others), fed))
     why = "task=PerShop can't go on, as it was fed by no other task when the store was written, and is fed by Changes("
     with pytest.raises(InvalidInputError, match=re.escape(why)):
-        core.start(world.log, [*plans.values()])
+        world.start()
 
 
 class Amounts(PerShop):
@@ -655,12 +569,8 @@ def test_each_input_begins_with_timestamps_of_its_own_unit() -> None:
     class Unsaid(Rows):
         timestamp_unit = None  # type: ignore[assignment]
 
-    world = World()
-    world.rates = Unsaid(RATES)
-    both = {"rates": Input(world.rates, key="of", batch=rates), "orders": world.orders}
-    world.plans = {"Story": planned(world, both)}
-    world.sources = {"Story": Inputs({"rates": world.rates, "orders": world.orders})}
-    world.start()
+    world = World(sources=(Rows(ORDERS), Unsaid(RATES), Rows(ORDERS)))
+    world.start("Story")
     world.orders.rows = [(5, 1, 1)]
     world.play("Story")
     world.rates.rows = [(1_700_000_000_000, 1, "x")]
@@ -686,19 +596,6 @@ class PerSlot(PerShop):
         return WindowState(monoids.Sum(), TumblingWindow(core.us(10)))
 
 
-def application(world: World, *added: tuple[PersistentTask, Any]) -> None:
-    """Let the world have these tasks instead."""
-    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
-    world.sources = {}
-    for task, source in added:
-        app.add(task, source)
-        inputs = source if isinstance(source, Mapping) else {"": source}
-        own = {name: each for name, each in inputs.items() if isinstance(each, TimeReplayableSource)}
-        if own:
-            world.sources[task.task_name] = own[""] if [*inputs] == [""] else Inputs(own)
-    world.plans = app.plans(world.files, world.shards, lambda _, source: (source, source.schema, None))
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("first", soak_or(ci=[11, 47], soak=[11, 23, 31, 47]))
 @pytest.mark.parametrize("last", [55, 95, 200])
@@ -718,14 +615,16 @@ def test_a_source_that_is_far_ahead_is_apart_from_what_a_step_adds_below_it(firs
         # The world looks at each retained clock after each commit.
         world.play("Both")
         world.play("PerShop")
-        world.step()
+        world.steps()
     assert world.newest.clock >= 200
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_what_a_step_gives_stands_in_its_order_among_what_a_source_gave(at_once: int) -> None:
     world = World(shards=1)
-    application(world, (PerSlot(), world.others), (Times(), {"slots": ClosedWindows("PerSlot"), "own": world.orders}))
+    world.become(
+        application((PerSlot(), world.others), (Times(), {"slots": ClosedWindows("PerSlot"), "own": world.orders}))
+    )
     world.start()
     world.others.rows = [(at, 1, 1) for at in range(0, 305, 10)]
     rows = [(at, 1, 1) for at in range(3, 305, 10)]
@@ -747,23 +646,23 @@ def test_a_task_on_windows_and_changes_is_not_begun_anew_unasked() -> None:
     world = World(shards=1)
     inputs = {"sums": Input(Changes("PerShop"), value="value"), "slots": Input(ClosedWindows("PerSlot"), value="value")}
     upstream = (PerShop(), world.others), (PerSlot(), world.orders)
-    application(world, *upstream, (Both(), inputs))
+    world.become(application(*upstream, (Both(), inputs)))
     world.check = lambda: None  # type: ignore[method-assign]
     world.start()
     world.others.rows, world.orders.rows = [(5, 1, 4), (45, 1, 0)], [(3, 1, 100), (13, 1, 100), (45, 1, 0)]
     for _ in range(3):
         world.play("PerShop")
         world.play("PerSlot")
-        world.step()
+        world.steps()
     assert world.state("Both", 40) == {(1,): 204}
-    application(world, *upstream, (Newer(), inputs))
+    world.become(application(*upstream, (Newer(), inputs)))
     with pytest.raises(
         InvalidInputError,
         match=r"task=Both .* another version, .* begins with the state of PerShop and the windows of PerSlot that close after",
     ):
-        core.start(world.log, [*world.plans.values()])
-    core.start(world.log, [*world.plans.values()], rebuild=["Both"])
-    world.step()
+        world.start()
+    world.start(rebuild=["Both"])
+    world.steps()
     assert world.state("Both", 40) == {(1,): 4}
 
 
@@ -771,13 +670,13 @@ def test_a_task_on_windows_and_changes_is_not_begun_anew_unasked() -> None:
 def test_a_derived_task_goes_on_from_its_clock_when_it_gets_a_source(name: str) -> None:
     world = World()
     changes_only = {name: Input(Changes("PerShop"), value="value")}
-    application(world, (PerShop(), world.others), (Both(), changes_only))
+    world.become(application((PerShop(), world.others), (Both(), changes_only)))
     world.start()
     world.others.rows = [(5, 1, 4), (15, 2, 6), (29, 1, 1)]
     world.play("PerShop")
-    world.step()
+    world.steps()
     assert world.state("Both", 20) == {(1,): 4, (2,): 6}
-    application(world, (PerShop(), world.others), (Both(), {**changes_only, "own": world.orders}))
+    world.become(application((PerShop(), world.others), (Both(), {**changes_only, "own": world.orders})))
     world.start()
     world.orders.rows = [(25, 3, 100), (41, 3, 1000)]
     world.others.rows.append((47, 1, 5))
@@ -790,15 +689,15 @@ def test_a_derived_task_goes_on_from_its_clock_when_it_gets_a_source(name: str) 
 
 def test_a_derived_task_that_gets_a_source_before_its_first_step_begins_at_the_global_clock() -> None:
     world = Unchecked()
-    application(world, (PerShop(), world.others))
+    world.become(application((PerShop(), world.others)))
     world.start()
     world.others.rows = [(5, 1, 4), (15, 2, 6), (29, 1, 1)]
     world.play("PerShop")
     assert world.newest.clock == 20
     changes_only = {"sums": Input(Changes("PerShop"), value="value")}
-    application(world, (PerShop(), world.others), (Both(), changes_only))
+    world.become(application((PerShop(), world.others), (Both(), changes_only)))
     world.start()
-    application(world, (PerShop(), world.others), (Both(), {**changes_only, "own": world.orders}))
+    world.become(application((PerShop(), world.others), (Both(), {**changes_only, "own": world.orders})))
     world.start()
     assert world.newest.flow_of("Both").progress.clock == 20
     world.orders.rows = [(3, 3, 1000), (25, 3, 100), (41, 3, 10)]
@@ -817,13 +716,12 @@ def test_a_task_that_lacks_what_others_gave_can_not_become_derived_yet() -> None
     world.start()
 
     go_on(world, "PerShop", "Both")
-    core.start(world.log, [world.plans["PerShop"]])
+    world.start("PerShop")
     go_on(world, "PerShop")
     world.start()
-    core.play_source(world.log, FlowPlan((world.plans["Both"],)), Inputs({"own": world.orders}), keeping=KEEPING)
-    app = Application("app", "memory://inputs", checkpoint_interval=core.us(10), max_ahead="100000 days")
-    app.add(PerShop(), world.others)
-    app.add(Both(), {"sums": Input(Changes("PerShop"), value="value")}, without=["own"])
-    plans = app.plans(world.files, world.shards, lambda _, source: (source, source.schema, None))
+    world.play("Both")
+    changes_only = {"sums": Input(Changes("PerShop"), value="value")}
+    app = application((PerShop(), world.others)).add(Both(), changes_only, without=["own"])
+    world.become(app)
     with pytest.raises(InvalidInputError, match="task=Both has yet to take what other tasks gave up to clock="):
-        core.start(world.log, [*plans.values()])
+        world.start()

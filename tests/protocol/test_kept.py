@@ -19,9 +19,10 @@ from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store import kept_entries
 from persistent_state.store.codec import to_bytes
-from persistent_state.store.entry import Entry, Kept
+from persistent_state.store.entry import Kept
 from persistent_state.store.log import Log
 from tests import core
+from tests.local_application import LocalApplication
 from tests.store.test_upgrades import Killed, Mortal, unpacked
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("price", pa.int64())])
@@ -44,32 +45,31 @@ class Times(PersistentTask):
         return NonWindowState(Sum())
 
 
-class World:
+class World(LocalApplication):
     """An application of one task whose global clock moves by ten with each micro-batch of three rows."""
 
     def __init__(self, keeping: Keeping) -> None:
-        self.files = core.memory()
-        self.log, self.keeping = Log(self.files, "app"), keeping
-        self.plan = core.plan_of(Prices(), SCHEMA, files=self.files, shards=2)
-        self.collector = Collector(self.log)
+        self.plan = core.plan_of(Prices(), SCHEMA, files=core.memory(), shards=2)
+        super().__init__({"Prices": self.plan}, keeping=keeping)
         self.played = 0
-        core.start(self.log, [self.plan])
-
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
+        self.start()
 
     def rows(self, batch: int) -> list[dict[str, int]]:
         return [{"ts": 10 * batch + 3 * i, "shop": i + batch % 2, "price": batch} for i in range(3)]
 
-    def play(self, batches: int) -> None:
-        for _ in range(batches):
-            some = pa.RecordBatch.from_pylist(self.rows(self.played), SCHEMA)
-            core.play(self.log, self.plan, some, now=self.played, keeping=self.keeping)
-            self.played += 1
+    def come(self) -> None:
+        """Let the rows of the next micro-batch come."""
+        self.send("Prices", [tuple(row.values()) for row in self.rows(self.played)])
+        self.played += 1
 
-    def collect(self) -> list[str]:
-        return self.collector.collect(self.newest.epoch, now=self.played + HOUR, keeping=self.keeping)
+    def read(self, batches: int) -> None:
+        for _ in range(batches):
+            self.now = self.played
+            self.come()
+            self.turn("Prices")
+
+    def collect(self, after: int = HOUR) -> list[str]:
+        return super().collect(after)
 
     def expected(self, clock: int) -> dict[int, int]:
         wanted: dict[int, int] = {}
@@ -79,7 +79,7 @@ class World:
                     wanted[row["shop"]] = wanted.get(row["shop"], 0) + row["price"]
         return wanted
 
-    def check(self, *expected: int) -> None:
+    def check_kept(self, *expected: int) -> None:
         """These clocks can be read, and no others; the store is sound, and holds nothing beside what they need."""
         assert open_store(self.files.url).application("app").clocks() == [*expected]
         for clock in expected:
@@ -94,10 +94,10 @@ class World:
 def test_the_newest_clocks_and_the_last_of_each_period_are_kept_and_read_as_they_were() -> None:
     world = World(Keeping(2, 0, ((30, 200), (100, 1000))))
     for _ in range(25):
-        world.play(1)
+        world.read(1)
         world.collect()
     assert world.newest.clock == 240
-    world.check(0, 60, 90, 100, 120, 150, 180, 200, 210, 230, 240)
+    world.check_kept(0, 60, 90, 100, 120, 150, 180, 200, 210, 230, 240)
     assert world.newest.retained == (230, 240)
     for clock in (70, 300):
         with pytest.raises(InvalidInputError, match=f"clock=.*{clock}.* is not retained; read clock="):
@@ -107,7 +107,7 @@ def test_the_newest_clocks_and_the_last_of_each_period_are_kept_and_read_as_they
 def test_what_is_not_kept_is_deleted() -> None:
     world = World(Keeping(2, 0, ((50, 100),)))
     for _ in range(40):
-        world.play(1)
+        world.read(1)
         world.collect()
     world.collect()
     left = [world.log.read(number) for number in world.log.numbers()]
@@ -124,36 +124,36 @@ def test_what_is_not_kept_is_deleted() -> None:
 
 def test_a_clock_is_kept_by_name_until_it_is_released() -> None:
     world = World(Keeping(1, 0))
-    world.play(5)
+    world.read(5)
     assert open_store(world.files.url).application("app").keep("before", "40") == 40
     assert open_store(world.files.url).application("app").keep("again") == 40
     # Nothing changes: no entry is written.
     number = world.newest.number
     assert open_store(world.files.url).application("app").keep("again", 40) == 40
     assert world.newest.number == number
-    world.play(5)
+    world.read(5)
     world.collect()
-    world.check(40, 90)
+    world.check_kept(40, 90)
     assert world.newest.kept[40].names == ("again", "before")
     assert open_store(world.files.url).application("app").release("before") == 40
-    world.play(2)
+    world.read(2)
     world.collect()
-    world.check(40, 110)
+    world.check_kept(40, 110)
     assert open_store(world.files.url).application("app").release("again") == 40
-    world.play(2)
+    world.read(2)
     world.collect()
-    world.check(130)
+    world.check_kept(130)
     assert [*world.newest.kept] == [130]
-    world.play(2)
+    world.read(2)
     world.collect()
     assert world.in_files() == []
 
 
 def test_a_name_is_that_of_one_kept_clock() -> None:
     world = World(Keeping(2, 0))
-    world.play(4)
+    world.read(4)
     open_store(world.files.url).application("app").keep("before", 20)
-    world.play(3)
+    world.read(3)
     url = world.files.url
     with pytest.raises(InvalidInputError, match=r"name='before' keeps clock=.*\(20\) already; take another name"):
         open_store(url).application("app").keep("before", 60)
@@ -173,13 +173,13 @@ def test_a_name_is_that_of_one_kept_clock() -> None:
 
 def test_a_driver_goes_on_beside_who_names_clocks() -> None:
     world = World(Keeping(2, 0))
-    world.play(3)
+    world.read(3)
     made = core.answers(world.log, world.plan, pa.RecordBatch.from_pylist(world.rows(3), SCHEMA))
     naming.keep(Log(world.files, "app"), None, "before", 0)
     core.commit(world.log, world.plan, made, keeping=world.keeping)
-    world.played += 1
-    world.play(2)
-    world.check(20, 40, 50)
+    world.come()
+    world.read(2)
+    world.check_kept(20, 40, 50)
 
 
 def test_the_clock_of_an_older_store_is_kept_from_its_first_start_on() -> None:
@@ -197,25 +197,26 @@ def test_the_clock_of_an_older_store_is_kept_from_its_first_start_on() -> None:
 
 def test_a_task_is_read_as_it_was() -> None:
     world = World(Keeping(1, 0))
-    world.play(3)
+    world.read(3)
     open_store(world.files.url).application("app").keep("early")
     later = core.plan_of(Times(), SCHEMA, files=world.files, shards=2)
-    core.start(world.log, [world.plan, later])
+    world.start(world.plan, later)
     world.played = 8
-    every = [row for batch in range(world.played) for row in world.rows(batch)]
+    for plan in (world.plan, later):
+        source = world.source(plan.name)
+        source.rows = [tuple(row.values()) for batch in range(world.played) for row in world.rows(batch)]
+        source.most = 3
     for _ in range(8):
         for plan in (world.plan, later):
-            at = world.newest.flow_of(plan.name).source.next_positions.get("", 0)
-            some = pa.RecordBatch.from_pylist(every[at : at + 3], SCHEMA)
-            core.play(world.log, plan, some, keeping=world.keeping)
-    world.check(20, 70)
+            world.turn(plan.name)
+    world.check_kept(20, 70)
     with pytest.raises(
         InvalidInputError, match=r"task=Times had no state at clock=.*\(20\) yet .*; read a later clock"
     ):
         read_state(world.files.url, "app", "Times", 20)
     with pytest.raises(InvalidInputError, match="application app has no task Nobody"):
         read_state(world.files.url, "app", "Nobody", 20)
-    core.start(world.log, [world.plan, later], reset=["Prices"])
+    world.start(reset=["Prices"])
     rows = read_state(world.files.url, "app", "Prices", 20).to_pylist()
     assert {row["shop"]: row["value"] for row in rows} == world.expected(20)
 
@@ -223,14 +224,14 @@ def test_a_task_is_read_as_it_was() -> None:
 def test_what_is_kept_is_whole_whenever_a_collection_is_killed() -> None:
     for lives in itertools.count(1):
         world = World(Keeping(1, 0, ((40, 400),)))
-        world.play(10)
+        world.read(10)
         mortal = Log(Mortal(world.files.url, lives), "app")
         try:
             core.collect(mortal, world.newest.epoch, now=HOUR, keeping=world.keeping)
         except Killed:
-            world.check(0, 40, 80, 90)
+            world.check_kept(0, 40, 80, 90)
             world.collect()
-            world.check(0, 40, 80, 90)
+            world.check_kept(0, 40, 80, 90)
         else:
             break
     assert lives > 10
@@ -238,7 +239,7 @@ def test_what_is_kept_is_whole_whenever_a_collection_is_killed() -> None:
 
 def test_nothing_is_deleted_while_the_entry_of_a_kept_clock_is_damaged(caplog: pytest.LogCaptureFixture) -> None:
     world = World(Keeping(1, 0, ((40, 400),)))
-    world.play(10)
+    world.read(10)
     world.collect()
     path = kept_entries.path(world.log, world.newest.kept[40].entry)
     right = bytes(world.files.read(path))
@@ -246,7 +247,7 @@ def test_nothing_is_deleted_while_the_entry_of_a_kept_clock_is_damaged(caplog: p
     world.files.create(path, right[:-3])
     with pytest.raises(DamagedError, match=path):
         read_state(world.files.url, "app", "Prices", 40)
-    world.play(5)
+    world.read(5)
     # A new process.
     world.collector = Collector(world.log)
     assert world.collect() == []
@@ -263,12 +264,12 @@ def test_nothing_is_deleted_while_the_entry_of_a_kept_clock_is_damaged(caplog: p
         read_state(world.files.url, "app", "Prices", 40)
     world.files.create(path, right)
     assert world.collect()
-    world.check(0, 40, 80, 120, 140)
+    world.check_kept(0, 40, 80, 120, 140)
 
 
 def test_damage_of_a_file_tells_the_kept_clocks_that_need_it() -> None:
     world = World(Keeping(1, 0, ((40, 400),)))
-    world.play(10)
+    world.read(10)
     world.collect()
     newest = world.newest
     of_40, of_80 = (kept_entries.read(world.log, newest.kept[clock].entry).files() for clock in (40, 80))
@@ -283,7 +284,7 @@ def test_damage_of_a_file_tells_the_kept_clocks_that_need_it() -> None:
 @pytest.mark.parametrize("what", ["missing", "another"])
 def test_verify_finds_what_is_wrong_with_the_entry_of_a_kept_clock(what: str) -> None:
     world = World(Keeping(1, 0, ((40, 400),)))
-    world.play(14)
+    world.read(14)
     world.collect()
     first, second = (kept_entries.path(world.log, number) for number in world.in_files()[:2])
     other = bytes(world.files.read(second))
@@ -297,7 +298,7 @@ def test_verify_finds_what_is_wrong_with_the_entry_of_a_kept_clock(what: str) ->
 
 def test_the_file_of_a_kept_clock_is_believed_and_not_what_a_sleeper_wrote_into_the_log() -> None:
     world = World(Keeping(1, 0, ((40, 400),)))
-    world.play(13)
+    world.read(13)
     at = world.newest.kept[40].entry
     world.collect()
     assert at in world.in_files()
@@ -308,20 +309,20 @@ def test_the_file_of_a_kept_clock_is_believed_and_not_what_a_sleeper_wrote_into_
     # So does a process that comes new.
     world.collector = Collector(Log(world.files, "app"))
     for _ in range(2):
-        world.play(2)
+        world.read(2)
         world.collect()
     assert world.log.path(at) not in world.files.list("app/log")
-    world.check(0, 40, 80, 120, 160)
+    world.check_kept(0, 40, 80, 120, 160)
 
 
 def test_a_commit_says_what_changed_of_the_kept_clocks_and_no_more() -> None:
     world = World(Keeping(3, 0, ((20, 100_000),)))
-    world.play(60)
+    world.read(60)
     assert len(world.newest.kept) > 30
     sizes: list[int] = []
     for _ in range(8):
         before = world.newest
-        world.play(1)
+        world.read(1)
         written = world.log.open(world.newest.number)
         assert isinstance(written.changes, dict)
         told = written.changes["kept"]
@@ -344,9 +345,9 @@ def numbers(kept: Sequence[Kept]) -> list[int]:
 
 def test_a_clock_is_kept_by_the_entry_in_which_it_became_the_global_one() -> None:
     world = World(Keeping(100, 10**15))
-    world.play(3)
-    core.start(world.log, [world.plan])
-    world.play(3)
+    world.read(3)
+    world.start()
+    world.read(3)
     first: dict[int, int] = {}
     for number in world.log.numbers():
         first.setdefault(world.log.read(number).clock, number)

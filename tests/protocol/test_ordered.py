@@ -30,19 +30,16 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.batch import changes, in_order, in_place
-from persistent_state.batch.in_order import EmittedRows, Messages, States
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.drive import local, turn
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, Timer
 from persistent_state.partials import fold
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, Changes, Emitted, InOrder
+from persistent_state.sources.tasks import Changes, Emitted
 from persistent_state.store import blocks
-from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
-from persistent_state.store.log import Log
 from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.verify import verify
@@ -50,6 +47,7 @@ from persistent_state.task import Message, messages_of, rows_of
 from persistent_state.testing import LocalRun
 from tests import core
 from tests.batch.test_process import Told, oracle, streams
+from tests.local_application import LocalApplication, Rows, compiled
 from tests.soak import soak_or
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("acts", pa.string())])
@@ -63,69 +61,54 @@ class InJson(Told):
         return super().process(state, Message(message.timestamp, {"acts": json.loads(message["acts"])}), context)
 
 
-class World:
+class World(LocalApplication):
     """An application of one ordered task."""
 
     def __init__(self, ttl: int | None) -> None:
-        self.files = core.memory()
-        self.log, self.ttl = Log(self.files, "app"), ttl
+        self.ttl, self.sent, self.rows = ttl, list[Message](), list[Any]()
         self.task = InJson()
         self.task.ttl = None if ttl is None else core.us(ttl)
-        self.sent: list[Message] = []
-        self.rows: list[Any] = []
+        self.messages, self.states, self.emitted = in_order.names(self.task.task_name)
         self.given = BEGINNING
+        super().__init__(*compiled(self.application, core.memory()), KEEPING)
 
     @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
+    def application(self) -> Application:
+        app = Application("app", "memory://ordered", checkpoint_interval=core.us(10), max_ahead="100000 days")
+        return app.add(self.task, Rows(SCHEMA, ""))
 
-    def start(self, shards: int, rebuild: Sequence[str] = ()) -> None:
-        self.messages = core.plan_of(Messages(self.task, {"": SCHEMA}), SCHEMA, files=self.files, shards=shards)
-        source = InOrder(self.messages.name)
-        self.states, self.emitted = (self.fed(task, source) for task in (States(self.task), EmittedRows(self.task)))
-        self.flow = FlowPlan((self.states, self.emitted))
-        core.start(self.log, [self.messages, self.flow], rebuild=rebuild)
-        read = self.newest.flow_of(self.messages.name).source.next_positions.get("", 0)
-        again, self.sent = self.sent[read:], self.sent[:read]
-        self.play(again)
+    def begin(self, shards: int, rebuild: Sequence[str] = ()) -> None:
+        """Start with so many shards, and read again what the source delivers again."""
+        sent = self.source(self.messages).rows
+        self.become(self.application, shards)
+        self.source(self.messages).rows = sent
+        self.start(rebuild=rebuild)
+        self.turn(self.messages)
 
-    def fed(self, task: States | EmittedRows, source: InOrder) -> Plan:
-        schema = changes.schema_of(self.messages, source, task)
-        upstream = {"upstream": {"": source}, "feeders": {"": self.messages}}
-        plan = replace(self.messages, task=task, schema=schema, timestamp=TIMESTAMP, timestamp_unit=None, **upstream)
-        plan.check()
-        changes.check(plan)
-        return plan
-
-    def play(self, some: Sequence[Message]) -> None:
-        rows = [{"ts": m.timestamp, "k": m["k"], "acts": json.dumps(m["acts"])} for m in some]
-        core.play(self.log, self.messages, pa.RecordBatch.from_pylist(rows, SCHEMA), keeping=KEEPING)
+    def read(self, some: Sequence[Message]) -> None:
         self.sent += some
-
-    def step(self) -> None:
-        while due := graph.due(self.newest):
-            core.step(self.log, {self.flow.id: self.flow}, due[0], KEEPING)
-            self.check()
+        self.play(self.messages, [(m.timestamp, m["k"], json.dumps(m["acts"])) for m in some])
 
     def check(self) -> None:
         entry = self.newest
         for clock in entry.retained:
-            if entry.is_at(self.states.name, clock):
-                assert self.state(entry, clock) == self.expected(clock)
-        visited = entry.flow_of(self.states.name).visited
+            if entry.is_at(self.states, clock):
+                assert self.kept(clock) == self.expected(clock)
+        visited = entry.flow_of(self.states).visited
         bad = sum(is_unfit(m) for m in self.sent if m.timestamp < visited)
-        assert entry.late_counts_of(self.states.name) == ({UNFIT: bad} if bad else {})
+        assert entry.late_counts_of(self.states) == ({UNFIT: bad} if bad else {})
         if entry.clock > self.given:
-            runs, floor = entry.tasks[self.emitted.name].stored.runs, Since(self.given)
-            found = seen_below(self.files, runs, self.emitted.layout, entry.clock, floor)
+            runs, floor = entry.tasks[self.emitted].stored.runs, Since(self.given)
+            found = seen_below(self.files, runs, self.plans[self.emitted].layout, entry.clock, floor)
             for row in found.to_pylist():
                 self.rows.append((row["key0"], row["timestamp"], row["value"]["said"], row["value"]["n"]))
             self.given = entry.clock
             assert sorted(self.rows, key=lambda row: row[:2]) == self.all_rows(entry.clock)
 
-    def state(self, entry: Entry, clock: int) -> dict[Any, Any]:
+    def kept(self, clock: int) -> dict[Any, Any]:
+        """The state and the timers of each key."""
         found = {}
-        for (key,), kept in core.state_at(entry, self.states, clock).items():
+        for (key,), kept in self.state(self.states, clock).items():
             if kept["state"] is not None and (self.ttl is None or kept["newest"] >= clock - self.ttl):
                 timers = {(timer["timestamp"], timer["name"]) for timer in kept["timers"]}
                 found[key] = kept["state"], timers
@@ -200,22 +183,22 @@ def test_state_and_rows_are_the_same_by_small_blocks_and_whichever_version_wrote
 
 def play(history: list[Any], ttl: int | None, by_older: Sequence[bool] = ()) -> None:
     world, now = World(ttl), 0
-    world.start(2)
+    world.begin(2)
     for (what, *told), is_older in zip_longest(history, by_older):
         with as_an_older_version() if is_older else nullcontext():
             if what == "start":
-                world.start(told[0])
+                world.begin(told[0])
             elif what == "step":
-                world.step()
+                world.steps()
             else:
                 stream, key = told
                 some = []
                 for number, (ahead, of_message) in enumerate(stream):
                     now += 4 * ahead
                     some.append(Message(now, {"k": (key + number) % 4, "acts": of_message}))
-                world.play(some)
-    world.play([Message(now + 100, {"k": 9, "acts": []})])
-    world.step()
+                world.read(some)
+    world.read([Message(now + 100, {"k": 9, "acts": []})])
+    world.steps()
     assert world.newest.clock == (now + 100) // 10 * 10
     assert not verify(world.files.url).problems
 
@@ -231,51 +214,51 @@ def told(timestamp: int, key: int, *acts: Any) -> Message:
 
 def test_a_timer_is_due_though_no_message_comes_to_its_shard() -> None:
     world = World(None)
-    world.start(3)
-    world.play([told(1, key, ("set", 12, "")) for key in range(6)])
+    world.begin(3)
+    world.read([told(1, key, ("set", 12, "")) for key in range(6)])
     for timestamp in (15, 35):
-        world.play([told(timestamp, 9)])
+        world.read([told(timestamp, 9)])
         # The world looks at the state of all keys.
-        world.step()
+        world.steps()
     entry = world.newest
     assert entry.clock == 30
     assert [row[1:] for row in world.rows if row[0] < 6] == [(13, "", 1)] * 6
     # Who has no timer, and no message, is not asked.
-    world.play([told(55, 9)])
-    (step,) = graph.due(world.newest)
-    assert len(graph.spans(world.newest, world.flow, step)) == 1
+    world.read([told(55, 9)])
+    (due,) = world.due()
+    assert len(due.spans) == 1
 
 
 @pytest.mark.parametrize("is_older", [False, True])
 def test_a_step_reads_the_blocks_of_the_keys_whose_timers_are_due_and_no_others(is_older: bool) -> None:
     """In each block there are keys whose timers were called, and others whose timers will be called later."""
     world, count = World(None), 600
-    world.start(1)
+    world.begin(1)
     with mock.patch.object(blocks, "BLOCK", 4096), as_an_older_version() if is_older else nullcontext():
-        world.play([told(1, key, ("set", 30 * key + 20, "")) for key in range(count)])
-        world.play([told(15, 1000)])
-        world.step()
+        world.read([told(1, key, ("set", 30 * key + 20, "")) for key in range(count)])
+        world.read([told(15, 1000)])
+        world.steps()
         for key in range(3):
-            world.play([told(30 * key + 35, 1000)])
-            (step,) = graph.due(world.newest)
-            ((_, span),) = graph.spans(world.newest, world.flow, step)
+            world.read([told(30 * key + 35, 1000)])
+            (due,) = world.due()
+            ((_, span),) = due.spans
             with mock.patch.object(blocks, "_table", side_effect=blocks._table) as table:
-                chunks = [*in_order.read(world.messages, world.states, span, "0")]
+                chunks = [*in_order.read(world.plans[world.messages], world.plans[world.states], span, "0")]
             states = [chunk.rows for chunk in chunks if chunk.rows[in_order.STATE].null_count == 0]
             assert {row["k"] for rows in states for row in rows.to_pylist()} == {key, 1000}
             opened = sum(sum(call.args[1].rows[i] for i in call.args[0]) for call in table.call_args_list)
             assert opened >= count if is_older else opened < count / 4
-            world.step()
+            world.steps()
 
 
 def test_messages_of_keys_with_large_states_are_processed_a_few_keys_at_a_time() -> None:
     world = World(None)
-    world.start(1)
-    world.play([told(at, key) for at in range(100) for key in range(4)])
-    world.play([told(115, 9)])
-    world.step()
-    world.play([told(117, key, ("emit", key)) for key in range(4)])
-    world.play([told(135, 9)])
+    world.begin(1)
+    world.read([told(at, key) for at in range(100) for key in range(4)])
+    world.read([told(115, 9)])
+    world.steps()
+    world.read([told(117, key, ("emit", key)) for key in range(4)])
+    world.read([told(135, 9)])
     opened = in_order.open_runs
     # The states of a key are about 2,000 bytes, and its message is about 100.
     size = 8 * 1500
@@ -284,7 +267,7 @@ def test_messages_of_keys_with_large_states_are_processed_a_few_keys_at_a_time()
         mock.patch.object(in_order, "open_runs", side_effect=opened) as open_runs,
         mock.patch.object(in_order, "_processed", side_effect=in_order._processed) as processed,
     ):
-        world.step()
+        world.steps()
     # The messages were one slice.
     assert len(open_runs.call_args_list) == 2
     assert len(processed.call_args_list) == 4
@@ -293,11 +276,11 @@ def test_messages_of_keys_with_large_states_are_processed_a_few_keys_at_a_time()
 
 def test_a_run_that_says_other_times_of_timers_than_it_has_is_damaged() -> None:
     world = World(None)
-    world.start(1)
-    world.play([told(5, 1, ("set", 40, "later"))])
-    world.play([told(25, 1)])
-    world.step()
-    name, newest = world.states.name, world.newest
+    world.begin(1)
+    world.read([told(5, 1, ("set", 40, "later"))])
+    world.read([told(25, 1)])
+    world.steps()
+    name, newest = world.states, world.newest
     assert not verify(world.files.url).problems
     task = newest.tasks[name]
     wrong = [replace(run, due=run.due and run.due + 1) for run in task.stored.runs]
@@ -310,12 +293,12 @@ def test_a_run_that_says_other_times_of_timers_than_it_has_is_damaged() -> None:
 
 def test_rows_of_one_moment_are_in_the_order_in_which_they_were_emitted() -> None:
     world = World(None)
-    world.start(2)
-    world.play(
+    world.begin(2)
+    world.read(
         [told(3, 1, ("emit", 2), ("emit", 1), ("set", 0, "now")), told(3, 1, ("emit", 0)), told(3, 2, ("emit", 5))]
     )
-    world.play([told(25, 9)])
-    world.step()
+    world.read([told(25, 9)])
+    world.steps()
     assert [row for row in world.rows if row[0] == 1] == [
         (1, 3, "at 3", 2), (1, 3, "at 3", 1), (1, 3, "now", 1), (1, 3, "at 3", 0)
     ]  # fmt: skip
@@ -323,23 +306,23 @@ def test_rows_of_one_moment_are_in_the_order_in_which_they_were_emitted() -> Non
 
 def test_messages_above_the_clock_wait() -> None:
     world = World(None)
-    world.start(2)
-    world.play([told(3, 1), told(12, 1), told(12, 2), told(25, 1)])
-    world.step()
+    world.begin(2)
+    world.read([told(3, 1), told(12, 1), told(12, 2), told(25, 1)])
+    world.steps()
     assert world.newest.clock == 20
-    assert world.state(world.newest, 20) == {
+    assert world.kept(20) == {
         1: ({"log": ["3", "12"], "n": 2}, set()),
         2: ({"log": ["12"], "n": 1}, set()),
     }
-    runs = world.newest.tasks[world.messages.name].stored.runs
+    runs = world.newest.tasks[world.messages].stored.runs
     assert max(run.last for run in runs) == 25
 
 
 def test_the_plan_of_a_rewind_tells_the_names_that_people_know() -> None:
     world = World(None)
-    world.start(2)
-    world.play([told(5, 1), told(25, 1)])
-    world.step()
+    world.begin(2)
+    world.read([told(5, 1), told(25, 1)])
+    world.steps()
     name = world.task.task_name
     planned = core.plan_rewind(world.log, world.newest.clock)
     assert {*planned.tasks} == {messages_of(name), name, rows_of(name)}
@@ -350,15 +333,15 @@ def test_the_plan_of_a_rewind_tells_the_names_that_people_know() -> None:
 
 def test_a_forgotten_key_does_not_come_back_from_an_older_run() -> None:
     world = World(None)
-    world.start(1)
-    world.play([told(1, key) for key in range(60)])
+    world.begin(1)
+    world.read([told(1, key) for key in range(60)])
     # The steps after the first are small: their runs are merged with each other, and not with that of all keys.
     for end in range(15, 115, 10):
         forget = [told(end, 1, ("forget",))] if end == 25 else []
-        world.play([told(end, 100), *forget])
+        world.read([told(end, 100), *forget])
         # The world looks at the state of all keys.
-        world.step()
-    states = world.newest.tasks[world.states.name].stored.runs
+        world.steps()
+    states = world.newest.tasks[world.states].stored.runs
     assert states[0].rows == 60
     assert len(states) < 5
 
@@ -388,30 +371,17 @@ class InTurn(OrderedTask):
 def test_rows_of_one_moment_have_a_place_each_for_the_task_that_they_feed() -> None:
     schema = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
     app = Application("app", "memory://none", checkpoint_interval=core.us(10))
-    app.add(Twice(), FileSource("events", timestamp="ts")).add(InTurn(), Emitted("Twice"))
-    files = core.memory()
-    plans, log = app.plans(files, 1, lambda _, source: (source, schema, None)), Log(files, "app")
-    messages = plans["Twice.messages"]
-    flows = [
-        FlowPlan((messages,)),
-        FlowPlan((plans["Twice"], plans["Twice.rows"])),
-        FlowPlan((plans["InTurn.messages"],)),
-        FlowPlan((plans["InTurn"], plans["InTurn.rows"])),
-    ]
-    core.start(log, flows)
-    rows = [{"ts": 5, "k": k, "n": 10 * k + n} for n in (1, 2) for k in range(1, 9)]
-    core.play(log, messages, pa.RecordBatch.from_pylist([*rows, {"ts": 25, "k": 1, "n": 0}], schema), keeping=KEEPING)
-    by_id = {flow.id: flow for flow in flows}
-    newest, places = log.newest(), list[int]()
-    while newest is not None and (due := graph.due(newest)):
-        for _, span in graph.spans(newest, by_id[due[0].flow], due[0]) if due[0].flow == "InTurn.messages" else ():
-            places += [
-                place for chunk in changes.read(plans["InTurn.messages"], "", span) for place in chunk.at.tolist()
-            ]
-        newest = core.step(log, by_id, due[0], KEEPING)
-    assert newest is not None
+    app.add(Twice(), Rows(schema)).add(InTurn(), Emitted("Twice"))
+    played, places = LocalApplication(*compiled(app, core.memory(), 1), KEEPING), list[int]()
+    played.start()
+    played.play("Twice.messages", [(5, k, 10 * k + n) for n in (1, 2) for k in range(1, 9)] + [(25, 1, 0)])
+    while due := played.due():
+        for _, span in due[0].spans if due[0].flow.id == "InTurn.messages" else ():
+            given = changes.read(played.plans["InTurn.messages"], "", span)
+            places += [place for chunk in given for place in chunk.at.tolist()]
+        played.turn(due[0].flow.id)
     assert len(places) == len({*places}) == 32
-    ((kept),) = core.state_at(newest, plans["InTurn"], 20).values()
+    ((kept),) = played.state("InTurn", 20).values()
     of_each = {k: [n for n in kept["state"] if abs(n) // 10 == k] for k in range(1, 9)}
     assert of_each == {k: [10 * k + 1, -10 * k - 1, 10 * k + 2, -10 * k - 2] for k in range(1, 9)}
     # Keys come one after the other, whatever order the pieces of the step had.
@@ -518,46 +488,35 @@ class Seen(OrderedTask):
 def test_a_task_that_is_new_is_given_all_that_feeds_it_by_its_state() -> None:
     schema = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
     app = Application("app", "memory://none", checkpoint_interval=core.us(10))
-    app.add(Totals(), FileSource("events", timestamp="ts"))
-    app.add(Seen(), Changes("Totals", every=core.us(10)))
-    files = core.memory()
-    plans, log = app.plans(files, 2, lambda _, source: (source, schema, None)), Log(files, "app")
-
-    def play(*rows: tuple[int, int, int]) -> None:
-        some = [dict(zip(schema.names, row, strict=True)) for row in rows]
-        core.play(log, plans["Totals"], pa.RecordBatch.from_pylist(some, schema), keeping=KEEPING)
-
-    core.start(log, [plans["Totals"]])
-    play((1, 1, 5), (2, 2, 6), (12, 1, 7), (25, 3, 0))
-    flows = [FlowPlan((plans["Seen.messages"],)), FlowPlan((plans["Seen"], plans["Seen.rows"]))]
-    core.start(log, [plans["Totals"], *flows])
-    play((25, 3, 0), (35, 2, 1), (45, 3, 0))
-    newest = log.newest()
-    while newest is not None and (due := graph.due(newest)):
-        newest = core.step(log, {flow.id: flow for flow in flows}, due[0], KEEPING)
-    assert newest is not None
-    assert newest.clock == 40
-    found = core.state_at(newest, plans["Seen"], 40)
+    app.add(Totals(), Rows(schema)).add(Seen(), Changes("Totals", every=core.us(10)))
+    played = LocalApplication(*compiled(app, core.memory()), KEEPING)
+    played.start("Totals")
+    played.play("Totals", [(1, 1, 5), (2, 2, 6), (12, 1, 7), (25, 3, 0)])
+    played.start()
+    played.play("Totals", [(35, 2, 1), (45, 3, 0)])
+    played.steps()
+    assert played.clock == 40
+    found = played.state("Seen", 40)
     assert {key: kept["state"] for (key,), kept in found.items()} == {1: [12], 2: [6, 7], 3: [0]}
     # A reset builds its messages of that state again, and so it and its rows begin anew, too.
     parts = set(in_order.names("Seen"))
-    assert graph.reset_and_rebuilt(newest, flows, parts, []) == (set(), parts)
+    assert graph.reset_and_rebuilt(played.newest, played.flows[1:], parts, []) == (set(), parts)
 
 
 def test_messages_that_are_read_again_wait_for_a_task_that_is_rebuilt() -> None:
     world = World(None)
-    world.start(2)
+    world.begin(2)
     for timestamp in (3, 15, 25, 35, 45, 55):
-        world.play([told(timestamp, 1)])
-        world.step()
+        world.read([told(timestamp, 1)])
+        world.steps()
     assert world.newest.clock == 50
-    world.start(2, rebuild=[world.messages.name, world.states.name, world.emitted.name])
+    world.begin(2, rebuild=[world.messages, world.states, world.emitted])
     # Several micro-batches come before the step.
     for timestamp in (65, 66, 67):
-        world.play([told(timestamp, 2)])
-    world.step()
-    assert world.state(world.newest, world.newest.clock) == world.expected(world.newest.clock)
-    assert world.state(world.newest, world.newest.clock)[1][0]["n"] == 6
+        world.read([told(timestamp, 2)])
+    world.steps()
+    assert world.kept(world.clock) == world.expected(world.newest.clock)
+    assert world.kept(world.clock)[1][0]["n"] == 6
 
 
 class PerDay(OrderedTask):
@@ -572,19 +531,14 @@ def test_a_key_that_python_does_not_have_is_a_bad_row() -> None:
     at = pa.timestamp("us", "UTC")
     schema = pa.schema([("ts", pa.int64()), ("day", pa.date32()), ("at", at), ("n", pa.int64())])
     app = Application("app", "memory://none", checkpoint_interval=core.us(10))
-    app.add(PerDay(), FileSource("events", timestamp="ts"))
-    files = core.memory()
-    plans, log = app.plans(files, 2, lambda _, source: (source, schema, None)), Log(files, "app")
-    flow = FlowPlan((plans["PerDay"], plans["PerDay.rows"]))
-    core.start(log, [plans["PerDay.messages"], flow])
+    played = LocalApplication(*compiled(app.add(PerDay(), Rows(schema)), core.memory()))
+    played.start()
     days, times = [0, 10**7, 0, None, 0], [0, 0, 10**18, None, 0]
     columns = [pa.array(days, pa.int32()).cast(pa.date32()), pa.array(times, pa.int64()).cast(at)]
-    numbers = [pa.array([1, 2, 3, 4, 25]), *columns, pa.array([1, 1, 1, 1, 1])]
-    newest = core.play(log, plans["PerDay.messages"], pa.RecordBatch.from_arrays(numbers, schema=schema))
-    while due := graph.due(newest):
-        newest = core.step(log, {flow.id: flow}, due[0])
-    assert newest.late_counts_of("PerDay.messages") == {UNFIT_KEY: 2}
-    states = core.state_at(newest, plans["PerDay"], 20)
+    played.play("PerDay.messages", [*zip([1, 2, 3, 4, 25], *columns, [1, 1, 1, 1, 1], strict=True)])
+    played.steps()
+    assert played.newest.late_counts_of("PerDay.messages") == {UNFIT_KEY: 2}
+    states = played.state("PerDay", 20)
     assert sorted(kept["state"] for kept in states.values()) == [1, 1]
 
 
@@ -612,34 +566,19 @@ class Rolled(Filter):
         return rolled
 
 
-class Ran:
+class Ran(LocalApplication):
     """An application of one ordered task without Spark."""
 
     schema = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
 
     def __init__(self, task: OrderedTask) -> None:
         app = Application("app", "memory://none", checkpoint_interval=core.us(10))
-        app.add(task, FileSource("events", timestamp="ts"))
-        self.files, self.name = core.memory(), task.task_name
-        self.plans = app.plans(self.files, 2, lambda _, source: (source, self.schema, None))
-        self.log = Log(self.files, "app")
-        self.flow = FlowPlan((self.plans[self.name], self.plans[rows_of(self.name)]))
+        self.name = task.task_name
+        super().__init__(*compiled(app.add(task, Rows(self.schema, "")), core.memory()))
         self.start()
 
-    def start(self) -> None:
-        core.start(self.log, [self.plans[messages_of(self.name)], self.flow])
-
-    def play(self, *rows: tuple[int, int, int]) -> None:
-        some = [dict(zip(self.schema.names, row, strict=True)) for row in rows]
-        core.play(self.log, self.plans[messages_of(self.name)], pa.RecordBatch.from_pylist(some, self.schema))
-
-    @property
-    def newest(self) -> Entry:
-        return core.newest(self.log)
-
-    def step(self) -> None:
-        while due := graph.due(self.newest):
-            core.step(self.log, {self.flow.id: self.flow}, due[0])
+    def read(self, *rows: tuple[int, int, int]) -> None:
+        self.play(messages_of(self.name), rows)
 
     def emitted(self, low: int, high: int) -> list[tuple[int, Any]]:
         """The rows that an output is given at the clock `high`, which had those below `low`."""
@@ -651,28 +590,28 @@ class Ran:
 
 def test_a_key_that_never_has_a_state_is_written_nowhere() -> None:
     world = Ran(Filter())
-    world.play((1, 1, 1), (2, 2, 2), (3, 1, 5), (25, 1, 0))
-    world.step()
+    world.read((1, 1, 1), (2, 2, 2), (3, 1, 5), (25, 1, 0))
+    world.steps()
     assert sorted(world.emitted(BEGINNING, 20)) == [(2, 2), (3, 5)]
     assert world.newest.tasks["Filter"].stored.runs == ()
 
 
 def test_what_is_left_to_chance_is_given_out_once_all_the_same() -> None:
     world = Ran(Rolled())
-    world.play((1, 1, 0), (2, 2, 0), (5, 1, 0), (25, 1, 0))
+    world.read((1, 1, 0), (2, 2, 0), (5, 1, 0), (25, 1, 0))
     # Attempts whose answers never come to a commit.
-    (step,) = graph.due(world.newest)
+    (due,) = world.due()
     for _ in range(2):
-        core.answers_of_step(world.log, {world.flow.id: world.flow}, step)
-    world.step()
+        local.run(due.flow, turn.step(world.newest, due, now=0, most=1), None, {}, core.new_id)
+    world.steps()
     given = world.emitted(BEGINNING, 20)
-    states = core.state_at(world.newest, world.plans["Rolled"], 20)
+    states = world.state("Rolled", 20)
     assert [moment for moment, _ in sorted(given)] == [1, 2, 5]
     # What is given out is what is kept.
     assert {kept["state"] for kept in states.values()} == {n for moment, n in given if moment > 1}
     # A start takes back what is above the global clock only: nothing below it comes again, or is otherwise.
     world.start()
-    world.play((25, 1, 0), (35, 2, 0), (45, 1, 0))
-    world.step()
-    assert core.state_at(world.newest, world.plans["Rolled"], 20) == states
+    world.read((35, 2, 0), (45, 1, 0))
+    world.steps()
+    assert world.state("Rolled", 20) == states
     assert [moment for moment, _ in sorted(world.emitted(BEGINNING, 40))] == [25, 35]

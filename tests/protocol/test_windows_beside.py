@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import (
-    Application,
     Changes,
     ClosedWindows,
     Message,
@@ -21,11 +20,9 @@ from persistent_state import (
     TumblingWindow,
     WindowState,
 )
-from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol import graph
-from persistent_state.store.log import Log
 from tests import core
-from tests.protocol.test_inputs import KEEPING, ORDERS, PerShop, Rows, World, per_shop
+from tests.local_application import LocalApplication, Rows, compiled
+from tests.protocol.test_inputs import KEEPING, ORDERS, PerShop, application, per_shop
 from tests.soak import soak_or
 
 SLOT, EVERY = 30, 20
@@ -77,43 +74,33 @@ class Doubled(Told):
     """The same windows as two inputs."""
 
 
-class Beside(World):
+class Beside(LocalApplication):
     """Two sources with a task each, and tasks that closed windows feed beside something else."""
 
     def __init__(self) -> None:
-        self.files, self.shards = core.memory(), 2
-        self.log = Log(self.files, "app")
-        self.sources = {"Sums": Rows(ORDERS), "Slots": Rows(ORDERS)}
         slots = ClosedWindows("Slots")
-        app = Application("app", "memory://beside", checkpoint_interval=core.us(10), max_ahead="100000 days")
-        app.add(Sums(), self.sources["Sums"]).add(Slots(), self.sources["Slots"])
-        app.add(Totals(), {"sums": Changes("Sums"), "slots": slots})
-        app.add(Deep(), {"totals": Changes("Totals"), "slots": slots})
-        app.add(Told(), {"sums": Changes("Sums", every=core.us(EVERY)), "slots": slots})
-        app.add(Doubled(), {"one": slots, "other": slots})
-        self.plans = app.plans(self.files, self.shards, lambda _, source: (source, source.schema, None))
+        app = application(
+            (Sums(), Rows(ORDERS)),
+            (Slots(), Rows(ORDERS)),
+            (Totals(), {"sums": Changes("Sums"), "slots": slots}),
+            (Deep(), {"totals": Changes("Totals"), "slots": slots}),
+            (Told(), {"sums": Changes("Sums", every=core.us(EVERY)), "slots": slots}),
+            (Doubled(), {"one": slots, "other": slots}),
+        )
+        super().__init__(*compiled(app, core.memory()), KEEPING, parts=2)
 
-    def step(self) -> None:
+    def steps(self) -> None:
         # The last that can be taken: those that feed it must have come there before, in any order.
-        while due := graph.due(self.newest):
-            if self.is_unchanged(due[-1]):
-                self.commit_unchanged(due[-1])
-            else:
-                core.step(self.log, self.plans, due[-1], KEEPING)
-            self.check()
+        while due := self.due():
+            self.turn(due[-1].flow.id)
 
     def sums(self, clock: int) -> dict[Any, int]:
-        return per_shop(self.rows("Sums"), clock)
-
-    def rows(self, task: str) -> Rows:
-        source = self.sources[task]
-        assert isinstance(source, Rows)
-        return source
+        return per_shop(self.source("Sums"), clock)
 
     def closed(self, clock: int) -> dict[tuple[Any, int], int]:
         """The slots that have closed by a clock, by shop and end."""
         found: dict[tuple[Any, int], int] = defaultdict(int)
-        for ts, shop, amount in self.rows("Slots").rows:
+        for ts, shop, amount in self.source("Slots").rows:
             if (end := ts // SLOT * SLOT + SLOT) <= clock:
                 found[(shop,), end] += amount
         return found
@@ -136,9 +123,8 @@ class Beside(World):
     def check(self) -> None:
         entry = self.newest
         for name in ("Totals", "Deep", "Told", "Doubled"):
-            for clock in {*entry.retained, *entry.tasks[name].stored.cuts} - {BEGINNING}:
-                if entry.is_at(name, clock):
-                    assert self.state(name, clock) == self.wanted(name, clock), (name, clock)
+            for clock in self.clocks_of(name):
+                assert self.state(name, clock) == self.wanted(name, clock), (name, clock)
             assert not entry.late_counts_of(name)
 
     def wanted(self, name: str, clock: int) -> dict[Any, Any]:
@@ -177,21 +163,20 @@ def test_a_task_has_the_windows_and_what_it_has_beside_them_up_to_one_clock(hist
         if act == "start":
             world.start()
         elif act == "step":
-            world.step()
+            world.steps()
         elif isinstance(act, str):
             world.play(act)
         else:
             name, some = act
             for ahead, shop, amount in some:
                 now[name] += ahead
-                world.rows(name).rows.append((now[name], shop, amount))
+                world.send(name, [(now[name], shop, amount)])
     world.start()
     # The clock moves on as long as sources go on.
     for end in range(max(now.values()) + 100, max(now.values()) + 200, 40):
         for name in now:
-            world.rows(name).rows.append((end, 1, 1))
-            world.play(name)
-        world.step()
+            world.play(name, [(end, 1, 1)])
+        world.steps()
     entry = world.newest
     assert entry.clock >= max(now.values()) + 100
     assert all(entry.is_at(name, entry.clock) for name in entry.tasks)

@@ -106,9 +106,9 @@ def play(store: str) -> int:
             at = (begun + number * minute) / 1e6 - (15 if task == "B" else 0)
             channels = "ab" if number < 22 else "a"
             words = {f"{word}": at + place for place, word in enumerate(channels)}
-            world.play(task, words, "ab", now=begun + number * minute + (number * 7 % 5) * 1_000_000)
+            world.read(task, words, "ab", now=begun + number * minute + (number * 7 % 5) * 1_000_000)
         if number in (9, 15, 20):
-            world.play(
+            world.read(
                 "A", {"a": begun / 1e6 - 600, "b": begun / 1e6 - 900}, "ab", now=begun + number * minute + 30_000_000
             )
         entry = core.newest(world.log)

@@ -77,7 +77,7 @@ def test_clocks_lags_and_paces_of_the_last_entries_are_drawn() -> None:
     world = TwoTasks()
     for second, at in enumerate((15, 25, 35), 1):
         for task in "AB":
-            world.play(task, {"x": at}, "x", now=second * 1_000_000)
+            world.read(task, {"x": at}, "x", now=second * 1_000_000)
     page = Served(world.log.files).page()
     charts = [given["aria-label"] for tag, given in page.attributes if tag == "svg" and "aria-label" in given]
     spans = "written from 1970-01-01T00:00:0{}Z to 1970-01-01T00:00:03Z"
@@ -134,10 +134,10 @@ def test_a_pace_is_told_in_few_digits_and_never_as_nearly_nothing() -> None:
 def test_a_channel_that_is_silent_is_named() -> None:
     world = TwoTasks()
     for task in "AB":
-        world.play(task, {"x": 25, "y": 15}, "xy")
+        world.read(task, {"x": 25, "y": 15}, "xy")
     world.start()
     for task in "AB":
-        world.play(task, {"x": 45}, "xy")
+        world.read(task, {"x": 45}, "xy")
     page = Served(world.log.files).page()
     assert (
         "The global clock waits for task=A: channel='y' of its source has delivered nothing since the last start; idle_after "
@@ -149,7 +149,7 @@ def test_an_application_that_was_taken_back_has_its_timelines() -> None:
     world = TwoTasks()
     for task in "AB":
         for second, at in enumerate((15, 25, 35)):
-            world.play(task, {"x": at}, "x", now=second * 1_000_000)
+            world.read(task, {"x": at}, "x", now=second * 1_000_000)
     deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 30_000_000, 0)
     served = Served(world.log.files)
     assert "The application was never taken back." in served.page().text
@@ -215,7 +215,7 @@ def test_an_application_that_is_gone_leaves_the_page(tmp_path: Path) -> None:
 def test_a_store_that_does_not_answer_is_503_and_what_was_seen_last_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     world = TwoTasks()
     for task in "AB":
-        world.play(task, {"x": 25}, "x")
+        world.read(task, {"x": 25}, "x")
     served = Served(world.log.files)
     before = served.page()
 
@@ -311,7 +311,7 @@ def test_a_key_is_looked_up_on_the_page_without_a_script() -> None:
 def test_what_a_store_holds_is_escaped() -> None:
     world = TwoTasks(outputs=("<b>&'\"",))
     for task in "AB":
-        world.play(task, {"<script>": 25, "y": 15}, ["<script>", "y"])
+        world.read(task, {"<script>": 25, "y": 15}, ["<script>", "y"])
     served = Served(world.log.files)
     page = served.page(**{"task": "A", "key.word": '"><script>x</script>', "application": "app"})
     assert page.tags.count("script") == 1
@@ -472,7 +472,7 @@ def test_a_page_of_a_store_that_hangs_is_answered_within_the_time_of_one_questio
 ) -> None:
     world, go_on = TwoTasks(), threading.Event()
     for task in "AB":
-        world.play(task, {"x": 25}, "x")
+        world.read(task, {"x": 25}, "x")
     served = Served(world.log.files)
     served.page()
 

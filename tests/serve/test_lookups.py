@@ -107,7 +107,7 @@ def test_a_kept_clock_is_found_by_its_name_and_a_rewind_is_followed() -> None:
     world = TwoTasks(outputs=())
     for at in (15, 25, 35):
         for task in "AB":
-            world.play(task, {"x": at}, "x")
+            world.read(task, {"x": at}, "x")
     naming.keep(world.log, 20_000_000, "before the fix", 0)
     served = Served(world.log.files)
     asked = {"application": "app", "task": "A", "word": "x"}

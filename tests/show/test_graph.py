@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from persistent_state.cli.commands import main
-from persistent_state.protocol import graph as steps
 from persistent_state.show import graph
 from tests.protocol.test_graph import Graph
 
@@ -27,7 +26,7 @@ def store() -> str:
     world.start()
     for task in ("PerShop", "Amounts", "PerSlot"):
         world.play(task, ROWS)
-    world.step(next(step for step in steps.due(world.newest) if step.flow == "PerRegion"))
+    world.turn("PerRegion")
     return world.files.url
 
 

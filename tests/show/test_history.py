@@ -38,10 +38,10 @@ def world_that_went_back() -> TwoTasks:
     world = TwoTasks(outputs=())
     for now, at in ((100, 45), (200, 75)):
         for task in world.plans:
-            world.play(task, {"x": at}, "x", now=now * SECOND)
+            world.read(task, {"x": at}, "x", now=now * SECOND)
     rewind.rewind(world.log, core.plan_rewind(world.log, 40 * SECOND), writer="somebody", now=300 * SECOND)
     world.start("A")
-    world.play("A", {"x": 95}, "x", now=400 * SECOND)
+    world.read("A", {"x": 95}, "x", now=400 * SECOND)
     return world
 
 

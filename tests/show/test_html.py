@@ -107,7 +107,7 @@ def test_an_application_shows_what_show_prints_and_its_graph() -> None:
 
 def test_a_task_shows_itself_by_name_or_as_the_task() -> None:
     world = TwoTasks()
-    world.play("A", {"x": 25}, "x")
+    world.read("A", {"x": 25}, "x")
     app = open_store(world.log.files.url).application("app")
     facts, outputs, bad, channels = shown(app.task(Words("A"))).tables
     assert facts[:3] == [["reads", "a source"], ["key", "word"], ["state", "Sum<int64>"]]
@@ -150,7 +150,7 @@ def test_names_are_text_and_no_html() -> None:
     world.plans = {name: plan}
     world.log = type(world.log)(files, "app")
     world.start()
-    world.play(name, {"<i>": 25}, ["<i>"])
+    world.read(name, {"<i>": 25}, ["<i>"])
     app = open_store(files.url).application("app")
     for page in (
         shown(app),
@@ -236,7 +236,7 @@ def test_no_secret_is_shown() -> None:
 
 def test_no_storage_option_is_shown() -> None:
     world = TwoTasks()
-    world.play("A", {"x": 25}, "x")
+    world.read("A", {"x": 25}, "x")
     store = open_store(world.log.files.url, storage_options={"key": SECRET, "client_kwargs": {"token": SECRET}})
     for thing in (store, store.application("app"), store.application("app").task("A")):
         assert SECRET not in repr(thing)

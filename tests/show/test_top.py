@@ -71,11 +71,11 @@ def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None, wi
 def test_each_task_and_each_output_is_told_with_what_it_lags() -> None:
     world = TwoTasks()
     for task in world.plans:
-        world.play(task, {"x": 25}, "x")
+        world.read(task, {"x": 25}, "x")
     deliver.record(world.log, core.newest(world.log).epoch, "A", "sink", 20_000_000, now=0)
-    world.play("A", {"x": 105.5}, "x", now=3_000_000)
-    world.play("B", {"x": 145.5}, "x", now=3_000_000)
-    world.play("B", {"x": 12}, "x", now=3_000_000)
+    world.read("A", {"x": 105.5}, "x", now=3_000_000)
+    world.read("B", {"x": 145.5}, "x", now=3_000_000)
+    world.read("B", {"x": 12}, "x", now=3_000_000)
     text = "\n".join(top.lines(StatusReader(world.log.files).look()))
     assert "\nclock        1970-01-01T00:01:40Z\n" in text
     assert "waits for    task=A: the newest message of channel='x' of its source is of 1970-01-01T00:01:45.500" in text
@@ -162,7 +162,7 @@ def test_the_live_view_follows_what_is_committed() -> None:
 
     def go_on(tick: int) -> None:
         for task in world.plans:
-            world.play(task, {"x": 25.0 + 30 * tick}, "x", now=3_000_000)
+            world.read(task, {"x": 25.0 + 30 * tick}, "x", now=3_000_000)
 
     first, *others = drawn(StatusReader(world.log.files), 4, go_on).split("╭─ app ")[1:]
     assert "none yet" in first
@@ -179,7 +179,7 @@ def test_a_movement_is_that_of_the_last_minute_or_two_however_seldom_somebody_lo
     moved = []
     for number, second in enumerate((0, 30, 61, 500, 560)):
         for task in world.plans:
-            world.play(task, {"x": 25.0 + 30 * number}, "x")
+            world.read(task, {"x": 25.0 + 30 * number}, "x")
         moved.append(reader.look(second)[0].moved)
     assert moved == [None, (30_000_000, 30), (60_000_000, 61), None, (30_000_000, 60)]
 
@@ -188,7 +188,7 @@ def test_on_80_columns_names_are_cut_and_no_clock_is() -> None:
     world = TwoTasks(outputs=("parquet:/data/warehouse/of/the/shops/and/their/totals",))
     for second in (25, 45):
         for task in world.plans:
-            world.play(task, {"x": second}, "x")
+            world.read(task, {"x": second}, "x")
     deliver.record(world.log, core.newest(world.log).epoch, "A", world.plans["A"].outputs[0], 10_000_000, now=0)
     view = drawn(StatusReader(world.log.files), 1, width=80)
     assert view.count("1970-01-01T00:00:40Z") == 3
@@ -253,7 +253,7 @@ def test_an_application_that_goes_while_they_are_looked_at_hides_no_other(
 def test_names_that_look_like_markup_or_control_a_terminal_are_shown_as_they_are() -> None:
     world = TwoTasks()
     for task in world.plans:
-        world.play(task, {"[bold]\x1b[2J": 25}, ["[bold]\x1b[2J"])
+        world.read(task, {"[bold]\x1b[2J": 25}, ["[bold]\x1b[2J"])
     view = drawn(StatusReader(world.log.files), 1)
     assert "channel='[bold]\\x1b[2J'" in view
     assert "\x1b[2J" not in view.split("╭─ app ")[1]

@@ -1330,8 +1330,8 @@ class World:
             has_closed = actor.has_closed
             entry = self._newest(actor, log)
             steps = turn.due_steps(entry, flows)
-            unchanged = [due.step for due in steps if not due.spans]
-            changed = [due for due in steps if due.spans and due.step.flow not in actor.reading]
+            unchanged = [due.step for due in steps if due.asks_nothing]
+            changed = [due for due in steps if not due.asks_nothing and due.step.flow not in actor.reading]
             if unchanged:
                 beside = [step for step in unchanged if step.flow in actor.reading]
                 self.oracle.happened["a step without changes beside its sources"] += bool(beside)

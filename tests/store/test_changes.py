@@ -22,6 +22,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.verify import verify
 from tests import core
+from tests.local_application import LocalApplication
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
 SHARDS = 16
@@ -46,26 +47,21 @@ class CountedFiles(MemoryFiles):
         return super().read(path)
 
 
-class World:
+class World(LocalApplication):
     """A task with some runs in each shard."""
 
     def __init__(self) -> None:
-        self.files = CountedFiles(core.memory().url)
-        self.log = Log(self.files, "app")
-        self.plan = core.plan_of(Totals(), SCHEMA, files=self.files, shards=SHARDS)
-        self.entry = core.start(self.log, [self.plan])
-        self.now = 0
+        files = CountedFiles(core.memory().url)
+        plan = core.plan_of(Totals(), SCHEMA, files=files, shards=SHARDS)
+        super().__init__({plan.name: plan}, keeping=Keeping(clocks=2, grace=50))
+        self.name, self.entry = plan.name, self.start()
         for _ in range(3):
-            self.play(*range(200))
+            self.read(*range(200))
 
-    def play(self, *keys: int) -> None:
+    def read(self, *keys: int) -> None:
         """A micro-batch of these keys, one time step later."""
         self.now += 10
-        rows = pa.RecordBatch.from_pylist([{"ts": self.now, "k": key, "n": 1} for key in keys], SCHEMA)
-        core.play(self.log, self.plan, rows, now=self.now, keeping=Keeping(clocks=2, grace=50))
-        newest = self.log.newest()
-        assert newest is not None
-        self.entry = newest
+        self.entry = self.play(self.name, [(self.now, key, 1) for key in keys])
 
     def record(self, number: int) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(bytes(self.files.read(self.log.path(number))).splitlines()[0])
@@ -100,7 +96,7 @@ def test_a_change_makes_the_later_value_of_the_earlier_one(kind: Kind, values: S
 
 
 def test_an_entry_says_what_changed_and_nothing_else(world: World) -> None:
-    world.play(7)
+    world.read(7)
     changes = world.record(world.entry.number)["changes"]
     assert changes.keys() <= {"time", "clock", "retained", "kept", "flows", "tasks"}
     (flow,), (task,) = changes["flows"].values(), changes["tasks"].values()
@@ -111,9 +107,9 @@ def test_an_entry_says_what_changed_and_nothing_else(world: World) -> None:
 
 
 def test_one_changed_shard_costs_no_more_beside_many_others(world: World) -> None:
-    world.play(7)
+    world.read(7)
     alone = len(bytes(world.files.read(world.log.path(world.entry.number))))
-    world.play(*range(200))
+    world.read(*range(200))
     all_of_them = len(bytes(world.files.read(world.log.path(world.entry.number))))
     assert alone < 1500
     assert all_of_them > 5 * alone
@@ -129,7 +125,7 @@ def test_who_follows_reads_each_entry_once(world: World) -> None:
     other = Log(world.files, "app")
     assert other.newest() == world.entry
     for _ in range(15):
-        world.play(7)
+        world.read(7)
         world.files.reads.clear()
         assert other.newest() == world.entry
         assert world.files.reads == [world.log.path(world.entry.number)]
@@ -137,7 +133,7 @@ def test_who_follows_reads_each_entry_once(world: World) -> None:
 
 def test_who_comes_new_reads_from_the_base_on(world: World) -> None:
     for _ in range(15):
-        world.play(7)
+        world.read(7)
         base = world.record(world.entry.number)["base"]
         world.files.reads.clear()
         fresh = Log(world.files, "app").newest()
@@ -147,7 +143,7 @@ def test_who_comes_new_reads_from_the_base_on(world: World) -> None:
 
 
 def test_a_start_writes_a_whole_entry(world: World) -> None:
-    entry = core.start(world.log, [world.plan])
+    entry = world.start()
     record = world.record(entry.number)
     assert record["base"] == entry.number
     assert "changes" not in record
@@ -156,7 +152,7 @@ def test_a_start_writes_a_whole_entry(world: World) -> None:
 def test_every_entry_that_is_left_can_be_read(world: World) -> None:
     collector = Collector(Log(world.files, "app"))
     for _ in range(35):
-        world.play(7)
+        world.read(7)
         collector.collect(1, now=world.now, keeping=Keeping(clocks=2, grace=50))
         left = world.log.numbers()
         fresh = Log(world.files, "app")
@@ -169,7 +165,7 @@ def test_every_entry_that_is_left_can_be_read(world: World) -> None:
 @pytest.mark.parametrize("back", [1, 4])
 def test_an_entry_that_others_follow_from_is_never_passed_over(world: World, fault: str, back: int) -> None:
     for _ in range(4):
-        world.play(7)
+        world.read(7)
     number = world.entry.base + back - (fault != "of another log")
     path = world.log.path(number)
     assert number < world.entry.number
@@ -180,7 +176,7 @@ def test_an_entry_that_others_follow_from_is_never_passed_over(world: World, fau
     elif fault == "of another log":
         other = World()
         for _ in range(4):
-            other.play(8)
+            other.read(8)
         world.files.create(path, bytes(other.files.read(path)))
     with pytest.raises(
         DamagedError, match=f"{path if fault != 'of another log' else 'log entry'}.* nothing was changed"
@@ -193,7 +189,7 @@ def test_an_entry_that_others_follow_from_is_never_passed_over(world: World, fau
 
 def test_changes_that_make_another_entry_than_the_whole_are_found(world: World) -> None:
     while world.record(world.entry.number)["base"] != world.entry.number:
-        world.play(7)
+        world.read(7)
     record = world.record(world.entry.number)
     record["changes"]["clock"] = 3
     path = world.log.path(world.entry.number)

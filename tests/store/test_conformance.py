@@ -708,7 +708,7 @@ def test_a_store_copies_a_file_itself_if_it_can(servers: Servers, kind: str, tmp
 @pytest.mark.parametrize("kind", FAR)
 def test_an_application_branches_to_each_kind_of_store_within_it_and_from_it(files: Files) -> None:
     world, told = World(), list[tuple[int, int]]()
-    world.play(12)
+    world.read(12)
     places = [(world.files, "app"), (files, "green"), (files, "blue"), (core.memory(), "app")]
     for (source, name), (target, new) in itertools.pairwise(places):
         branch.branch(
@@ -718,7 +718,7 @@ def test_an_application_branches_to_each_kind_of_store_within_it_and_from_it(fil
         assert found.problems == found.unreferenced == ()
         assert told[-1] == (found.bytes - len(target.read(f"{new}/log/{1:020d}.json")),) * 2
     last, _ = places[-1]
-    assert read_state(last.url, "app", "total").to_pylist() == [{"value": world.state(110)}]
+    assert read_state(last.url, "app", "total").to_pylist() == [{"value": world.value(110)}]
 
 
 @pytest.mark.parametrize("kind", FAR)

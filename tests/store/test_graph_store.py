@@ -44,8 +44,8 @@ STORES = sorted(path.name for path in FIXTURES.glob("graph-*"))
 
 def go_on(files: Files, upto: int = 80) -> None:
     """Start the application with another number of shards, and read on."""
-    graph = Graph(files, 2, 20, ["sink"]).start()
-    graph.play(upto)
+    graph = Graph(files, 2, 20, ["sink"]).begin()
+    graph.read(upto)
     core.collect(graph.log, graph.newest.epoch, now=0, keeping=KEEPING)
 
 

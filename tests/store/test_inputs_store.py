@@ -25,8 +25,8 @@ STORES = sorted(path.name for path in FIXTURES.glob("inputs-*"))
 
 def go_on(files: Files, upto: int = 80, shards: int = 2, **declared: Any) -> World:
     """Start the application with another number of shards, and read on."""
-    world = World(files, shards, **declared).start()
-    world.play(upto)
+    world = World(files, shards, **declared).begin()
+    world.read(upto)
     core.collect(world.log, world.newest.epoch, now=0, keeping=KEEPING)
     return world
 
@@ -120,7 +120,7 @@ def test_what_is_declared_is_recorded_from_the_first_start_on_and_noticed_then(n
         ({"sides": ("rates", "orders")}, "task=Near: input='rates' was the right side of the join when .* is the left"),
     ]:
         with pytest.raises(InvalidInputError, match=said):
-            World(files, 2, **declared).start()  # type: ignore[arg-type]
+            World(files, 2, **declared).begin()  # type: ignore[arg-type]
     # What is fed what changes is made anew.
     go_on(files, 80, value="region")
     check(files, "region")

@@ -14,7 +14,7 @@ from tests.two_tasks import TwoTasks
 def test_if_a_list_was_collected_the_newer_entry_is_read_instead() -> None:
     world = TwoTasks()
     before = core.newest(world.log)
-    world.play("A", {"x": 25}, "x")
+    world.read("A", {"x": 25}, "x")
     asked = list[int]()
 
     def read(entry: Entry) -> str:

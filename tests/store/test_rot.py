@@ -17,6 +17,7 @@ import pytest
 from persistent_state import DamagedError
 from persistent_state.batch import changes, shard, spans
 from persistent_state.batch.plan import EXACTLY_ONCE
+from persistent_state.drive.local import LocalDriver
 from persistent_state.store import blocks, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import open_files
@@ -157,8 +158,7 @@ def nothing_read_without_verifying(play: Callable[[], Any]) -> int:
 
     with (
         mock.patch.object(runs_io, "read_blocks", read),
-        mock.patch.object(core, "play", at_work(core.play)),
-        mock.patch.object(core, "step", at_work(core.step)),
+        mock.patch.object(LocalDriver, "take_turn", at_work(LocalDriver.take_turn)),
     ):
         play()
     return reads
@@ -176,7 +176,7 @@ def closed_windows() -> None:
 
 def graph() -> None:
     """Let tasks feed tasks by what changes and by emitted rows, one of them in order and with timers."""
-    Graph(core.memory(), 2, 20).start().play(60)
+    Graph(core.memory(), 2, 20).begin().read(60)
 
 
 JOINED = [[("a", 5, True), ("a", 9, False), ("b", 12, False)], "play", "step", [("a", 30, True), ("a", 40, False)]] * 3

@@ -167,7 +167,7 @@ def test_a_file_that_the_store_refuses_is_told_to_be_refused_and_not_to_be_damag
     world = TwoTasks(files=RefusingFiles("memory://" + core.new_id()))
     for second in (25, 45):
         for task in world.plans:
-            world.play(task, {"x": second}, "x")
+            world.read(task, {"x": second}, "x")
     assert isinstance(world.log.files, RefusingFiles)
     (run, *_) = core.newest(world.log).tasks["A"].stored.runs
     entry = world.log.path(world.log.numbers()[-1])
@@ -237,8 +237,8 @@ def test_a_damaged_file_says_that_no_clock_needs_it(tmp_path: Path) -> None:
     app = TwoTasks(files=open_files(str(tmp_path)))
     many = [f"w{number}" for number in range(5_000)]
     for task, at in itertools.product("AB", (5, 12)):
-        app.play(task, dict.fromkeys(many, at), many)
-    app.play("A", {"w0": 26}, many)
+        app.read(task, dict.fromkeys(many, at), many)
+    app.read("A", {"w0": 26}, many)
     newest = core.newest(app.log)
     assert newest.clock == 10_000_000
     below, *_, above = newest.tasks["A"].stored.runs
@@ -254,7 +254,7 @@ def test_a_damaged_file_says_that_no_clock_needs_it(tmp_path: Path) -> None:
     # And so it is: a start cuts the one file away.
     flip(tmp_path / below.file.path, 999)
     app.start()
-    app.play("A", {"w0": 26}, many)
+    app.read("A", {"w0": 26}, many)
     assert lines(str(tmp_path)).keys() == {above.file.path}
     assert lines(str(tmp_path))[above.file.path][1:] == [
         "no clock needs it: only old log entries name it, which the application deletes in their time"
@@ -273,7 +273,7 @@ def test_entries_whose_base_is_gone_are_called_so(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now: False)
     app = TwoTasks(files=open_files(str(tmp_path / "other")))
     for at in (5, 15, 25):
-        app.play("A", {"a": at}, ["a"])
+        app.read("A", {"a": at}, ["a"])
     app.start()
     log = app.log
     first = core.newest(log).number
