@@ -48,7 +48,6 @@ from persistent_state import (
     Running,
     ValuesAtClock,
 )
-from persistent_state.batch import changes
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
@@ -104,7 +103,7 @@ class Stage:
         files, settings = LocalFiles(str(folder)), Settings(SECOND)
         self._plan = Plan("graph", files, PerKey(), SCHEMA, "ts", None, settings, SHARDS)
         source, fed = Changes("PerKey"), Settings(SECOND, ahead=FURTHEST)
-        schema = changes.schema_of(self._plan, source, PerGroup())
+        schema = source.schema(self._plan, PerGroup())
         derived = replace(
             Plan("graph", files, PerGroup(), schema, TIMESTAMP, None, fed, SHARDS),
             upstream={"": source},

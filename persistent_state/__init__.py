@@ -14,6 +14,9 @@ if not hasattr(monoids, "MonoidError"):
     )
 
 from persistent_state.application import Application
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
+from persistent_state.edges.emitted import Emitted
 from persistent_state.errors import (
     CommitUnknownError,
     DamagedError,
@@ -46,7 +49,6 @@ from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.rate import RateSource
-from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask

@@ -219,12 +219,14 @@ class IntervalJoin(Join):
         self.bounds = Bounds(_length("before", before), _length("after", after), how == LEFT)
 
 
-def by_side(join: Join, inputs: Mapping[str, T]) -> dict[str, T]:
-    """Return what is given by the names of a join's inputs, the left one first.
+def by_side(join: InOrderTask, inputs: Mapping[str, T]) -> Mapping[str, T]:
+    """Return what is given by the names of a join's inputs, the left one first; for other tasks as it is given.
 
     Raises:
         InvalidInputError: The inputs are others than the join has.
     """
+    if not isinstance(join, Join):
+        return inputs
     if {*inputs} != {join.left, join.right}:
         given = ", ".join(map(repr, inputs))
         raise InvalidInputError(

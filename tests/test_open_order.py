@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persistent_state import Application, AsOfJoin, Context, Message, OpenStore, OpenTask, OrderedTask, Timer
-from persistent_state.batch.in_order import names
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.edges.in_order.parts import names
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.ordered import InOrderTask
 from persistent_state.protocol import graph

@@ -15,9 +15,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from persistent_state.batch.in_order import Messages
 from persistent_state.batch.plan import Plan
-from persistent_state.joins import Join, is_moved
+from persistent_state.edges.in_order.messages import messages_in
 from persistent_state.partials.evolve import EVERYTHING, Difference, Evolving, differences
 from persistent_state.partials.type_names import name_of, named
 from persistent_state.partials.waiting import Waiting
@@ -37,23 +36,14 @@ def misfit(plan: Plan, newest: Entry) -> str | None:
     """Return the sentence that says why values of a task can't have the type of its plan; None if they can."""
     if _has_same_type(plan, newest) or not _is_read(plan, newest):
         return None
-    join = plan.task.ordered if isinstance(plan.task, Messages) and isinstance(plan.task.ordered, Join) else None
+    waiting = messages_in(plan)
     for each in _differences(plan, newest):
-        if join is not None and len(each.path) == 1 and each.after is None:
-            if is_moved(join.pair, each.path[0]):
-                return (
-                    f"task={plan.named}: rows wait, and their inputs have other columns now; give them those of before until "
-                    "all are joined."
-                )
-        elif isinstance(plan.task, Messages) and len(each.path) == 1 and each.after is None:
-            given = f"input={each.path[0]!r}"
-            return f"task={plan.named}: messages of {given} wait; give the task this input until it has them all."
+        if waiting is not None and (why := waiting.other_type(plan.named, each)) is not None:
+            return why
         if each.path == EVERYTHING:
             return f"task={plan.named}: its values were written as {_name(plan, newest)}, which can get no other type."
         if each.after is not None:
-            wait = (
-                ", or let the code of before process the messages that wait" if isinstance(plan.task, Messages) else ""
-            )
+            wait = "" if waiting is None else ", or let the code of before process the messages that wait"
             field = ".".join(filter(None, each.path))
             return (
                 f"task={plan.named}: the field {field!r} was written as {name_of(each.before)}, and is "
@@ -101,7 +91,7 @@ def _is_read(plan: Plan, newest: Entry) -> bool:
     A start leaves messages below the global clock, or below the task's own if that is lower. Those of some joins stay for
     longer.
     """
-    if not isinstance(plan.task, Messages):
+    if messages_in(plan) is None:
         return True
     left = min(newest.clock, newest.flow_of(plan.name).progress.clock)
     steps = [flow for flow in newest.flows.values() if any(fed.task == plan.name for fed in flow.upstream.values())]

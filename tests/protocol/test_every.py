@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import NonWindowState, PersistentTask, SessionWindow, SlidingWindow, TumblingWindow, WindowState
-from persistent_state.batch import changes
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.edges import base
+from persistent_state.edges.changes import Changes
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits, graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, Changes
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -146,7 +147,7 @@ class World:
         self.wanted = [*self.plans]
 
     def _derived(self, task: PersistentTask, source: Changes) -> Plan:
-        schema = changes.schema_of(self.plans[source.task], source, task)
+        schema = source.schema(self.plans[source.task], task)
         plan = core.plan_of(
             task,
             schema,
@@ -156,7 +157,7 @@ class World:
             shards=self.shards,
         )
         plan = replace(plan, upstream={"": source}, feeders={"": self.plans[source.task]})
-        changes.check(plan)
+        base.check(plan)
         plan.check()
         return plan
 

@@ -14,18 +14,21 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import NonWindowState, PersistentTask, verify
-from persistent_state.batch import changes
-from persistent_state.batch.as_stored import as_stored
-from persistent_state.batch.in_order import EmittedRows, Messages, States
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.process import KeyState, Program, process
+from persistent_state.edges import base
+from persistent_state.edges.in_order.as_stored import as_stored
+from persistent_state.edges.in_order.edge import InOrder
+from persistent_state.edges.in_order.messages import Messages
+from persistent_state.edges.in_order.process import KeyState, Program, process
+from persistent_state.edges.in_order.rows import EmittedRows
+from persistent_state.edges.in_order.states import States
 from persistent_state.errors import InvalidInputError
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.partials.evolve import misfits
 from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, evolution, graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, InOrder
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_state, state_at
@@ -141,11 +144,11 @@ class Code:
 
 
 def fed(messages: Plan, task: States | EmittedRows, source: InOrder) -> Plan:
-    schema = changes.schema_of(messages, source, task)
+    schema = source.schema(messages, task)
     upstream = {"upstream": {"": source}, "feeders": {"": messages}}
     plan = replace(messages, task=task, schema=schema, timestamp=TIMESTAMP, timestamp_unit=None, **upstream)
     plan.check()
-    changes.check(plan)
+    base.check(plan)
     return plan
 
 

@@ -15,15 +15,18 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, TumblingWindow, WindowState
-from persistent_state.batch import changes
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.edges import base
+from persistent_state.edges.base import Edge
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.errors import DisagreementError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
@@ -119,16 +122,16 @@ class Graph:
         plan.check()
         self.plans[plan.name] = plan
 
-    def _derived(self, task: PersistentTask, source: TaskSource) -> Plan:
+    def _derived(self, task: PersistentTask, source: Edge) -> Plan:
         plan = core.plan_of(
             task,
-            changes.schema_of(self.plans[source.task], source, task),
+            source.schema(self.plans[source.task], task),
             files=self.files,
             timestamp=TIMESTAMP,
             shards=self.shards,
         )
         plan = replace(plan, upstream={"": source}, feeders={"": self.plans[source.task]})
-        changes.check(plan)
+        base.check(plan)
         return plan
 
     @property

@@ -30,9 +30,10 @@ from persistent_state import (
     ValuesAtClock,
     run_local,
 )
-from persistent_state.batch import joined, joins
-from persistent_state.batch.in_order import names
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.edges.in_order.parts import names
+from persistent_state.edges.joins import columns as joins
+from persistent_state.edges.joins import step as joined
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs, open_source
@@ -47,7 +48,7 @@ from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from tests import core
-from tests.batch.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, joined_row, value
+from tests.edges.joins.test_columns import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, joined_row, value
 from tests.protocol.test_inputs import Rows
 from tests.simulation.planted import Bug, bug
 from tests.soak import soak_or

@@ -30,16 +30,24 @@ from persistent_state import (
     TaskFailedError,
     run_local,
 )
-from persistent_state.batch import changes, in_order, in_place
-from persistent_state.batch.in_order import EmittedRows, Messages, States
+from persistent_state.batch import in_place
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.edges import base
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.emitted import Emitted
+from persistent_state.edges.in_order import step as in_order
+from persistent_state.edges.in_order.edge import InOrder
+from persistent_state.edges.in_order.messages import Messages
+from persistent_state.edges.in_order.parts import names
+from persistent_state.edges.in_order.rows import EmittedRows
+from persistent_state.edges.in_order.states import States
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, Timer
 from persistent_state.partials import fold
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, Changes, Emitted, InOrder
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store import blocks
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
@@ -49,7 +57,7 @@ from persistent_state.store.state_at import seen_below
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, messages_of, rows_of
 from tests import core
-from tests.batch.test_process import Told, oracle, streams
+from tests.edges.in_order.test_process import Told, oracle, streams
 from tests.soak import soak_or
 
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("acts", pa.string())])
@@ -90,11 +98,11 @@ class World:
         self.play(again)
 
     def fed(self, task: States | EmittedRows, source: InOrder) -> Plan:
-        schema = changes.schema_of(self.messages, source, task)
+        schema = source.schema(self.messages, task)
         upstream = {"upstream": {"": source}, "feeders": {"": self.messages}}
         plan = replace(self.messages, task=task, schema=schema, timestamp=TIMESTAMP, timestamp_unit=None, **upstream)
         plan.check()
-        changes.check(plan)
+        base.check(plan)
         return plan
 
     def play(self, some: Sequence[Message]) -> None:
@@ -405,9 +413,7 @@ def test_rows_of_one_moment_have_a_place_each_for_the_task_that_they_feed() -> N
     newest, places = log.newest(), list[int]()
     while newest is not None and (due := graph.due(newest)):
         for _, span in graph.spans(newest, by_id[due[0].flow], due[0]) if due[0].flow == "InTurn.messages" else ():
-            places += [
-                place for chunk in changes.read(plans["InTurn.messages"], "", span) for place in chunk.at.tolist()
-            ]
+            places += [place for chunk in base.read(plans["InTurn.messages"], "", span) for place in chunk.at.tolist()]
         newest = core.step(log, by_id, due[0], KEEPING)
     assert newest is not None
     assert len(places) == len({*places}) == 32
@@ -540,7 +546,7 @@ def test_a_task_that_is_new_is_given_all_that_feeds_it_by_its_state() -> None:
     found = core.state_at(newest, plans["Seen"], 40)
     assert {key: kept["state"] for (key,), kept in found.items()} == {1: [12], 2: [6, 7], 3: [0]}
     # A reset builds its messages of that state again, and so it and its rows begin anew, too.
-    parts = set(in_order.names("Seen"))
+    parts = set(names("Seen"))
     assert graph.reset_and_rebuilt(newest, flows, parts, []) == (set(), parts)
 
 

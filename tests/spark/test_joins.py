@@ -25,7 +25,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.joins import Bounds
-from tests.batch.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, value
+from tests.edges.joins.test_columns import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

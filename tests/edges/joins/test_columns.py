@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state.batch import joins
-from persistent_state.batch.joins import Joined, as_of, interval, newest_rights
+from persistent_state.edges.joins import columns as joins
+from persistent_state.edges.joins.columns import Joined, as_of, interval, newest_rights
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.joins import IS_RIGHT, Bounds, Pair, is_moved, pair_of, waiting_rows
