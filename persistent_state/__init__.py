@@ -17,6 +17,8 @@ from persistent_state.application import Application
 from persistent_state.edges.changes import Changes
 from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.edges.emitted import Emitted
+from persistent_state.edges.joins.as_of import AsOfJoin
+from persistent_state.edges.joins.interval import IntervalJoin
 from persistent_state.errors import (
     CommitUnknownError,
     DamagedError,
@@ -29,7 +31,6 @@ from persistent_state.errors import (
     TaskFailedError,
 )
 from persistent_state.inputs import Input
-from persistent_state.joins import AsOfJoin, IntervalJoin
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.decoders import Avro, Decoded, Decoder, Json, Raw
 from persistent_state.kafka.sink import KafkaSink

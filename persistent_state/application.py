@@ -16,19 +16,18 @@ import pyarrow as pa
 
 from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
-from persistent_state.edges import base as edges
-from persistent_state.edges.base import Edge
+from persistent_state.edges.base import Edge, check
 from persistent_state.edges.in_order import parts as in_order
 from persistent_state.edges.in_order.edge import InOrder
 from persistent_state.edges.in_order.rows import emits_rows
 from persistent_state.edges.in_order.states import keeps_state
+from persistent_state.edges.joins.pair import by_side
 from persistent_state.errors import InvalidInputError, StateError, check_whole
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.formatting import Clock
 from persistent_state.inputs import AnySource, Input, Inputs
-from persistent_state.joins import by_side
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask, OrderedTask, named
@@ -45,7 +44,7 @@ from persistent_state.sources.tasks import TIMESTAMP, TaskSource
 from persistent_state.store import lists
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log, check_name
-from persistent_state.task import PersistentTask, check_process_message, instance_of, messages_of
+from persistent_state.task import BaseTask, PersistentTask, check_process_message, instance_of, messages_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +78,8 @@ class _Added:
     @property
     def upstream(self) -> dict[str, Edge]:
         """The tasks that feed it, by input."""
-        return {name: of.source for name, of in self.inputs.items() if isinstance(of.source, Edge)}
+        edges = {name: _edge(of) for name, of in self.inputs.items()}
+        return {name: edge for name, edge in edges.items() if edge is not None}
 
     def source(self, read_by: Callable[[AnySource], AnySource]) -> AnySource:
         """Return the source of the task's flow: the only one, or several as one. Of a derived task it is one that feeds it.
@@ -600,7 +600,7 @@ class Application:
                 of_each = {name: each.settings for name, each in inputs.items()}
                 plan = replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
             # First, as a task that can't be fed has no such columns either.
-            edges.check(plan)
+            check(plan)
             plan.check()
             plans[plan.name] = plan
         return plans
@@ -681,7 +681,7 @@ def _check_task(task: object) -> None:
     Raises:
         InvalidInputError: It is not a task, but its class, for example, or has a name, a key or a value that is none.
     """
-    if not isinstance(task, (PersistentTask, InOrderTask)):
+    if not isinstance(task, BaseTask):
         raise InvalidInputError(
             f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as {instance_of(task)}."
         )
@@ -793,6 +793,11 @@ def _inputs(task: str, source: AnySource | Mapping[str, AnySource | Input]) -> d
     return inputs
 
 
+def _edge(input: Input) -> Edge | None:
+    """Return the other task that an input is; None if it is a source."""
+    return input.source if isinstance(input.source, Edge) else None
+
+
 def _check_input(task: str, name: str, input: Input) -> None:
     """Refuse what an input can't have.
 
@@ -809,7 +814,7 @@ def _check_input(task: str, name: str, input: Input) -> None:
         )
     if input.batch is not None and not callable(input.batch):
         raise InvalidInputError(f"task={task}: input={name!r} has batch={input.batch!r}; give a function of a batch.")
-    if isinstance(input.source, TaskSource):
+    if _edge(input) is not None:
         for what, given in (("allowed_delay", input.allowed_delay), ("idle_after", input.idle_after)):
             if given is not None:
                 raise InvalidInputError(
@@ -852,13 +857,12 @@ def _of_input(
     settings, source, task = plan.settings, input.source, plan.task
     if input != Input(source):
         task = OfInput(task, input)
-    if name in plan.upstream:
+    if (edge := _edge(input)) is not None:
         # The moments of changes are clocks, and no clock is broken.
         settings = replace(settings, ahead=FURTHEST, delay=0, jump=None)
-        schema, update = edges.edges(plan)[name].schema(plan.feeders[name], plan.task), None
+        schema, update = edge.schema(plan.feeders[name], plan.task), None
         timestamp, unit, channel = TIMESTAMP, None, None
     else:
-        assert not isinstance(source, TaskSource)
         if input.allowed_delay is not None:
             settings = replace(settings, delay=duration("allowed_delay", input.allowed_delay))
         if input.idle_after is not None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from persistent_state import Application, AsOfJoin, Context, Message, OpenStore, OpenTask, OrderedTask, Timer
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.edges.in_order.parts import names
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.ordered import InOrderTask
 from persistent_state.protocol import graph
 from persistent_state.protocol.collect import Collector
 from persistent_state.store import lists
 from persistent_state.store.files import Files
+from persistent_state.task import parts_of as names
 from tests import core
 from tests.protocol.test_inputs import Rows
 from tests.soak import soak_or

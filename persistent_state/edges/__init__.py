@@ -1,1 +1,1 @@
-"""What one task gives another between two clocks: the changes of its state, windows that have closed, rows in order."""
+"""Edges: each is a way in which one task feeds another, from one clock to the next."""

@@ -39,7 +39,11 @@ class Edge(TaskSource):
 
     @abstractmethod
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
-        """Return the columns of the rows that the task of a plan gives to a task that is `fed`.
+        """Return the columns of the rows that a task gives.
+
+        Args:
+            plan: The plan of the task that gives.
+            fed: The task that is fed.
 
         Raises:
             InvalidInputError: Two columns have one name.
@@ -58,10 +62,19 @@ class Edge(TaskSource):
 
     @abstractmethod
     def begins_with(self, fed: Plan, clock: str) -> str:
-        """Return in words what a task that is fed begins with if it begins at this clock, which is shown."""
+        """Return in words what a task that is fed begins with.
+
+        Args:
+            fed: The plan of the task that is fed.
+            clock: The clock at which it begins, in words.
+        """
 
     def misfit(self, tasks: Mapping[str, PersistentTask]) -> str | None:
-        """Return the end of the sentence that says why the other of these tasks can't give this; None if it can."""
+        """Return the end of the sentence that says why the other task can't give this; None if it can.
+
+        Args:
+            tasks: The tasks of the application, by name.
+        """
         part = tasks.get(self.task)
         if not isinstance(part, OrderedPart):
             return None
@@ -69,7 +82,11 @@ class Edge(TaskSource):
         return f"an ordered task feeds others by the rows that it emits; give it {emitted}"
 
     def check(self, plan: Plan, fed: Plan) -> None:
-        """Refuse a task that can't be fed this by the task of a plan.
+        """Refuse a task that can't be fed this.
+
+        Args:
+            plan: The plan of the task that gives.
+            fed: The plan of the task that is fed.
 
         Raises:
             InvalidInputError: It can't.
@@ -89,7 +106,12 @@ class Edge(TaskSource):
         return set()
 
     def since(self, since: int, entry: Entry) -> int:
-        """Return the clock from which a step reads that goes on from this one."""
+        """Return the clock from which a step reads.
+
+        Args:
+            since: The clock from which the step goes on.
+            entry: The newest entry.
+        """
         # Of what was given before the task began, some may be gone.
         return entry.clock if since == BEGINNING else since
 
@@ -111,12 +133,21 @@ class Edge(TaskSource):
         )
 
     def may_give(self, plan: Plan, span: Span) -> bool:
-        """Return whether anything may have happened between the clocks to the task of a plan."""
+        """Return whether anything may come of a shard between two clocks.
+
+        Args:
+            plan: The plan of the task that gives.
+            span: The runs of the shard, and the clocks.
+        """
         return bool(span.changed_runs)
 
     @classmethod
     def shown(cls, identity: Mapping[str, Any]) -> str:
-        """Return an edge as its user writes it, by the part of an identity that the log has."""
+        """Return an edge as its user writes it.
+
+        Args:
+            identity: Its identity, as the log has it.
+        """
         return f'{cls.__name__}("{identity[cls.kind]}")'
 
 

@@ -161,8 +161,7 @@ def begin_with(entry: Entry) -> dict[str, int]:
     found = dict[str, int]()
     for name, task in entry.tasks.items():
         kind = windows.from_identity(task.identity)
-        # Messages wait by such a window, too.
-        is_rows = isinstance(kind, windows.UntilPassed) and name == rows_of(named.get(name, ""))
+        is_rows = name == rows_of(named.get(name, ""))
         if is_rows or isinstance(kind, (windows.SlidingWindow, windows.SessionWindow)):
             found[named.get(name, name)] = task.stored.floor
     return found

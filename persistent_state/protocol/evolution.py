@@ -19,7 +19,6 @@ from persistent_state.batch.plan import Plan
 from persistent_state.edges.in_order.messages import messages_in
 from persistent_state.partials.evolve import EVERYTHING, Difference, Evolving, differences
 from persistent_state.partials.type_names import name_of, named
-from persistent_state.partials.waiting import Waiting
 from persistent_state.store.entry import Entry
 from persistent_state.store.task_state import TaskState
 
@@ -58,7 +57,7 @@ def dropped_from_states(before: Entry, entry: Entry) -> dict[str, list[str]]:
     for name, task in entry.tasks.items():
         known = before.tasks.get(name)
         is_same = known is not None and (known.born, known.life) == (task.born, task.life)
-        if known is None or not is_same or "replaced" not in task.identity.get("window", {}):
+        if known is None or not is_same or not task.has_states:
             continue
         types = (named(each.identity["monoid"]["type"]) for each in (known, task))
         if fields := [".".join(each.path[1:]) for each in differences(*types) if each.after is None]:
@@ -91,10 +90,8 @@ def _is_read(plan: Plan, newest: Entry) -> bool:
     A start leaves messages below the global clock, or below the task's own if that is lower. Those of some joins stay for
     longer.
     """
-    if messages_in(plan) is None:
+    if (waiting := messages_in(plan)) is None:
         return True
     left = min(newest.clock, newest.flow_of(plan.name).progress.clock)
     steps = [flow for flow in newest.flows.values() if any(fed.task == plan.name for fed in flow.upstream.values())]
-    kind = plan.layout.kind
-    back = kind.back if isinstance(kind, Waiting) else 0
-    return any(flow.visited - back < left for flow in steps)
+    return any(flow.visited - waiting.back < left for flow in steps)

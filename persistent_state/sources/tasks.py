@@ -18,10 +18,10 @@ class TaskSource(ABC):
     """The kind of what is given, as the identity of a task that is fed by it names it."""
 
     is_of_state: ClassVar[bool] = False
-    """Whether what is given follows from the state of the other task, so that it can be given again from that."""
+    """True if what is given follows from the state of the other task, so that it can be given again from that."""
 
     is_in_order: ClassVar[bool] = False
-    """Whether it gives messages that wait, to the parts of the ordered task that processes them."""
+    """True if it gives messages that wait, to the parts of the ordered task that processes them."""
 
     if TYPE_CHECKING:
         # A field of some, which a property here would give a default.

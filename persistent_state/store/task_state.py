@@ -378,6 +378,16 @@ class TaskState:
     """The inputs that have ended for ever since the task started from zero. Their rows stay in its state."""
 
     @property
+    def has_states(self) -> bool:
+        """Return whether it is the part of an ordered task that has the states of its keys, which are replaced."""
+        return "replaced" in self.identity.get("window", {})
+
+    @property
+    def gives_once(self) -> bool:
+        """Return whether outputs are given what closes, expires or is emitted, once."""
+        return bool(self.identity.get("window")) and not self.has_states
+
+    @property
     def processes(self) -> str | None:
         """The task whose waiting messages this one processes in order; None if it processes none."""
         return messages_processed(self.identity.get("inputs"))

@@ -38,7 +38,6 @@ from persistent_state.edges.emitted import Emitted
 from persistent_state.edges.in_order import step as in_order
 from persistent_state.edges.in_order.edge import InOrder
 from persistent_state.edges.in_order.messages import Messages
-from persistent_state.edges.in_order.parts import names
 from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.edges.in_order.states import States
 from persistent_state.event_time.clocks import BEGINNING
@@ -56,6 +55,7 @@ from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, messages_of, rows_of
+from persistent_state.task import parts_of as names
 from tests import core
 from tests.edges.in_order.test_process import Told, oracle, streams
 from tests.soak import soak_or

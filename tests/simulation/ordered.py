@@ -34,6 +34,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.state_at import seen_below
 from persistent_state.task import Message, PersistentTask, messages_of, rows_of
+from persistent_state.task import parts_of as names_of_parts
 from persistent_state.windows import UntilPassed, UntilReplaced, Windowing
 from tests.core import micros, us
 from tests.simulation.graphs import Derived, Graphs, clock_of, columns_of, place_of
@@ -91,7 +92,7 @@ class Ordered:
 
     @property
     def parts(self) -> list[str]:
-        return in_order.names(self.name)
+        return names_of_parts(self.name)
 
     def task(self) -> InOrderTask:
         return Program(self)

@@ -16,7 +16,7 @@ from persistent_state.edges.in_order import step as processing
 from persistent_state.edges.in_order.rows import EMITTED, row_type
 from persistent_state.edges.in_order.states import STATE
 from persistent_state.edges.joins import step as joining
-from persistent_state.joins import Join
+from persistent_state.edges.joins.pair import Join
 from persistent_state.ordered import OrderedPart
 from persistent_state.partials.newest import Newest
 from persistent_state.sources.tasks import TIMESTAMP

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.row_messages import row_messages
+from persistent_state.edges.joins.columns import kept_columns, on_inputs
+from persistent_state.edges.joins.interval import IntervalJoin
+from persistent_state.edges.joins.pair import Join, is_moved, waiting_rows
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import show_duration
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.joins import IntervalJoin, Join, is_moved, kept_columns, on_inputs, waiting_rows
 from persistent_state.ordered import InOrderTask, OrderedPart
 from persistent_state.partials.evolve import Difference, plain
 from persistent_state.partials.keys import normal_type
@@ -73,6 +75,11 @@ class Messages(OrderedPart):
         )
 
     @property
+    def back(self) -> int:
+        """The microseconds for which a message is still needed after the clock has passed it."""
+        return self.ordered.bounds.back if isinstance(self.ordered, IntervalJoin) else 0
+
+    @property
     def is_unnamed(self) -> bool:
         """Return whether there is one input, which has no name."""
         return [*self.rows] == [INPUT]
@@ -81,7 +88,7 @@ class Messages(OrderedPart):
         type = pa.struct([*self.rows.items()])
         if isinstance(self.ordered, Join) and self.rows:
             type = self.ordered.pair.waiting
-        return KeptState(Rows(type), UntilPassed(_time_back(self.ordered)))
+        return KeptState(Rows(type), UntilPassed(self.back))
 
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
         if isinstance(self.ordered, Join):
@@ -176,8 +183,3 @@ def _beside(plan: Plan, kept: pa.Schema) -> dict[str, str]:
         if is_whole or pa.types.is_timestamp(type):
             found[plan.timestamp] = "start"
     return found
-
-
-def _time_back(task: InOrderTask) -> int:
-    """Return the time, in microseconds, for which a message is still needed after the clock has passed it."""
-    return task.bounds.back if isinstance(task, IntervalJoin) else 0

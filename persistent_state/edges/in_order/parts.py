@@ -9,15 +9,9 @@ from persistent_state.batch.plan import Plan
 from persistent_state.edges.in_order.messages import Messages, messages_in, messages_part, with_schemas
 from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.edges.in_order.states import States
+from persistent_state.edges.joins.pair import Join
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.joins import Join
 from persistent_state.ordered import InOrderTask
-from persistent_state.task import messages_of, rows_of
-
-
-def names(task: str) -> list[str]:
-    """Return the names of the tasks of the graph that an ordered task is."""
-    return [messages_of(task), task, rows_of(task)]
 
 
 def parts(task: InOrderTask) -> tuple[Messages, States, EmittedRows]:

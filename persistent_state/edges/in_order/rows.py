@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.in_order.messages import messages_part
-from persistent_state.joins import Join
+from persistent_state.edges.joins.pair import Join
 from persistent_state.ordered import InOrderTask, OrderedPart
 from persistent_state.partials.layout import as_numpy
 from persistent_state.partials.waiting import Rows

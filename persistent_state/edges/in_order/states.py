@@ -7,9 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from persistent_state.edges.joins.as_of import AsOfJoin
+from persistent_state.edges.joins.interval import IntervalJoin
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import show_duration
-from persistent_state.joins import AsOfJoin, IntervalJoin
 from persistent_state.ordered import InOrderTask, OrderedPart, OrderedTask
 from persistent_state.partials.newest import Newest
 from persistent_state.state import KeptState

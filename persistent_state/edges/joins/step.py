@@ -13,15 +13,18 @@ import pyarrow as pa
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.edges.base import Span, open_runs
+from persistent_state.edges.in_order.messages import messages_part
 from persistent_state.edges.in_order.rows import EMITTED
 from persistent_state.edges.in_order.states import STATE
 from persistent_state.edges.in_order.step import cut, step_chunk
-from persistent_state.edges.joins.columns import Joined, as_of, column_of, interval, newest_rights
+from persistent_state.edges.joins.as_of import AsOfJoin, as_of, newest_rights
+from persistent_state.edges.joins.interval import IntervalJoin, interval
+from persistent_state.edges.joins.pair import Join
+from persistent_state.edges.joins.sides import Joined, column_of
 from persistent_state.event_time.clocks import BEGINNING, END
-from persistent_state.joins import AsOfJoin, IntervalJoin, Join
 from persistent_state.partials import fold
 from persistent_state.partials.layout import Levels, as_numpy, below, between, from_clock, one_chunk
-from persistent_state.partials.waiting import Waiting, rows_passed
+from persistent_state.partials.waiting import rows_passed
 
 SHARE = 4
 """The part of a slice that is joined at a time: a message may be joined with several."""
@@ -53,7 +56,7 @@ def read(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[S
 
 def reaches_back(plan: Plan, span: Span) -> int:
     """Return the time of the first messages that the task in which they wait, of this plan, still has for the step."""
-    return max(BEGINNING, span.since - cast(Waiting, plan.layout.kind).back)
+    return max(BEGINNING, span.since - messages_part(plan).back)
 
 
 def _most() -> int:
