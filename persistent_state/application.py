@@ -471,10 +471,10 @@ class Application:
         self._take_up_schemas(files)
         plans = self.plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
-        shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}
+        shared: dict[int, AnySource] = {}
 
         def read_by(source: AnySource) -> AnySource:
-            if isinstance(source, (DataFrameSource, TaskSource)):
+            if isinstance(source, DataFrameSource):
                 return source
             return shared.setdefault(id(source), source.read_by(self.name))
 

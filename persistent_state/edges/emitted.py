@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.base import Edge, Span, open_runs
-from persistent_state.edges.in_order.rows import EmittedRows, emitted_rows, emitted_schema, most_ranks, ranks_of
+from persistent_state.edges.in_order.rows import (
+    EmittedRows,
+    emits_rows,
+    emitted_rows,
+    emitted_schema,
+    most_ranks,
+    ranks_of,
+)
 from persistent_state.edges.values import places
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.partials import fold
@@ -56,11 +63,13 @@ class Emitted(Edge):
         return self.by
 
     def misfit(self, tasks: Mapping[str, PersistentTask]) -> str | None:
-        rows = tasks.get(self.task)
-        if self.by not in tasks or (isinstance(rows, EmittedRows) and rows.has_columns):
+        if self.by not in tasks:
             return None
-        is_ordered = isinstance(rows, EmittedRows)
-        way = "name their columns in its emits" if is_ordered else f"give it an OrderedTask, or Changes({self.by!r})"
+        way = f"give it an OrderedTask, or Changes({self.by!r})"
+        if isinstance(rows := tasks.get(self.task), EmittedRows):
+            if emits_rows(rows.ordered):
+                return None
+            way = "name their columns in its emits"
         return f"task={self.by} emits no rows; {way}"
 
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:

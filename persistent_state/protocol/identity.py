@@ -63,6 +63,6 @@ def other_part(plan: Plan, what: str, before: Any, now: Any) -> str:
     """Return in words how a part of a task's identity, such as its monoid, was another."""
     if what == "inputs":
         return other_inputs(before, now)
-    if plan.part is not None and what == "window" and before is not None:
+    if plan.part is not None and what == "window" and {*(before or ())} & {*(now or ())}:
         return plan.part.other_window(before, now)
     return f"the store was written with {what}={show_identity(before)}, the task has {show_identity(now)}"

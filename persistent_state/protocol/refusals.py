@@ -77,7 +77,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
         for output in plan.outputs:
             if output in before:
                 # A ValuesAtClock would be given the states.
-                way = OrderedPart.other_name if plan.part is None else plan.part.other_name
+                way = (plan.part or OrderedPart).other_name
                 raise InvalidInputError(
                     f"task={plan.named} is rebuilt, and sink={output!r} has what it was before; give it another place, or "
                     f"a function another name: {way}."

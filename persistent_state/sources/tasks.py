@@ -43,6 +43,10 @@ class TaskSource(ABC):
         """
         return None
 
+    def read_by(self, application: str) -> TaskSource:
+        """Return the source as an application of this name reads it."""
+        return self
+
     @property
     def identity(self) -> dict[str, Any]:
         """The part of the identity of a task that is fed by this, as JSON."""

@@ -39,11 +39,6 @@ class EmittedRows(OrderedPart):
     def persistent_state(self) -> KeptState[Any]:
         return KeptState(Rows(row_type(self.ordered)), UntilPassed())
 
-    @property
-    def has_columns(self) -> bool:
-        """Return whether the ordered task emits rows."""
-        return emits_rows(self.ordered)
-
 
 def emits_rows(task: InOrderTask) -> bool:
     """Return whether a task emits rows. Those of a join are known once its inputs are."""

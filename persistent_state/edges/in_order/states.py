@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from persistent_state.edges.joins.as_of import AsOfJoin
 from persistent_state.edges.joins.interval import IntervalJoin
+from persistent_state.edges.joins.pair import Join
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import show_duration
 from persistent_state.ordered import InOrderTask, OrderedPart, OrderedTask
@@ -31,7 +32,7 @@ class States(OrderedPart):
         self.name, self.key, self.ordered = task.task_name, task.key, task
 
     def other_window(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-        what = "tolerance" if isinstance(self.ordered, AsOfJoin) else "ttl"
+        what = "tolerance" if isinstance(self.ordered, Join) else "ttl"
         lengths = (window["replaced"] for window in (before, now))
         was, is_ = ("none" if length is None else show_duration(length) for length in lengths)
         return f"the store was written with {what}={was}, the task has {is_}"
