@@ -36,7 +36,6 @@ from benchmarks.streams import ROWS_PER_FILE, SCHEMA, START
 from benchmarks.throughput import session
 from examples.broker import Broker
 from persistent_state import Application, Changes, KafkaSink, KafkaSource, NonWindowState, PersistentTask, ValuesAtClock
-from persistent_state.batch import changes
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
@@ -95,7 +94,7 @@ class Stage:
         files, settings = LocalFiles(str(folder)), Settings(SECOND)
         self._plan = Plan("graph", files, PerKey(), SCHEMA, "ts", None, settings, SHARDS)
         source, fed = Changes("PerKey"), Settings(SECOND, ahead=FURTHEST)
-        schema = changes.schema_of(self._plan, source, PerGroup())
+        schema = source.schema(self._plan, PerGroup())
         derived = replace(
             Plan("graph", files, PerGroup(), schema, TIMESTAMP, None, fed, SHARDS),
             upstream={"": source},

@@ -12,6 +12,11 @@ if not hasattr(monoids, "MonoidError"):
     )
 
 from persistent_state.application import Application
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
+from persistent_state.edges.emitted import Emitted
+from persistent_state.edges.joins.as_of import AsOfJoin
+from persistent_state.edges.joins.interval import IntervalJoin
 from persistent_state.errors import (
     CommitUnknownError,
     DamagedError,
@@ -24,7 +29,6 @@ from persistent_state.errors import (
     TaskFailedError,
 )
 from persistent_state.inputs import Input
-from persistent_state.joins import AsOfJoin, IntervalJoin
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
@@ -40,7 +44,6 @@ from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.rate import RateSource
-from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, PersistentTask

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from persistent_state.batch import in_order
-from persistent_state.batch.changes import check as check_fed
-from persistent_state.batch.changes import schema_of
 from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
+from persistent_state.edges.base import Edge, check
+from persistent_state.edges.in_order import parts as in_order
+from persistent_state.edges.in_order.edge import InOrder
+from persistent_state.edges.in_order.rows import emits_rows
+from persistent_state.edges.in_order.states import keeps_state
+from persistent_state.edges.joins.pair import by_side
 from persistent_state.errors import InvalidInputError, StateError, check_whole
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.formatting import Clock
 from persistent_state.inputs import AnySource, Input, Inputs
-from persistent_state.joins import Join, by_side
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask, OrderedTask, named
@@ -38,11 +40,11 @@ from persistent_state.show.tables import Table
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
-from persistent_state.sources.tasks import TASK_SOURCES, TIMESTAMP, Changes, ClosedWindows, Emitted, InOrder, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP, TaskSource
 from persistent_state.store import lists
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log, check_name
-from persistent_state.task import PersistentTask, check_process_message, instance_of, messages_of
+from persistent_state.task import BaseTask, PersistentTask, check_process_message, instance_of, messages_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,9 +76,10 @@ class _Added:
         return named(self.task)
 
     @property
-    def upstream(self) -> dict[str, TaskSource]:
+    def upstream(self) -> dict[str, Edge]:
         """The tasks that feed it, by input."""
-        return {name: of.source for name, of in self.inputs.items() if isinstance(of.source, TASK_SOURCES)}
+        edges = {name: _edge(of) for name, of in self.inputs.items()}
+        return {name: edge for name, edge in edges.items() if edge is not None}
 
     def source(self, read_by: Callable[[AnySource], AnySource]) -> AnySource:
         """Return the source of the task's flow: the only one, or several as one. Of a derived task it is one that feeds it.
@@ -468,10 +471,10 @@ class Application:
         self._take_up_schemas(files)
         plans = self.plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
-        shared: dict[int, TimeReplayableSource | KafkaConnectorSource] = {}
+        shared: dict[int, AnySource] = {}
 
         def read_by(source: AnySource) -> AnySource:
-            if isinstance(source, (DataFrameSource, *TASK_SOURCES)):
+            if isinstance(source, DataFrameSource):
                 return source
             return shared.setdefault(id(source), source.read_by(self.name))
 
@@ -539,16 +542,13 @@ class Application:
         """
         if isinstance(names, str):
             raise InvalidInputError(f"{argument}={names!r} is a text; give a list, {argument}=[{names!r}].")
-        parts = {name: in_order.names(name) for name in self._ordered}
+        parts = dict[str, list[str]]()
+        for added in self._added:
+            parts.setdefault(added.named, []).append(added.task.task_name)
         whole = {part: name for name, some in parts.items() for part in some if part != name}
         if wrong := next((name for name in names if name in whole), None):
             raise InvalidInputError(f"{argument}={wrong!r} is a part of task={whole[wrong]}; name that.")
         return [part for name in names for part in parts.get(name, [name])]
-
-    @property
-    def _ordered(self) -> set[str]:
-        """The names of the ordered tasks."""
-        return {added.task.task_name for added in self._added if isinstance(added.task, in_order.States)}
 
     def plans(
         self,
@@ -587,12 +587,11 @@ class Application:
                 feeders={name: plans[source.task] for name, source in added.upstream.items()},
                 without=added.without,
             )
-            if isinstance(added.task, (in_order.States, in_order.EmittedRows)):
-                plan = replace(plan, task=in_order.on_messages(added.task, plan.feeders[INPUT]))
-            of_inputs = {name: _of_input(plan, name, of, columns_of) for name, of in added.inputs.items()}
-            if isinstance(added.task, in_order.Messages):
-                waiting, of_inputs = in_order.with_schemas(added.task.ordered, of_inputs)
-                plan = replace(plan, task=waiting)
+            plan = in_order.on_feeders(plan)
+            of_inputs: Mapping[str, Plan] = {
+                name: _of_input(plan, name, of, columns_of) for name, of in added.inputs.items()
+            }
+            plan, of_inputs = in_order.on_inputs(plan, of_inputs)
             if [*of_inputs] == [INPUT]:
                 plan = of_inputs[INPUT]
             else:
@@ -601,7 +600,7 @@ class Application:
                 of_each = {name: each.settings for name, each in inputs.items()}
                 plan = replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
             # First, as a task that can't be fed has no such columns either.
-            check_fed(plan)
+            check(plan)
             plan.check()
             plans[plan.name] = plan
         return plans
@@ -614,34 +613,22 @@ class Application:
         """
         by_name = {added.task.task_name: added for added in self._added}
         order: dict[str, _Added] = {}
-        ordered = {part: task for task in self._ordered for part in in_order.names(task)}
+        every_task = {name: added.task for name, added in by_name.items()}
 
         def visit(name: str, path: tuple[str, ...]) -> None:
             if name in path:
-                tasks = [*dict.fromkeys(ordered.get(each, each) for each in path[path.index(name) :])]
+                tasks = [*dict.fromkeys(by_name[each].named for each in path[path.index(name) :])]
                 circle = " -> ".join((*tasks, tasks[0]))
                 raise InvalidInputError(f"tasks feed each other in a circle: {circle}; let one of them read a source.")
             if name in order:
                 return
             for source in by_name[name].upstream.values():
-                is_fed = f"task={by_name[name].named} is fed by {source!r}"
-                if isinstance(source, Emitted) and source.by in by_name:
-                    rows = by_name[source.task].task if source.task in by_name else None
-                    way = f"give it an OrderedTask, or Changes({source.by!r})"
-                    if isinstance(rows, in_order.EmittedRows):
-                        way = "" if in_order.emits_rows(rows.ordered) else "name their columns in its emits"
-                    if way:
-                        raise InvalidInputError(f"{is_fed}, and task={source.by} emits no rows; {way}.")
-                if isinstance(source, (Changes, ClosedWindows)) and (part := source.task) in ordered:
-                    raise InvalidInputError(
-                        f"{is_fed}, and an ordered task feeds others by the rows that it emits; give it "
-                        f"Emitted({ordered[part]!r})."
-                    )
+                if why := source.misfit(every_task):
+                    raise InvalidInputError(f"task={by_name[name].named} is fed by {source!r}, and {why}.")
                 if source.task not in by_name:
-                    upstream = source.by if isinstance(source, Emitted) else source.task
-                    known = ", ".join(known for known in by_name if ordered.get(known, known) == known)
+                    known = ", ".join(known for known, added in by_name.items() if added.named == known)
                     raise InvalidInputError(
-                        f"task={by_name[name].named} is fed by task={upstream}, which is not added; the tasks are {known}."
+                        f"task={by_name[name].named} is fed by task={source.named}, which is not added; the tasks are {known}."
                     )
                 visit(source.task, (*path, name))
             order[name] = by_name[name]
@@ -660,16 +647,8 @@ class Application:
         # Each comes before those that feed it.
         for added in reversed(self._in_order()):
             for source in added.upstream.values():
-                if not isinstance(source, Changes):
-                    continue
-                every = source.microseconds
-                if every is not None and every % interval:
-                    raise InvalidInputError(
-                        f"task={added.task.task_name} is fed by {source!r}, and checkpoint_interval="
-                        f"{show_duration(interval)}; make `every` a multiple of it."
-                    )
-                more = found.get(added.task.task_name, set()) if every is None else {every}
-                found[source.task] = {*found.get(source.task, ()), *more}
+                name = added.task.task_name
+                found.setdefault(source.task, set()).update(source.apart(name, interval, found.get(name, set())))
         return found
 
     def _settings(self) -> Settings:
@@ -702,7 +681,7 @@ def _check_task(task: object) -> None:
     Raises:
         InvalidInputError: It is not a task, but its class, for example, or has a name, a key or a value that is none.
     """
-    if not isinstance(task, (PersistentTask, InOrderTask)):
+    if not isinstance(task, BaseTask):
         raise InvalidInputError(
             f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as {instance_of(task)}."
         )
@@ -739,25 +718,25 @@ def _in_parts(
                 raise InvalidInputError(
                     f"task={task.task_name}: input={name!r} has {what}={given!r}, and it gets whole messages; leave it out."
                 )
-    if isinstance(task, Join):
-        inputs = by_side(task, inputs)
+    inputs = by_side(task, inputs)
     if delivery != EXACTLY_ONCE:
         raise InvalidInputError(
             f"task={task.task_name} processes its messages in order, which is exactly-once, and delivery={delivery!r} is said "
             f"for it; say delivery={EXACTLY_ONCE!r} in add()."
         )
-    states, rows = outputs_of_ordered(task.task_name, sink, in_order.emits_rows(task))
-    if states.at_clock and not in_order.keeps_state(task):
+    states, rows = outputs_of_ordered(task.task_name, sink, emits_rows(task))
+    if states.at_clock and not keeps_state(task):
         raise InvalidInputError(
             f"task={task.task_name}: ValuesAtClock of sink={states.at_clock[0].output_name!r} asks for the states of keys, and "
             "this task has none; give the sink itself, which gets the emitted rows."
         )
     fed = {INPUT: Input(InOrder(messages_of(task.task_name)))}
     nothing = Outputs((), ())
+    messages, with_states, with_rows = in_order.parts(task)
     return [
-        _Added(in_order.Messages(task, {}), inputs, nothing, on_bad_row, delivery, tuple(without)),
-        _Added(in_order.States(task), fed, states, on_bad_row, delivery, ()),
-        _Added(in_order.EmittedRows(task), fed, rows, on_bad_row, delivery, ()),
+        _Added(messages, inputs, nothing, on_bad_row, delivery, tuple(without)),
+        _Added(with_states, fed, states, on_bad_row, delivery, ()),
+        _Added(with_rows, fed, rows, on_bad_row, delivery, ()),
     ]
 
 
@@ -814,6 +793,11 @@ def _inputs(task: str, source: AnySource | Mapping[str, AnySource | Input]) -> d
     return inputs
 
 
+def _edge(input: Input) -> Edge | None:
+    """Return the other task that an input is; None if it is a source."""
+    return input.source if isinstance(input.source, Edge) else None
+
+
 def _check_input(task: str, name: str, input: Input) -> None:
     """Refuse what an input can't have.
 
@@ -830,7 +814,7 @@ def _check_input(task: str, name: str, input: Input) -> None:
         )
     if input.batch is not None and not callable(input.batch):
         raise InvalidInputError(f"task={task}: input={name!r} has batch={input.batch!r}; give a function of a batch.")
-    if isinstance(input.source, TASK_SOURCES):
+    if _edge(input) is not None:
         for what, given in (("allowed_delay", input.allowed_delay), ("idle_after", input.idle_after)):
             if given is not None:
                 raise InvalidInputError(
@@ -873,13 +857,12 @@ def _of_input(
     settings, source, task = plan.settings, input.source, plan.task
     if input != Input(source):
         task = OfInput(task, input)
-    if name in plan.upstream:
+    if (edge := _edge(input)) is not None:
         # The moments of changes are clocks, and no clock is broken.
         settings = replace(settings, ahead=FURTHEST, delay=0, jump=None)
-        schema, update = schema_of(plan.feeders[name], plan.upstream[name], plan.task), None
+        schema, update = edge.schema(plan.feeders[name], plan.task), None
         timestamp, unit, channel = TIMESTAMP, None, None
     else:
-        assert not isinstance(source, TASK_SOURCES)
         if input.allowed_delay is not None:
             settings = replace(settings, delay=duration("allowed_delay", input.allowed_delay))
         if input.idle_after is not None:
@@ -913,7 +896,7 @@ def _check_source(task: str, source: object) -> None:
     Raises:
         InvalidInputError: It is not a source. The message names the source that may be meant.
     """
-    if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource, *TASK_SOURCES)):
+    if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource, TaskSource)):
         return
     found = repr(source)
     if isinstance(source, (str, os.PathLike)):

@@ -91,6 +91,10 @@ def clock_of_rewind(clock: int) -> str:
     return "the beginning" if clock == BEGINNING else full_clock(clock)
 
 
+_NAMES_OF_LENGTHS = {"step": "slide", "replaced": "ttl"}
+"""Names by which people know what an identity has under others."""
+
+
 def show_identity(value: Any) -> str:
     """Return a part of a task's identity as people write it: `Sum(double)`, `word: string`."""
     if isinstance(value, list):
@@ -99,12 +103,10 @@ def show_identity(value: Any) -> str:
         return "none" if value is None else str(value)
     if "passed" in value:
         return f"rows that stay for {value.get('back', 0)} microseconds after the clock has passed them"
-    if "replaced" in value:
-        return f"ttl={value['replaced']} microseconds" if value["replaced"] is not None else "ttl=none"
     if "parameters" not in value:
         # What bounds a state in time, in microseconds.
-        lengths = {"slide" if name == "step" else name: part for name, part in value.items()}
-        return ", ".join(f"{name}={length} microseconds" for name, length in lengths.items())
+        lengths = {name: "none" if length is None else f"{length} microseconds" for name, length in value.items()}
+        return ", ".join(f"{_NAMES_OF_LENGTHS.get(name, name)}={length}" for name, length in lengths.items())
     parts = [f"{name}={show_identity(part)}" for name, part in value["parameters"].items()]
     # The parts of a composed monoid tell its type.
     is_composed = any(isinstance(part, dict) for part in value["parameters"].values())

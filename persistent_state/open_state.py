@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from monoids import Aggregator, Monoid
-from persistent_state.batch.in_order import States
+from persistent_state.edges.in_order.parts import with_states
 from persistent_state.errors import InvalidInputError, NotThereError, StateError
 from persistent_state.formatting import Clock, full_clock
-from persistent_state.joins import Join
 from persistent_state.open_rows import OpenChanges as OpenChanges
 from persistent_state.open_rows import OpenState as OpenState
-from persistent_state.ordered import OrderedTask
+from persistent_state.ordered import InOrderTask
 from persistent_state.protocol import branch, naming
 from persistent_state.protocol.naming import clock_named
 from persistent_state.show import html
@@ -150,12 +149,9 @@ class OpenApplication:
         Raises:
             InvalidInputError: `task` is neither.
         """
-        if isinstance(task, OrderedTask):
-            task = States(task)
-        elif isinstance(task, Join):
-            # The type of its state is that of its rows, and stands in the store.
-            task = task.task_name
-        elif not isinstance(task, (PersistentTask, str)):
+        if isinstance(task, InOrderTask):
+            task = with_states(task)
+        if not isinstance(task, (PersistentTask, str)):
             raise InvalidInputError(
                 f"task={task!r} is not a task; give its name, or an instance of it, such as {instance_of(task)}."
             )

@@ -149,6 +149,11 @@ def rows_of(task: str) -> str:
     return f"{task}.rows"
 
 
+def parts_of(task: str) -> list[str]:
+    """Return the names of the tasks of the graph that an ordered task is. That which has the states has its own name."""
+    return [messages_of(task), task, rows_of(task)]
+
+
 class BaseTask:
     """The base of all tasks: a name, a key, and the ids of messages that may come again."""
 

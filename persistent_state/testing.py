@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from monoids.scalars import exact
 from persistent_state.application import Application
-from persistent_state.batch import in_order
 from persistent_state.batch.messages import ACTED, PROCESSED
 from persistent_state.batch.plan import KEEP, Plan
 from persistent_state.drive.local import LocalDriver, flows_of
+from persistent_state.edges.in_order.rows import emitted_rows, emitted_schema
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
@@ -401,7 +401,7 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
     states, outputs = {}, {}
     present = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
     before = BEGINNING
-    is_ordered = isinstance(plan.task, in_order.States)
+    is_ordered = plan.is_in_order
     for clock in entry.retained:
         states[clock] = _as_dict(seen_below(plan.files, runs, plan.layout, clock), plan)
         if is_ordered:
@@ -434,8 +434,8 @@ def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
     stored = entry.tasks[plan.name].stored
     table = seen_below(plan.files, stored.runs, plan.layout, entry.clock, Since(BEGINNING), stored.floor)
     _, *keys, moments, rows = map(layout.one_chunk, table.columns)
-    schema = in_order.emitted_schema(plan)
-    found = pa.table(in_order.emitted_rows(plan, keys, moments, rows), schema=schema)
+    schema = emitted_schema(plan)
+    found = pa.table(emitted_rows(plan, keys, moments, rows), schema=schema)
     place = len(schema) - 1
     found = found.set_column(place, schema.names[place], moments)
     return sorted(found.to_pylist(), key=lambda row: row[schema.names[place]])

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from monoids.scalars import Scalar
 from persistent_state.batch.groups import NO_ROWS
-from persistent_state.batch.in_order import Messages
 from persistent_state.batch.judge import (
     ACCEPTED,
     ASIDE,
@@ -241,7 +240,7 @@ def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacks: Collection[str] = ()) ->
         column = rows.column(name)
         if not _is_key(column):
             unfit |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
-    if isinstance(plan.task, Messages) and plan.task.hands_keys:
+    if plan.hands_keys:
         for name in plan.task.key_columns:
             column = rows.column(name)
             if pa.types.is_temporal(type := keys.normal_type(column.type)):

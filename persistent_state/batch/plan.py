@@ -14,13 +14,12 @@ from monoids import Summary
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.joins import Join
-from persistent_state.ordered import OrderedPart, named
+from persistent_state.ordered import OrderedPart, named, part_of
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
 from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
-from persistent_state.sources.tasks import Changes, InOrder, TaskSource
+from persistent_state.sources.tasks import TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
 from persistent_state.task import LOCAL_TIMESTAMP, PersistentTask
@@ -89,6 +88,16 @@ class Plan:
         return named(self.task)
 
     @property
+    def part(self) -> OrderedPart | None:
+        """The task, if it is a part of an ordered task."""
+        return part_of(self.task)
+
+    @property
+    def hands_keys(self) -> bool:
+        """Return whether user code is handed the keys of the rows, one by one."""
+        return self.part is not None and self.part.hands_keys
+
+    @property
     def column(self) -> str:
         """The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
         return COLUMN + self.name
@@ -115,8 +124,8 @@ class Plan:
     @property
     def fitting(self) -> str:
         """The kind of updates that fit, in words."""
-        if isinstance(self.task, OrderedPart):
-            return "a state or a row does not fit the types that the task says"
+        if self.part is not None:
+            return self.part.fitting
         monoid = self.layout.monoid
         of = f"; {monoid.name}(...).of(item) makes one of an item" if isinstance(monoid, Summary) else ""
         return f"{monoid.name} holds {monoid.type}{of}"
@@ -124,10 +133,8 @@ class Plan:
     @property
     def without_updates(self) -> str:
         """The end of a sentence about messages of which none made an update, or had an effect."""
-        if isinstance(self.task, OrderedPart):
-            return (
-                ", and process() has returned no state and emitted no row. Let it return the state that is to be kept"
-            )
+        if self.part is not None:
+            return self.part.without_updates
         why = "" if self.task.value is None else f": its value column {self.task.value!r} is null in all of them"
         return f", and none of them made an update{why}"
 
@@ -135,6 +142,11 @@ class Plan:
     def is_fed_by_task(self) -> bool:
         """Return whether the rows of this plan's input come from another task."""
         return self.input in self.upstream
+
+    @property
+    def is_in_order(self) -> bool:
+        """Return whether the task processes in order the messages that wait in another."""
+        return any(source.is_in_order for source in self.upstream.values())
 
     @property
     def source_inputs(self) -> tuple[str, ...]:
@@ -217,8 +229,8 @@ class Plan:
         for name, plan in (self.inputs or {self.input: self}).items():
             key = {"key": [*plan.task.key_columns]} if self.inputs else {}
             value = {"value": plan.task.value} if name in self.inputs_taken_back else {}
-            task = plan.task.ordered if isinstance(plan.task, OrderedPart) and self.inputs else None
-            side = {"side": "left" if name == task.left else "right"} if isinstance(task, Join) else {}
+            sides = plan.part.sides if plan.part is not None and self.inputs else {}
+            side = {"side": sides[name]} if name in sides else {}
             if of_input := {**key, **value, **side}:
                 found[name] = of_input
         return found
@@ -226,7 +238,7 @@ class Plan:
     @property
     def inputs_taken_back(self) -> list[str]:
         """The names of the inputs whose rows are taken back when they change."""
-        changes = [name for name, source in self.upstream.items() if isinstance(source, Changes)]
+        changes = [name for name, source in self.upstream.items() if source.is_of_state]
         return changes if changes and self.takes_back else []
 
     def check(self) -> None:
@@ -420,12 +432,12 @@ class FlowPlan:
     @property
     def is_fed_by_windows(self) -> bool:
         """Return whether the flow is fed by windows that close, and by nothing else: its tasks can't be built from state."""
-        return self.is_derived and not any(isinstance(source, Changes) for source in self.first.upstream.values())
+        return self.is_derived and not any(source.is_of_state for source in self.first.upstream.values())
 
     @property
     def is_in_order(self) -> bool:
         """Return whether the flow processes in order the messages that wait in another task."""
-        return any(isinstance(source, InOrder) for source in self.first.upstream.values())
+        return self.first.is_in_order
 
     @property
     def title(self) -> str:

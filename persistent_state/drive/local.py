@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.messages import Answers, Blob, Descriptor, Report, Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
@@ -51,7 +50,7 @@ def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
     """Return the flows of an application's tasks: the state and the rows of an ordered task are one, all others are alone."""
     groups = dict[str, tuple[Plan, ...]]()
     for plan in plans.values():
-        name = plan.named if isinstance(plan.task, EmittedRows) else plan.name
+        name = plan.named if plan.is_in_order else plan.name
         groups[name] = (*groups.get(name, ()), plan)
     return [*map(FlowPlan, groups.values())]
 

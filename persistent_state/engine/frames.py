@@ -9,9 +9,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from persistent_state.batch import in_order
-from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan
+from persistent_state.edges.in_order.rows import EmittedRows, emitted_rows, emitted_schema
 from persistent_state.engine import connect
 from persistent_state.engine.session import check_store, use_this_python
 from persistent_state.engine.spark_versions import arrow_types, spark_types
@@ -68,14 +67,14 @@ def shown(plan: Plan, table: pa.Table) -> pa.Table:
     """Return the table, whose last column is `value`, with the values as outputs show them."""
     if isinstance(plan.task, EmittedRows):
         *keys, moments, rows = map(one_chunk, table.columns)
-        return pa.table(in_order.emitted_rows(plan, keys, moments, rows), schema=in_order.emitted_schema(plan))
+        return pa.table(emitted_rows(plan, keys, moments, rows), schema=emitted_schema(plan))
     return with_presented(table, plan.present)
 
 
 def values_schema(plan: Plan) -> pa.Schema:
     """Return the columns of running values: the key columns, the columns of the window if there is one, and `value`."""
     if isinstance(plan.task, EmittedRows):
-        return in_order.emitted_schema(plan)
+        return emitted_schema(plan)
     keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
     return pa.schema([*keys, *plan.layout.window_fields, (VALUE, plan.state.presented)])
 

@@ -38,7 +38,7 @@ from persistent_state.sinks.base import RecordingSink
 from persistent_state.sinks.function import Function
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.sources.tasks import TASK_SOURCES
+from persistent_state.sources.tasks import TaskSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
@@ -313,7 +313,7 @@ def _reads(setup: Setup, first: Entry, newest: Entry) -> list[ReadAgain]:
     found = []
     for feed in setup.feeds:
         source = feed.source
-        if isinstance(source, TASK_SOURCES):
+        if isinstance(source, TaskSource):
             continue
         if not feed.plan.first.has_positions:
             raise InvalidInputError(

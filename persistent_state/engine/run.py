@@ -345,7 +345,7 @@ def _warn_of_lost_late_messages(before: Entry | None, plans: Sequence[Plan]) -> 
 
 def _warn_of_gaps(before: Entry | None, entry: Entry) -> None:
     """Log a warning for each output that comes back and lacks what has gone while it was left out."""
-    named = graph.parts_in_order(entry)
+    named = entry.part_of
     for task, output, clock in deliver.gone_meanwhile(before, entry) if before is not None else ():
         _logger.warning(
             "task=%s: sink=%r comes back, and is not given what closed, expired or was emitted up to clock=%s while it was "

@@ -23,7 +23,7 @@ from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.protocol import flows, refusals, restore
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.sources.tasks import TASK_SOURCES
+from persistent_state.sources.tasks import TaskSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
@@ -84,7 +84,7 @@ def check_feed(
         InvalidInputError: The source is refused.
     """
     flow, source = feed.plan, feed.source
-    if isinstance(source, TASK_SOURCES):
+    if isinstance(source, TaskSource):
         return []
     known, clock = (newest.tasks, newest.clock) if newest else ({}, BEGINNING)
     rebuilt = [name for name in flow.by_name if name in rebuild]

@@ -34,7 +34,7 @@ from persistent_state.errors import (
 )
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import graph, restore
+from persistent_state.protocol import restore
 from persistent_state.protocol.naming import none_kept
 from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.codec import side_from_json, side_to_json
@@ -144,7 +144,7 @@ def left_out(entry: Entry) -> dict[str, int]:
 
     `entry` is the first entry of the branch. A part of an ordered task counts as that task.
     """
-    named = graph.parts_in_order(entry)
+    named = entry.part_of
     return {
         name: entry.flows[task.flow].visited
         for name, task in entry.tasks.items()
@@ -158,12 +158,11 @@ def begin_with(entry: Entry) -> dict[str, int]:
     An output of the branch begins with them, and perhaps with some from before: with all that are still there. The clock is
     `BEGINNING` if nothing has gone. `entry` is the first entry of the branch.
     """
-    named = graph.parts_in_order(entry)
+    named = entry.part_of
     found = dict[str, int]()
     for name, task in entry.tasks.items():
         kind = windows.from_identity(task.identity)
-        # Messages wait by such a window, too.
-        is_rows = isinstance(kind, windows.UntilPassed) and name == rows_of(named.get(name, ""))
+        is_rows = name == rows_of(named.get(name, ""))
         if is_rows or isinstance(kind, (windows.SlidingWindow, windows.SessionWindow)):
             found[named.get(name, name)] = task.stored.floor
     return found

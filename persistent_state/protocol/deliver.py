@@ -57,9 +57,8 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
         return None
     is_apart = is_among(entry.retained, last) or last in own
     recent = last if record.is_right and is_apart else BEGINNING
-    window = known.identity.get("window", {})
     # States that are replaced are told apart only by the clocks that are kept.
-    return Due(waiting[0], last if window and "replaced" not in window else recent, recent)
+    return Due(waiting[0], last if known.gives_once else recent, recent)
 
 
 def behind(entry: Entry, task: str) -> Mapping[str, int]:
@@ -85,8 +84,7 @@ def gone_meanwhile(before: Entry, entry: Entry) -> Iterator[tuple[str, str, int]
         may what expired or was emitted.
     """
     for name, task in entry.tasks.items():
-        window = task.identity.get("window", {})
-        if not window or "replaced" in window or name not in before.tasks:
+        if not task.gives_once or name not in before.tasks:
             continue
         was, floor = before.tasks[name].outputs, task.stored.floor
         for output in task.outputs.active:

@@ -15,12 +15,10 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from persistent_state.batch.in_order import Messages
 from persistent_state.batch.plan import Plan
-from persistent_state.joins import Join, is_moved
+from persistent_state.edges.in_order.messages import messages_in
 from persistent_state.partials.evolve import EVERYTHING, Difference, Evolving, differences
 from persistent_state.partials.type_names import name_of, named
-from persistent_state.partials.waiting import Waiting
 from persistent_state.store.entry import Entry
 from persistent_state.store.task_state import TaskState
 
@@ -37,23 +35,14 @@ def misfit(plan: Plan, newest: Entry) -> str | None:
     """Return the sentence that says why values of a task can't have the type of its plan; None if they can."""
     if _has_same_type(plan, newest) or not _is_read(plan, newest):
         return None
-    join = plan.task.ordered if isinstance(plan.task, Messages) and isinstance(plan.task.ordered, Join) else None
+    waiting = messages_in(plan)
     for each in _differences(plan, newest):
-        if join is not None and len(each.path) == 1 and each.after is None:
-            if is_moved(join.pair, each.path[0]):
-                return (
-                    f"task={plan.named}: rows wait, and their inputs have other columns now; give them those of before until "
-                    "all are joined."
-                )
-        elif isinstance(plan.task, Messages) and len(each.path) == 1 and each.after is None:
-            given = f"input={each.path[0]!r}"
-            return f"task={plan.named}: messages of {given} wait; give the task this input until it has them all."
+        if waiting is not None and (why := waiting.other_type(plan.named, each)) is not None:
+            return why
         if each.path == EVERYTHING:
             return f"task={plan.named}: its values were written as {_name(plan, newest)}, which can get no other type."
         if each.after is not None:
-            wait = (
-                ", or let the code of before process the messages that wait" if isinstance(plan.task, Messages) else ""
-            )
+            wait = "" if waiting is None else ", or let the code of before process the messages that wait"
             field = ".".join(filter(None, each.path))
             return (
                 f"task={plan.named}: the field {field!r} was written as {name_of(each.before)}, and is "
@@ -68,7 +57,7 @@ def dropped_from_states(before: Entry, entry: Entry) -> dict[str, list[str]]:
     for name, task in entry.tasks.items():
         known = before.tasks.get(name)
         is_same = known is not None and (known.born, known.life) == (task.born, task.life)
-        if known is None or not is_same or "replaced" not in task.identity.get("window", {}):
+        if known is None or not is_same or not task.has_states:
             continue
         types = (named(each.identity["monoid"]["type"]) for each in (known, task))
         if fields := [".".join(each.path[1:]) for each in differences(*types) if each.after is None]:
@@ -101,10 +90,8 @@ def _is_read(plan: Plan, newest: Entry) -> bool:
     A start leaves messages below the global clock, or below the task's own if that is lower. Those of some joins stay for
     longer.
     """
-    if not isinstance(plan.task, Messages):
+    if (waiting := messages_in(plan)) is None:
         return True
     left = min(newest.clock, newest.flow_of(plan.name).progress.clock)
     steps = [flow for flow in newest.flows.values() if any(fed.task == plan.name for fed in flow.upstream.values())]
-    kind = plan.layout.kind
-    back = kind.back if isinstance(kind, Waiting) else 0
-    return any(flow.visited - back < left for flow in steps)
+    return any(flow.visited - waiting.back < left for flow in steps)

@@ -20,20 +20,17 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from persistent_state.batch.changes import read, span_of
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.spans import Span
+from persistent_state.edges.base import Span, edges, read
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END, is_among
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.protocol import identity, refusals
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.tasks import InOrder
 from persistent_state.store.entry import Entry, common_clock
 from persistent_state.store.flow_state import FlowState, Upstream
 from persistent_state.store.task_state import TaskState
-from persistent_state.task import messages_of, rows_of
 
 
 def reset_and_rebuilt(
@@ -54,8 +51,8 @@ def reset_and_rebuilt(
         InvalidInputError: A task that a source feeds, or fed, can't go on and is not named, or one that would lose what it has.
     """
     to_reset, to_rebuild, known = {*reset}, {*rebuild}, newest.tasks if newest else {}
-    derived = ((flow.is_in_order, plan) for flow in wanted for plan in flow.tasks if plan.upstream)
-    for is_in_order, plan in ((is_in_order, plan) for is_in_order, plan in derived if plan.name in known):
+    derived = (plan for flow in wanted for plan in flow.tasks if plan.upstream)
+    for plan in (plan for plan in derived if plan.name in known):
         assert newest is not None
         before = newest.flow_of(plan.name).upstream
         own = known[plan.name].identity
@@ -74,12 +71,12 @@ def reset_and_rebuilt(
                         f"task={plan.named} can't go on, as {why}. {refusals.ways(plan, newest.clock)}"
                     )
                 (to_reset if plan.source_inputs else to_rebuild).add(plan.name)
-        elif is_in_order and plan.name in reset and plan.upstream[INPUT].task in {*reset} - to_rebuild:
+        elif plan.is_in_order and plan.name in reset and plan.upstream[INPUT].task in {*reset} - to_rebuild:
             # Its messages, which a source feeds, start from zero at the global clock, and so does it.
             continue
         elif plan.name in reset or starts_over or not is_fed_alike:
             # All tasks of the graph that an ordered task is are named with it.
-            names = {plan.name, plan.upstream[INPUT].task} if is_in_order else {plan.name}
+            names = {plan.name, plan.upstream[INPUT].task} if plan.is_in_order else {plan.name}
             is_named = not names.isdisjoint((*reset, *rebuild))
             if not is_named and not refusals.is_made_of_state(plan) and _has_something(newest, plan.name):
                 why = _what_is_other(plan, newest, {*to_rebuild, *to_reset})
@@ -168,25 +165,10 @@ def pins(entry: Entry) -> set[int]:
     return {entry.clock, *common, *(flow.visited for _, flow in _derived(entry))}
 
 
-def is_in_order(entry: Entry, task: str) -> bool:
-    """Return whether a task processes in order the messages that wait in another."""
-    return any(InOrder.kind in source for source in entry.tasks[task].identity.get("inputs", {}).values())
-
-
-def parts_in_order(entry: Entry) -> dict[str, str]:
-    """Return the tasks of the graph that are parts of ordered tasks beside those themselves, with the ordered task of each."""
-    ordered = [name for name in entry.tasks if is_in_order(entry, name)]
-    return {part: name for name in ordered for part in (messages_of(name), rows_of(name)) if part in entry.tasks}
-
-
 def processed(entry: Entry) -> dict[str, int]:
     """Return for tasks in which messages wait the clock up to which the tasks that process them in order have done so."""
-    found = dict[str, int]()
-    for task in entry.tasks.values():
-        for source in task.identity.get("inputs", {}).values() if task.active else ():
-            if InOrder.kind in source:
-                found[source[InOrder.kind]] = entry.flows[task.flow].visited
-    return found
+    active = (task for task in entry.tasks.values() if task.active)
+    return {task.processes: entry.flows[task.flow].visited for task in active if task.processes is not None}
 
 
 def _derived(entry: Entry) -> Iterator[tuple[str, FlowState]]:
@@ -203,10 +185,10 @@ def _is_there(entry: Entry, task: str, clock: int) -> bool:
 def spans(entry: Entry, flow: FlowPlan, step: Step) -> list[tuple[str, Span]]:
     """Return what a step asks of the tasks that feed its flow, by input: of each of their shards that may give something."""
     found = []
-    for name, source in flow.first.upstream.items():
-        for shard, runs in enumerate(entry.tasks[source.task].stored.in_shards(entry.shards)):
-            span = span_of(flow, name, shard, runs, step, entry)
-            found += [(name, span)] if span.may_give(flow.first.feeders[name]) else []
+    for name, edge in edges(flow.first).items():
+        for shard, runs in enumerate(entry.tasks[edge.task].stored.in_shards(entry.shards)):
+            span = edge.span(flow, name, shard, runs, step, entry)
+            found += [(name, span)] if edge.may_give(flow.first.feeders[name], span) else []
     return found
 
 

@@ -17,7 +17,6 @@ from persistent_state.formatting import show_clock
 from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
-from persistent_state.task import messages_of
 
 STEP = "step"
 """A derived task has a step to take."""
@@ -121,13 +120,6 @@ def _place(holder: Holder) -> int:
     return BEGINNING if holder.at is None else holder.at
 
 
-def _named(entry: Entry, task: str) -> str:
-    """Return the ordered task whose messages wait in a task; "" if there is none."""
-    name = task.rpartition(".")[0]
-    is_of_messages = name in entry.tasks and messages_of(name) == task
-    return name if is_of_messages and graph.is_in_order(entry, name) else ""
-
-
 def sentence(holder: Holder | None) -> str:
     """Return what the global clock waits for as a sentence."""
     return f"The global clock waits for {NOTHING if holder is None else holder.words}."
@@ -150,7 +142,7 @@ def slow_channels(
     inputs = {name: source.channels for name, source in flow.inputs.items()}
     if not inputs:
         return ()
-    named, first = _named(entry, task), next(iter(inputs))
+    named, first = entry.part_of.get(task, ""), next(iter(inputs))
     if flow.progress.batch == 0 and flow.progress.holds:
         return (Holder(task, first, None, UNREAD, None, named),)
     own = settings.get(task) if settings else None

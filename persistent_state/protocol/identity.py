@@ -6,13 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from persistent_state.batch.plan import Plan
-from persistent_state.event_time.durations import show_duration
+from persistent_state.edges.base import shown
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import show_identity
-from persistent_state.joins import Join
-from persistent_state.ordered import OrderedPart
-from persistent_state.sources.tasks import TASK_SOURCES, InOrder
 from persistent_state.store.entry import Entry
+from persistent_state.store.task_state import messages_processed
 
 
 def declared_otherwise(plan: Plan, newest: Entry, inputs: Collection[str] | None = None) -> str | None:
@@ -54,43 +52,17 @@ def _said(what: str, value: Any, verbs: tuple[str, str]) -> str:
 
 def other_inputs(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
     """Return in words how the tasks that feed a task were others."""
-    was, is_ = (any(InOrder.kind in source for source in (inputs or {}).values()) for inputs in (before, now))
+    was, is_ = (messages_processed(inputs) is not None for inputs in (before, now))
     if was != is_:
         of_store, own = ("an", "none") if was else ("no", "one")
         return f"the store has {of_store} ordered task or join of this name, and it is {own} now"
-    return f"it was fed by {_shown(before)} when the store was written, and is fed by {_shown(now)} now"
-
-
-def _shown(inputs: Mapping[str, Any] | None) -> str:
-    """Return the tasks that feed a task as users write them."""
-    if not inputs:
-        return "no other task"
-    shown = []
-    for input, source in inputs.items():
-        kind = next(kind for kind in TASK_SOURCES if kind.kind in source)
-        every = f', every="{show_duration(source["every"])}"' if "every" in source else ""
-        name = "" if input == INPUT else f"{input}="
-        shown.append(f'{name}{kind.__name__}("{source[kind.kind]}"{every})')
-    return " and ".join(shown)
+    return f"it was fed by {shown(before)} when the store was written, and is fed by {shown(now)} now"
 
 
 def other_part(plan: Plan, what: str, before: Any, now: Any) -> str:
     """Return in words how a part of a task's identity, such as its monoid, was another."""
     if what == "inputs":
         return other_inputs(before, now)
-    if isinstance(plan.task, OrderedPart) and what == "window" and before is not None:
-        task = plan.task.ordered
-        if "replaced" in before and "replaced" in now:
-            what = "tolerance" if isinstance(task, Join) else "ttl"
-            before, now = _length(before["replaced"]), _length(now["replaced"])
-        elif "passed" in before and "passed" in now:
-            before, now = (show_duration(window.get("back", 0)) for window in (before, now))
-            return (
-                f"rows waited for {before} after the clock had passed them when the store was written, and wait for {now} by "
-                "the bounds that the join has now"
-            )
+    if plan.part is not None and what == "window" and {*(before or ())} & {*(now or ())}:
+        return plan.part.other_window(before, now)
     return f"the store was written with {what}={show_identity(before)}, the task has {show_identity(now)}"
-
-
-def _length(microseconds: int | None) -> str | None:
-    return None if microseconds is None else show_duration(microseconds)

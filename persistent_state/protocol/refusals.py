@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from persistent_state.batch.in_order import EmittedRows
 from persistent_state.batch.plan import Plan, folded
+from persistent_state.edges.base import edges
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END, checkpoint_clock
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import full_clock
+from persistent_state.ordered import OrderedPart
 from persistent_state.partials.evolve import Evolving
 from persistent_state.protocol import evolution, identity
-from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED
@@ -29,7 +29,7 @@ def ways(plan: Plan, clock: int) -> str:
     """Return the ways out for a task that can't go on, given the global clock."""
     if plan.source_inputs:
         return WAYS.format(plan.named)
-    if any(isinstance(source, InOrder) for source in plan.upstream.values()):
+    if plan.is_in_order:
         return ways(plan.feeders[INPUT], clock)
     named = f'Name it in reset=["{plan.named}"] of run or start, and it'
     if is_made_of_state(plan):
@@ -39,23 +39,13 @@ def ways(plan: Plan, clock: int) -> str:
 
 def is_made_of_state(plan: Plan) -> bool:
     """Return whether a task is made of the state of the tasks that feed it, so that it can be built again from that."""
-    is_fed_changes = all(isinstance(source, Changes) for source in plan.upstream.values())
+    is_fed_changes = all(source.is_of_state for source in plan.upstream.values())
     return is_fed_changes and plan.takes_back and not plan.source_inputs
 
 
 def begins_with(plan: Plan, clock: int) -> str:
     """Return in words what a derived task begins with that begins at the global clock."""
-    parts = []
-    for source in plan.upstream.values():
-        if isinstance(source, Changes):
-            parts.append(f"the state of {source.task}" if plan.takes_back else f"a row for each key of {source.task}")
-        elif isinstance(source, ClosedWindows):
-            parts.append(f"the windows of {source.task} that close after clock={full_clock(clock)}")
-        elif isinstance(source, Emitted):
-            parts.append(f"the rows that {source.by} emits after clock={full_clock(clock)}")
-        else:
-            parts.append(f"the messages after clock={full_clock(clock)}")
-    return " and ".join(parts)
+    return " and ".join(edge.begins_with(plan, full_clock(clock)) for edge in edges(plan).values())
 
 
 def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], rebuild: Collection[str]) -> None:
@@ -88,8 +78,7 @@ def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], r
         for output in plan.outputs:
             if output in before:
                 # A ValuesAtClock would be given the states.
-                is_of_rows = isinstance(plan.task, EmittedRows)
-                way = "define it under one" if is_of_rows else "ValuesAtClock(function, name=...)"
+                way = (plan.part or OrderedPart).other_name
                 raise InvalidInputError(
                     f"task={plan.named} is rebuilt, and sink={output!r} has what it was before; give it another place, or "
                     f"a function another name: {way}."

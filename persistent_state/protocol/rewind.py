@@ -25,7 +25,7 @@ from typing import TypeAlias
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, or_none
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import graph, restore
+from persistent_state.protocol import restore
 from persistent_state.protocol.naming import none_kept
 from persistent_state.protocol.next_entry import append
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, RETRACT, OutputPlan, RewindPlan, refusals
@@ -79,7 +79,7 @@ def plan(log: Log, to: int, choose: Choose) -> RewindPlan:
         names_gone={name: at for at, kept in newest.kept.items() if at > clock for name in kept.names},
         newest=newest.clock,
         asked=to,
-        named={**graph.parts_in_order(before), **graph.parts_in_order(newest)},
+        named={**before.part_of, **newest.part_of},
     )
 
 

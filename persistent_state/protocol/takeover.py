@@ -13,7 +13,6 @@ from persistent_state.formatting import full_clock
 from persistent_state.protocol import evolution, flows, graph, refusals, restore
 from persistent_state.protocol.next_entry import append
 from persistent_state.protocol.restore import TaskGroup
-from persistent_state.sources.tasks import Changes
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowProgress, FlowState, Upstream
@@ -217,7 +216,7 @@ def _check_return(newest: Entry, group: TaskGroup, flow: FlowPlan) -> None:
     # A flow that sources and tasks feed may have come further by its sources.
     is_left_behind = any(BEGINNING < at < oldest for at in (own, group.flow.progress.clock))
     stands = own if flow.is_fed_by_windows else _stands(group)
-    if any(not isinstance(source, Changes) for source in flow.first.upstream.values()):
+    if any(not source.is_of_state for source in flow.first.upstream.values()):
         is_left_behind |= stands < oldest
     for name, task in group.tasks.items():
         if not task.active and is_left_behind:
@@ -233,7 +232,7 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
     Raises:
         InvalidInputError: The times that it missed are not apart any more.
     """
-    sees_each = any(isinstance(source, Changes) and source.every for source in flow.first.upstream.values())
+    sees_each = any(source.microseconds for source in flow.first.upstream.values())
     stands = _stands(group)
     if sees_each and not flow.first.takes_back and stands < clock:
         raise InvalidInputError(

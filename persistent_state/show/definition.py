@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from persistent_state.batch.in_order import Messages
 from persistent_state.inputs import AnySource
-from persistent_state.joins import Join
 from persistent_state.kafka.subscription import Subscription
+from persistent_state.ordered import part_of
 from persistent_state.outputs import Outputs
 from persistent_state.sources.files import FileSource
-from persistent_state.sources.tasks import TASK_SOURCES
+from persistent_state.sources.tasks import TaskSource
 from persistent_state.task import PersistentTask
 
-TOLD = (FileSource, Subscription, *TASK_SOURCES)
+TOLD = (FileSource, Subscription, TaskSource)
 """The sources that are told as they show themselves, which is without secrets."""
 
 
@@ -27,8 +26,8 @@ def reads(sources: Mapping[str, AnySource]) -> str:
 
 def state(task: PersistentTask) -> str:
     """Return what a task keeps; "-" if the task does not say."""
-    if isinstance(task, Messages):
-        return f"rows of {type(task.ordered).__name__}" if isinstance(task.ordered, Join) else "any, in order"
+    if (part := part_of(task)) is not None:
+        return part.keeps
     try:
         kept = task.persistent_state()
         return ", ".join(map(repr, [kept.monoid, *([] if kept.windowing is None else [kept.windowing])]))

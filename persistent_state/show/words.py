@@ -90,11 +90,10 @@ def _window(window: Mapping[str, int] | None) -> str:
         return ""
     if "passed" in window:
         return ", until the clock has passed"
-    if "replaced" in window:
-        return f", for {show_duration(window['replaced'])}" if window["replaced"] is not None else ""
-    lengths = {name: show_duration(length) for name, length in window.items()}
-    if "size" not in lengths:
-        return f", sessions by {lengths['gap']}" if "gap" in lengths else f", for {lengths['ttl']}"
-    return f", windows of {lengths['size']}" + (
-        f" each {lengths['step']}" if lengths["step"] != lengths["size"] else ""
-    )
+    if "gap" in window:
+        return f", sessions by {show_duration(window['gap'])}"
+    if "size" in window:
+        each = f" each {show_duration(window['step'])}" if window["step"] != window["size"] else ""
+        return f", windows of {show_duration(window['size'])}{each}"
+    (length,) = window.values()
+    return "" if length is None else f", for {show_duration(length)}"

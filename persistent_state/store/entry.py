@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.task_state import TaskState
+from persistent_state.task import parts_of
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,13 @@ class Entry:
     def readable(self) -> list[int]:
         """The clocks at which the state can be read, ascending: those that the newest runs keep apart, and the kept ones."""
         return sorted({*self.retained, *self.kept})
+
+    @cached_property
+    def part_of(self) -> Mapping[str, str]:
+        """By name: the ordered tasks that tasks of the graph are parts of. The part that has the states has their own name."""
+        # The log does not say it: it follows from the names of the parts.
+        ordered = [name for name, task in self.tasks.items() if task.processes is not None]
+        return {part: name for name in ordered for part in parts_of(name) if part in self.tasks and part != name}
 
     def follower(self, time: int, **changes: Any) -> Entry:
         """Return the entry after this one, which must have been read from the log."""

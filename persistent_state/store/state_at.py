@@ -418,7 +418,8 @@ def find_sides(files: Files, application: str, task: BaseTask | str) -> list[Sid
     entry, name = newest_entry(files, application), task if isinstance(task, str) else task.task_name
     find_task(entry, application, name)
     # Late messages of an ordered task are with the task in which its messages wait.
-    names = [name] if messages_of(name) not in entry.tasks else [messages_of(name), name]
+    waiting = messages_of(name)
+    names = [waiting, name] if entry.part_of.get(waiting) == name else [name]
     return [side for each in names for side in late_rows.all_of(files, entry.late_rows_of(each))]
 
 

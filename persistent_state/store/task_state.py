@@ -89,6 +89,15 @@ class StoredState:
         return replace(self, shards=cut_runs(self.runs, END, shards))
 
 
+IN_ORDER = "in order"
+"""The kind of what feeds the parts of an ordered task that process its messages, as identities name it."""
+
+
+def messages_processed(inputs: Mapping[str, Any] | None) -> str | None:
+    """Return the task whose waiting messages a task with these inputs, as its identity has them, processes in order."""
+    return next((fed[IN_ORDER] for fed in (inputs or {}).values() if IN_ORDER in fed), None)
+
+
 @dataclass(frozen=True)
 class TaskState:
     """The record of one task in an entry. Clocks are microseconds UTC."""
@@ -117,6 +126,21 @@ class TaskState:
 
     ended: tuple[str, ...] = ()
     """The inputs that have ended for ever since the task started from zero. Their rows stay in its state."""
+
+    @property
+    def has_states(self) -> bool:
+        """Return whether it is the part of an ordered task that has the states of its keys, which are replaced."""
+        return "replaced" in self.identity.get("window", {})
+
+    @property
+    def gives_once(self) -> bool:
+        """Return whether outputs are given what closes, expires or is emitted, once."""
+        return bool(self.identity.get("window")) and not self.has_states
+
+    @property
+    def processes(self) -> str | None:
+        """The task whose waiting messages this one processes in order; None if it processes none."""
+        return messages_processed(self.identity.get("inputs"))
 
     def is_at(self, clock: int, flow: FlowState) -> bool:
         """Return True if the state at this clock can be read from what is stored. `flow` is the task's."""

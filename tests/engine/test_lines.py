@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import OrderedTask
-from persistent_state.batch import in_order
+from persistent_state.edges.in_order import parts as in_order
 from persistent_state.engine import Progress, lines
 from persistent_state.engine.lines import Lines, Notebook, Plain, Terminal
 from persistent_state.formatting import cut

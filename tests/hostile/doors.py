@@ -42,9 +42,9 @@ from persistent_state import (
     open_store,
     run_local,
 )
-from persistent_state.batch.as_stored import as_stored
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import microseconds
+from persistent_state.edges.in_order.as_stored import as_stored
 from persistent_state.engine.source_options import read_options
 from persistent_state.errors import DamagedError, TaskFailedError
 from persistent_state.event_time import durations

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import NonWindowState, PersistentTask, SessionWindow, SlidingWindow, TumblingWindow, WindowState
-from persistent_state.batch import changes
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.edges import base
+from persistent_state.edges.changes import Changes
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import TIMESTAMP, Changes
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from tests import core
 from tests.local_application import LocalApplication
@@ -142,7 +143,7 @@ class World(LocalApplication):
                 self.plans.setdefault(plan.name, plan)
 
     def _derived(self, task: PersistentTask, source: Changes) -> Plan:
-        schema = changes.schema_of(self.plans[source.task], source, task)
+        schema = source.schema(self.plans[source.task], task)
         plan = core.plan_of(
             task,
             schema,
@@ -152,7 +153,7 @@ class World(LocalApplication):
             shards=self.shards,
         )
         plan = replace(plan, upstream={"": source}, feeders={"": self.plans[source.task]})
-        changes.check(plan)
+        base.check(plan)
         plan.check()
         return plan
 

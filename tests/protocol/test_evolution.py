@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import Application, NonWindowState, PersistentTask, verify
-from persistent_state.batch.as_stored import as_stored
-from persistent_state.batch.in_order import Messages, States
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.batch.process import KeyState, Program, process
 from persistent_state.drive.local import flows_of
+from persistent_state.edges.in_order.as_stored import as_stored
+from persistent_state.edges.in_order.messages import Messages
+from persistent_state.edges.in_order.process import KeyState, Program, process
+from persistent_state.edges.in_order.states import States
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, OrderedTask, Timer

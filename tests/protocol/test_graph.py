@@ -24,12 +24,14 @@ from persistent_state import (
     WindowState,
 )
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.edges.base import Edge
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.errors import DisagreementError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import Changes, ClosedWindows, TaskSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.state_at import seen_below
@@ -108,7 +110,7 @@ class Slots(PersistentTask):
 class Graph(LocalApplication):
     """Two sources, a task of each, and tasks that these feed."""
 
-    def __init__(self, *more: tuple[PersistentTask, TaskSource], shards: int = 2) -> None:
+    def __init__(self, *more: tuple[PersistentTask, Edge], shards: int = 2) -> None:
         app = Application("app", "memory://graph", checkpoint_interval=core.us(10), max_ahead="100000 days")
         for task in (PerShop(), Amounts(), PerSlot()):
             app.add(task, Rows(EVENTS, ""))

@@ -30,20 +30,23 @@ from persistent_state import (
     ValuesAtClock,
     run_local,
 )
-from persistent_state.batch import joined, joins
-from persistent_state.batch.in_order import names
 from persistent_state.batch.plan import Plan
 from persistent_state.drive.local import flows_of
+from persistent_state.edges.joins import as_of as newest_rows
+from persistent_state.edges.joins import interval as near_rows
+from persistent_state.edges.joins import step as joined
+from persistent_state.edges.joins.interval import Bounds
+from persistent_state.edges.joins.pair import Join
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.joins import Bounds, Join
 from persistent_state.partials import fold, newest, waiting
 from persistent_state.partials.since import Since
 from persistent_state.protocol.commits import Keeping
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.state_at import seen_below
+from persistent_state.task import parts_of as names
 from tests import core
-from tests.batch.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, joined_row, value
+from tests.edges.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, joined_row, value
 from tests.local_application import LocalApplication, Rows, compiled
 from tests.simulation.planted import Bug, bug
 from tests.soak import soak_or
@@ -203,13 +206,13 @@ BUGS = (
     bug(
         "later row",
         "A right row that comes after a left row of its key is joined with it.",
-        joins.as_of,
+        newest_rows.as_of,
         ("newest[lasts[moment]]", "newest[np.append(begins[1:], len(times))[key] - 1]"),
     ),
     bug(
         "right row of the moment",
         "A right row of the left row's moment is not joined with it if it stands behind it.",
-        joins.as_of,
+        newest_rows.as_of,
         ("newest[lasts[moment]]", "newest[rows]"),
     ),
     bug(
@@ -239,25 +242,25 @@ BUGS = (
     bug(
         "nulls too early",
         "A left row is joined with nulls although a right one can still come.",
-        joins.interval,
+        near_rows.interval,
         ("moments = of + bounds.after", "moments = of"),
     ),
     bug(
         "nulls beside a pair",
         "A left row is joined with nulls although an earlier step has joined it.",
-        joins.interval,
+        near_rows.interval,
         ("all_begin == ends", "begins == ends"),
     ),
     bug(
         "pairs again",
         "Pairs whose rows a step reads again are joined again.",
-        joins.interval,
+        near_rows.interval,
         ("np.maximum(low, since)", "low"),
     ),
     bug(
         "edge of the reach",
         "A right row that is as much newer as it may be is not joined.",
-        joins.interval,
+        near_rows.interval,
         ("bounds.after + 1", "bounds.after"),
     ),
 )

@@ -29,24 +29,28 @@ from persistent_state import (
     TaskFailedError,
     run_local,
 )
-from persistent_state.batch import changes, in_order, in_place
+from persistent_state.batch import in_place
 from persistent_state.drive import local, turn
+from persistent_state.edges import base
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.emitted import Emitted
+from persistent_state.edges.in_order import step as in_order
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, Timer
 from persistent_state.partials import fold
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
 from persistent_state.protocol.commits import Keeping
-from persistent_state.sources.tasks import Changes, Emitted
 from persistent_state.store import blocks
 from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
 from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.verify import verify
 from persistent_state.task import Message, messages_of, rows_of
+from persistent_state.task import parts_of as names
 from persistent_state.testing import LocalRun
 from tests import core
-from tests.batch.test_process import Told, oracle, streams
+from tests.edges.in_order.test_process import Told, oracle, streams
 from tests.local_application import LocalApplication, Rows, compiled
 from tests.soak import soak_or
 
@@ -68,7 +72,7 @@ class World(LocalApplication):
         self.ttl, self.sent, self.rows = ttl, list[Message](), list[Any]()
         self.task = InJson()
         self.task.ttl = None if ttl is None else core.us(ttl)
-        self.messages, self.states, self.emitted = in_order.names(self.task.task_name)
+        self.messages, self.states, self.emitted = names(self.task.task_name)
         self.given = BEGINNING
         super().__init__(*compiled(self.application, core.memory()), KEEPING)
 
@@ -377,7 +381,7 @@ def test_rows_of_one_moment_have_a_place_each_for_the_task_that_they_feed() -> N
     played.play("Twice.messages", [(5, k, 10 * k + n) for n in (1, 2) for k in range(1, 9)] + [(25, 1, 0)])
     while due := played.due():
         for _, span in due[0].spans if due[0].flow.id == "InTurn.messages" else ():
-            given = changes.read(played.plans["InTurn.messages"], "", span)
+            given = base.read(played.plans["InTurn.messages"], "", span)
             places += [place for chunk in given for place in chunk.at.tolist()]
         played.turn(due[0].flow.id)
     assert len(places) == len({*places}) == 32
@@ -499,7 +503,7 @@ def test_a_task_that_is_new_is_given_all_that_feeds_it_by_its_state() -> None:
     found = played.state("Seen", 40)
     assert {key: kept["state"] for (key,), kept in found.items()} == {1: [12], 2: [6, 7], 3: [0]}
     # A reset builds its messages of that state again, and so it and its rows begin anew, too.
-    parts = set(in_order.names("Seen"))
+    parts = set(names("Seen"))
     assert graph.reset_and_rebuilt(played.newest, played.flows[1:], parts, []) == (set(), parts)
 
 

@@ -17,14 +17,19 @@ import pyarrow as pa
 
 import monoids
 from persistent_state.application import Application
-from persistent_state.batch import changes, in_order
 from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.edges import base
+from persistent_state.edges.base import Edge
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
+from persistent_state.edges.emitted import Emitted
+from persistent_state.edges.in_order import parts as in_order
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import keys as hashes
 from persistent_state.partials.layout import one_chunk
 from persistent_state.protocol import graph
 from persistent_state.sources.files import FileSource
-from persistent_state.sources.tasks import TIMESTAMP, Changes, ClosedWindows, Emitted, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.store.entry import Entry
 from persistent_state.store.state_at import seen_below
@@ -57,17 +62,17 @@ class Derived:
     """
 
     name: str
-    source: TaskSource
+    source: Edge
     kind: str
     way: str
     keys: tuple[str, ...]
     windowing: Windowing | None = None
-    beside: TaskSource | None = None
+    beside: Edge | None = None
     version: int = 0
     """The version of the code that says what is made of a row."""
 
     @property
-    def inputs(self) -> dict[str, TaskSource]:
+    def inputs(self) -> dict[str, Edge]:
         """By name: what feeds it."""
         return {"": self.source} if self.beside is None else {"one": self.source, "other": self.beside}
 
@@ -183,7 +188,7 @@ def drawn(rng: Random, jobs: Sequence[Job]) -> list[Derived]:
     for number in range(rng.choice([1, 2, 3, 4])):
         # A chain, or several that read one.
         upstream = every[-1] if derived and rng.random() < 0.4 else rng.choice(every)
-        source: TaskSource = (ClosedWindows if upstream.windowing else Changes)(upstream.name)
+        source: Edge = (ClosedWindows if upstream.windowing else Changes)(upstream.name)
         # Those that are given one object are one flow.
         source = next((d.source for d in derived if d.source == source and rng.random() < 0.3), source)
         windowing: Windowing | None = None
@@ -209,7 +214,7 @@ def drawn_every(rng: Random, jobs: Sequence[Job], unit: int) -> list[Derived]:
     derived: list[Derived] = []
     for number in range(rng.choice([1, 2, 3, 4])):
         upstream = tasks[-1] if derived and rng.random() < 0.5 else rng.choice(tasks)
-        source: TaskSource = Changes(upstream.name, every=us(unit * rng.choice([1, 1, 2, 3])))
+        source: Edge = Changes(upstream.name, every=us(unit * rng.choice([1, 1, 2, 3])))
         last = derived[-1].source if derived else source
         if every_in(last) is None and isinstance(last, Changes) and rng.random() < 0.4:
             # Two are fed together whatever changes, and often one of them feeds a task every so often.
@@ -231,7 +236,7 @@ def drawn_every(rng: Random, jobs: Sequence[Job], unit: int) -> list[Derived]:
             columns = [column for column in columns if column not in WINDOW]
         keys = tuple(rng.sample(columns, min(len(columns), rng.choice([0, 1, 1, 2]))))
         way = rng.choice(["batch", "message"])
-        beside: TaskSource | None = None
+        beside: Edge | None = None
         if isinstance(source, Changes) and rng.random() < 0.3:
             other = rng.choice(tasks)
             is_free = is_group and other.windowing is None and rng.random() < 0.3
@@ -336,7 +341,7 @@ def plans_of(
             task = in_order.on_messages(task, next(iter(plan.feeders.values())))
             plan = replace(plan, task=task)
         of_inputs = {
-            name: replace(plan, schema=changes.schema_of(plan.feeders[name], source, task), input=name)
+            name: replace(plan, schema=source.schema(plan.feeders[name], task), input=name)
             for name, source in each.inputs.items()
         }
         if isinstance(task, in_order.Messages):
@@ -349,7 +354,7 @@ def plans_of(
             plan = replace(plan, inputs=inputs, settings=replace(settings, inputs=dict.fromkeys(inputs, settings)))
         # What is worked out of a plan once stays with it.
         plan.check()
-        changes.check(plan)
+        base.check(plan)
         every[each.name] = found[each.name] = plan
     return found
 
@@ -709,9 +714,7 @@ class Graphs:
             return []
         return self.fed_by(job, job.fed, clock, visited)
 
-    def fed_by(
-        self, derived: Derived | Part | Job, source: TaskSource, clock: int, visited: int | None = None
-    ) -> list[Row]:
+    def fed_by(self, derived: Derived | Part | Job, source: Edge, clock: int, visited: int | None = None) -> list[Row]:
         """All that one of the tasks that feed another gives it below a clock."""
         born = self.made[derived.name].born if derived.name in self.made else BEGINNING
         if derived.is_made_of_state:
@@ -722,14 +725,14 @@ class Graphs:
             return self.orders.rows(self.orders.of[source.by], born, clock)
         return self._closed(source, clock, born)
 
-    def _rows_now(self, source: TaskSource, clock: int, visited: int) -> list[Row]:
+    def _rows_now(self, source: Edge, clock: int, visited: int) -> list[Row]:
         """The rows of a task, as one has seen them that is fed its changes: at the last multiple of `every`."""
         job, every = self.job(source.task), every_in(source) or 1
         seen = max(visited, clock // every * every)
         state = self._values(source.task, seen, visited)
         return [Row(seen - 1, _columns(job, columns_of(job, False), key, value)) for key, value in state.items()]
 
-    def _pairs(self, source: TaskSource, clock: int, born: int) -> list[Row]:
+    def _pairs(self, source: Edge, clock: int, born: int) -> list[Row]:
         """What a task gives that is looked at where another was born, and at all multiples of `every` after that."""
         job, every = self.job(source.task), every_in(source)
         assert every is not None
@@ -749,7 +752,7 @@ class Graphs:
             before = after
         return rows
 
-    def _closed(self, source: TaskSource, clock: int, born: int) -> list[Row]:
+    def _closed(self, source: Edge, clock: int, born: int) -> list[Row]:
         """The windows of a task that have closed since another was born."""
         job = self.job(source.task)
         closed = windows.windows_of(job, self.fed(source.task, clock))
@@ -779,7 +782,7 @@ class Graphs:
         return {row.timestamp + 1 for row in rows} | ends
 
 
-def every_in(source: TaskSource | None) -> int | None:
+def every_in(source: Edge | None) -> int | None:
     """The time after which one is fed what has changed; None: that depends on the clocks there are."""
     return source.microseconds if isinstance(source, Changes) else None
 

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from persistent_state.application import Application
 from persistent_state.batch.plan import Plan
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.event_time.clocks import BEGINNING, END, Bounds, Settings
 from persistent_state.inputs import Input
-from persistent_state.sources.tasks import Changes, ClosedWindows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask

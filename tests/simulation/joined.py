@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state.joins import IS_RIGHT, SHARED, AsOfJoin, Bounds, IntervalJoin, Join
+from persistent_state.edges.joins.as_of import AsOfJoin
+from persistent_state.edges.joins.interval import Bounds, IntervalJoin
+from persistent_state.edges.joins.pair import IS_RIGHT, SHARED, Join
 from tests.core import us
 from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Sent, batch_of, input_of
 from tests.simulation.ordered import Given, Kept, Ordered, Outcome

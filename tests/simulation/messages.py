@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 import monoids
-from persistent_state.batch import changes, in_order
-from persistent_state.sources.tasks import TIMESTAMP, Changes, TaskSource
+from persistent_state.edges.base import Edge
+from persistent_state.edges.changes import AFTER, BEFORE, Changes
+from persistent_state.edges.in_order import parts as in_order
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
 from persistent_state.windows import WINDOW, SessionWindow, SlidingWindow, TimeToLive, Windowing
@@ -54,7 +56,7 @@ GROUPS = ("sum", "count")
 FED = "fed"
 """The name of an input that is another task."""
 
-PAIR = changes.BEFORE, changes.AFTER
+PAIR = BEFORE, AFTER
 """The columns of a change that is one row."""
 
 
@@ -147,7 +149,7 @@ class Job:
     windowing: Windowing | None = None
     horizon: int | None = None
     inputs: tuple[str, ...] = ()
-    fed: TaskSource | None = None
+    fed: Edge | None = None
     """What another task feeds it, beside its sources."""
     ordered: Ordered | None = None
     """The ordered task whose messages wait in it."""

@@ -16,26 +16,25 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from persistent_state.batch import in_order
+from persistent_state.edges.base import Edge
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
+from persistent_state.edges.emitted import Emitted
+from persistent_state.edges.in_order import parts as in_order
+from persistent_state.edges.in_order.edge import InOrder
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.ordered import Context, InOrderTask, OrderedTask, Timer
 from persistent_state.partials.waiting import passed
 from persistent_state.protocol.deliver import Due
-from persistent_state.sources.tasks import (
-    TIMESTAMP,
-    Changes,
-    ClosedWindows,
-    Emitted,
-    InOrder,
-    TaskSource,
-)
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store import late_rows
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.state_at import seen_below
 from persistent_state.task import Message, PersistentTask, messages_of, rows_of
+from persistent_state.task import parts_of as names_of_parts
 from persistent_state.windows import UntilPassed, UntilReplaced, Windowing
 from tests.core import micros, us
 from tests.simulation.graphs import Derived, Graphs, clock_of, columns_of, place_of
@@ -93,7 +92,7 @@ class Ordered:
 
     @property
     def parts(self) -> list[str]:
-        return in_order.names(self.name)
+        return names_of_parts(self.name)
 
     def task(self) -> InOrderTask:
         return Program(self)
@@ -128,7 +127,7 @@ class Part:
 
     ordered: Ordered
     what: str
-    inputs: Mapping[str, TaskSource]
+    inputs: Mapping[str, Edge]
 
     beside = None
     is_made_of_state = False
@@ -142,7 +141,7 @@ class Part:
         return {MESSAGES: messages_of(name), STATES: name, ROWS: rows_of(name)}[self.what]
 
     @property
-    def source(self) -> TaskSource:
+    def source(self) -> Edge:
         return next(iter(self.inputs.values()))
 
     @property
@@ -299,7 +298,7 @@ def drawn(
     plain = [job for job in jobs if job.kind != ROWS]
     some = [each for each in ordered if not each.silent]
     for number in range(rng.choice([0, 0, 1, 1, 2])):
-        sources: list[tuple[TaskSource, tuple[str, ...], tuple[str, ...]]] = []
+        sources: list[tuple[Edge, tuple[str, ...], tuple[str, ...]]] = []
         for upstream in rng.sample(some, min(2, len(some))):
             sources.append((Emitted(upstream.name), upstream.keys, (*upstream.keys, upstream.mark)))
         for job in rng.sample(plain, min(1, len(plain))):
@@ -346,7 +345,7 @@ def with_fed(rng: Random, jobs: Sequence[Job], coming: Coming, few_hashes: bool)
         return [*jobs]
     if last.ordered:
         last = replace(last, ordered=replace(last.ordered, silent=False))
-    source: TaskSource = Emitted(last.ordered.name) if last.ordered else ClosedWindows(last.name)
+    source: Edge = Emitted(last.ordered.name) if last.ordered else ClosedWindows(last.name)
     keys = last.keys if few_hashes else tuple(rng.sample(last.keys, rng.randint(0, len(last.keys))))
     of = replace(first.ordered, keys=keys, horizon=None)
     fed = replace(coming.with_source(first), keys=keys, horizon=None, ordered=of, fed=source)
@@ -497,7 +496,7 @@ class Orders:
         job = self.graphs.judges[name].job
         return [*(job.inputs or [INPUT]), *([FED] if job.fed else [])]
 
-    def _tasks_that_feed(self, name: str) -> list[tuple[int, str, TaskSource]]:
+    def _tasks_that_feed(self, name: str) -> list[tuple[int, str, Edge]]:
         """The inputs of a task in which messages wait that are other tasks, each with its place among all inputs."""
         if name in self.graphs.derived:
             return [(place, *each) for place, each in enumerate(self.part(name).inputs.items())]

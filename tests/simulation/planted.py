@@ -17,19 +17,23 @@ from persistent_state.batch import (
     alignment,
     combine,
     groups,
-    in_order,
     in_place,
     judge,
     lift,
     messages,
     plan,
-    process,
     rows,
     shard,
-    spans,
     update,
 )
-from persistent_state.batch import changes as fed
+from persistent_state.edges import changes as fed
+from persistent_state.edges import values
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
+from persistent_state.edges.in_order import process
+from persistent_state.edges.in_order import step as in_order
+from persistent_state.edges.in_order.edge import InOrder
+from persistent_state.edges.in_order.messages import Messages
 from persistent_state.event_time import channels, clocks, positions
 from persistent_state.partials import (
     changed,
@@ -1712,7 +1716,7 @@ BUGS = (
         "what is left of nothing",
         "A key of which a task took back all still feeds others.",
         fed._left,
-        ("if not any(", "if True or any("),
+        ("if not plan.inputs_taken_back:", "if True:"),
         theme="graph",
     ),
     bug(
@@ -1725,15 +1729,14 @@ BUGS = (
     bug(
         "no window without a message",
         "Nobody looks for windows that closed where no message came.",
-        spans.Span.may_give,
-        ("return bool(self.ending_runs(plan))", "return bool(self.changed_runs)"),
-        ("self.changed_runs or self.ending_runs(plan)", "self.changed_runs"),
+        ClosedWindows.may_give,
+        ("span.ending_runs(plan)", "span.changed_runs"),
         theme="graph",
     ),
     bug(
         "closed again",
         "A step is fed all windows that have closed, those of the steps before too.",
-        fed._read,
+        ClosedWindows.read,
         ("since = Since(span.since)\n", "since = Since(-(2**63))\n"),
         theme="graph",
     ),
@@ -1957,29 +1960,29 @@ BUGS = (
     bug(
         "multiples skipped",
         "A task is fed what changed between the clocks of its steps, not what changed from one time to the next.",
-        fed.span_of,
-        ("if isinstance(source, Changes) and since >= entry.clock:", "if False:"),
+        Changes.span,
+        ("if span.since >= entry.clock:", "if False:"),
         theme="every",
     ),
     bug(
         "multiples of others skipped",
         "Nobody looks at the times at which a task must be known that is fed a task which is fed whatever changes.",
-        fed.span_of,
-        ("source.microseconds or (math.gcd(*apart) or None)", "source.microseconds"),
+        Changes.span,
+        ("self.microseconds or (math.gcd(*apart) or None)", "self.microseconds"),
         theme="every",
     ),
     bug(
         "multiples of the first task",
         "Of tasks that are fed together, the first says at which times they must be known.",
-        fed.span_of,
+        Changes.span,
         ("for each in flow.tasks]", "for each in flow.tasks[:1]]"),
         theme="every",
     ),
     bug(
         "multiples before it was born",
         "A task that is built of state is fed what changed at times that are not apart any more.",
-        fed.span_of,
-        ("and since >= entry.clock", ""),
+        Changes.span,
+        ("if span.since >= entry.clock:", "if True:"),
         theme="every",
     ),
     bug(
@@ -2020,7 +2023,7 @@ BUGS = (
     bug(
         "change at its clock",
         "A change has the time at which it was looked for, which is above the clock.",
-        fed._rows,
+        values.rows_of,
         ("pa.array(clocks - 1)", "pa.array(clocks)"),
         theme="every",
     ),
@@ -2029,8 +2032,8 @@ BUGS = (
         "What is after a key has expired, or a window has ended, is zero.",
         fed._messages,
         (
-            "(_shown(plan, _left(plan, values)) for values in (some.before, some.after))",
-            "(_shown(plan, _left(plan, values)) for values in (some.before, pa.concat_arrays([some.after, "
+            "(shown(plan, _left(plan, values)) for values in (some.before, some.after))",
+            "(shown(plan, _left(plan, values)) for values in (some.before, pa.concat_arrays([some.after, "
             "plan.layout.monoid.to_arrow([plan.layout.monoid.zero])]).take(pa.array(np.where(np.asarray("
             "some.after.is_valid()), np.arange(len(some.after)), len(some.after))))))",
         ),
@@ -2167,7 +2170,7 @@ BUGS = (
     bug(
         "copies of messages that wait",
         "The messages of an ordered task have no ids.",
-        in_order.Messages.__init__,
+        Messages.__init__,
         ("self.message_id, self.horizon = task.message_id, task.horizon", "self.message_id, self.horizon = None, None"),
         theme="in-order",
     ),
@@ -2195,14 +2198,14 @@ BUGS = (
     bug(
         "states of the first shard",
         "A step reads the states of one shard, whichever messages it has.",
-        fed.span_of,
+        InOrder.span,
         ("in_shards(entry.shards)[shard].runs", "in_shards(entry.shards)[0].runs"),
         theme="in-order",
     ),
     bug(
         "states of the oldest run",
         "A step reads the states of one run of its shard.",
-        fed.span_of,
+        InOrder.span,
         ("in_shards(entry.shards)[shard].runs", "in_shards(entry.shards)[shard].runs[:1]"),
         theme="in-order",
     ),
@@ -2272,8 +2275,8 @@ BUGS = (
     bug(
         "timers without messages",
         "Where no message came, no timer is due.",
-        spans.Span.may_give,
-        (" or self.timed_runs)", ")"),
+        InOrder.may_give,
+        (" or processing.timed_runs(span))", ")"),
         theme="in-order",
     ),
     bug(

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from persistent_state.sources.tasks import Changes, ClosedWindows, Emitted, InOrder
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
+from persistent_state.edges.emitted import Emitted
+from persistent_state.edges.in_order.edge import InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
 from tests.simulation.graphs import clock_of, every_in, is_diamond
 from tests.simulation.sinks import GO_BACK

@@ -14,13 +14,15 @@ import numpy as np
 import pyarrow as pa
 from greenlet import getcurrent, greenlet
 
-from persistent_state.batch import compaction, in_order, in_place
+from persistent_state.batch import compaction, in_place
 from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import turn
+from persistent_state.edges.in_order import step as in_order
+from persistent_state.edges.joins.interval import Bounds
 from persistent_state.errors import (
     CommitUnknownError,
     DamagedError,
@@ -34,7 +36,6 @@ from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.inputs import Inputs, open_source
-from persistent_state.joins import Bounds
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
 from persistent_state.protocol import branch, collect, commits, graph, naming, rewind, takeover

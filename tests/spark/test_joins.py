@@ -24,8 +24,8 @@ from persistent_state import (
     ValuesAtClock,
     read_state,
 )
-from persistent_state.joins import Bounds
-from tests.batch.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, value
+from persistent_state.edges.joins.interval import Bounds
+from tests.edges.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,9 +15,12 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import DamagedError
-from persistent_state.batch import changes, shard, spans
+from persistent_state.batch import shard
 from persistent_state.batch.plan import EXACTLY_ONCE
 from persistent_state.drive.local import LocalDriver
+from persistent_state.edges import base
+from persistent_state.edges.changes import Changes
+from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.store import blocks, lists
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import open_files
@@ -200,9 +203,9 @@ def test_every_merge_and_every_step_verifies_what_it_reads(play: Callable[[], An
     ("target", "right", "play"),
     [
         (shard._open, "anew=True", graph),
-        (spans.open_runs, ", anew=True", graph),
-        (changes._read, "every=span.every, ended=span.ended, anew=True", graph),
-        (changes._read, "span.clock, since, anew=True", closed_windows),
+        (base.open_runs, ", anew=True", graph),
+        (Changes.read, "every=span.every, ended=span.ended, anew=True", graph),
+        (ClosedWindows.read, "span.clock, since, anew=True", closed_windows),
     ],
 )
 def test_a_merge_or_a_step_that_believes_what_was_verified_before_is_found(

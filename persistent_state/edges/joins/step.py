@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.batch.in_order import EMITTED, STATE, cut, step_chunk
-from persistent_state.batch.joins import Joined, as_of, column_of, interval, newest_rights
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import StepChunk
-from persistent_state.batch.spans import Span, open_runs
-from persistent_state.event_time.clocks import END
-from persistent_state.joins import AsOfJoin, IntervalJoin, Join
+from persistent_state.edges.base import Span, open_runs
+from persistent_state.edges.in_order.messages import messages_part
+from persistent_state.edges.in_order.rows import EMITTED
+from persistent_state.edges.in_order.states import STATE
+from persistent_state.edges.in_order.step import cut, step_chunk
+from persistent_state.edges.joins.as_of import AsOfJoin, as_of, newest_rights
+from persistent_state.edges.joins.interval import IntervalJoin, interval
+from persistent_state.edges.joins.pair import Join
+from persistent_state.edges.joins.sides import Joined, column_of
+from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.partials import fold
 from persistent_state.partials.layout import Levels, as_numpy, below, between, from_clock, one_chunk
 from persistent_state.partials.waiting import rows_passed
@@ -34,7 +40,7 @@ def read(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[S
         span: The runs of a shard of both.
         name: The partition that the rows are of.
     """
-    since = span.reaches_back(plan)
+    since = reaches_back(plan, span)
     waiting = open_runs(plan, span.runs_from(since))
     for low, high in fold.slices(waiting, share=SHARE):
         came = [below(from_clock(between(table, low, high), since), span.clock) for table in waiting]
@@ -43,9 +49,14 @@ def read(plan: Plan, fed: Plan, join: Join, span: Span, name: str) -> Iterator[S
         chunks = (
             _as_of(plan, fed, join, span, came, name)
             if isinstance(join, AsOfJoin)
-            else _interval(plan, fed, join, span, came, name)
+            else _interval(plan, fed, cast(IntervalJoin, join), span, came, name)
         )
         yield from (replace(chunk, high=high) for chunk in chunks)
+
+
+def reaches_back(plan: Plan, span: Span) -> int:
+    """Return the time of the first messages that the task in which they wait, of this plan, still has for the step."""
+    return max(BEGINNING, span.since - messages_part(plan).back)
 
 
 def _most() -> int:
@@ -53,10 +64,9 @@ def _most() -> int:
     return max(1, 2 * fold.SLICE // SHARE)
 
 
-def _interval(plan: Plan, fed: Plan, join: Join, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
-    assert isinstance(join, IntervalJoin)
+def _interval(plan: Plan, fed: Plan, join: IntervalJoin, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
     for first, last in pairwise(cut(came, span, _most())):
-        messages = rows_passed(came, plan.layout, max(span.reaches_back(plan), first - join.bounds.back), last)
+        messages = rows_passed(came, plan.layout, max(reaches_back(plan, span), first - join.bounds.back), last)
         for some in interval(messages, plan.layout, join.pair, join.bounds, first, last):
             yield _emitted(plan, fed, messages, some, name)
 

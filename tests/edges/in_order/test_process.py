@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state.batch import process as processing
-from persistent_state.batch.as_stored import as_stored
-from persistent_state.batch.process import Emitted, KeyState, Outcome, Program, process
 from persistent_state.batch.row_messages import row_messages
+from persistent_state.edges.in_order import process as processing
+from persistent_state.edges.in_order.as_stored import as_stored
+from persistent_state.edges.in_order.process import Emitted, KeyState, Outcome, Program, process
 from persistent_state.errors import TaskFailedError
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.task import Message

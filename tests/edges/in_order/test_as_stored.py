@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from monoids import MonoidError
 from monoids.nested import codec_of
-from persistent_state.batch import as_stored as module
-from persistent_state.batch.as_stored import as_stored
+from persistent_state.edges.in_order import as_stored as module
+from persistent_state.edges.in_order.as_stored import as_stored
 
 zones = st.timedeltas(timedelta(hours=-23), timedelta(hours=23)).map(timezone) | st.timezones() | st.just(module.UTC)
 texts = st.text(st.characters(codec="utf-8")) | st.text(st.characters())

@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persistent_state.batch import joins
-from persistent_state.batch.joins import Joined, as_of, interval, newest_rights
+from persistent_state.edges.joins import sides
+from persistent_state.edges.joins.as_of import as_of, newest_rights
+from persistent_state.edges.joins.columns import pair_of
+from persistent_state.edges.joins.interval import Bounds, interval
+from persistent_state.edges.joins.pair import IS_RIGHT, Pair, is_moved, waiting_rows
+from persistent_state.edges.joins.sides import Joined
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.joins import IS_RIGHT, Bounds, Pair, is_moved, pair_of, waiting_rows
 from persistent_state.partials import fold, keys
 from persistent_state.partials.layout import Layout
 from persistent_state.partials.newest import Newest
@@ -160,7 +163,7 @@ def test_an_interval_join_gives_each_pair_once_in_however_many_steps(
 
 def few_rows(most: int) -> Any:
     """At most so many rows are joined at a time."""
-    return mock.patch.object(joins, "MOST_ROWS", most)
+    return mock.patch.object(sides, "MOST_ROWS", most)
 
 
 def equal_hashes(are_equal: bool) -> Any:

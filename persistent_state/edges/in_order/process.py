@@ -14,8 +14,8 @@ from heapq import heappop, heappush
 from typing import Any
 
 from monoids import MonoidError
-from persistent_state.batch.as_stored import AsStored
 from persistent_state.batch.row_messages import as_they_came
+from persistent_state.edges.in_order.as_stored import AsStored
 from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, at_line, places, raised
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.durations import UNITS

@@ -1,0 +1,178 @@
+"""The changes of a task's state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from persistent_state.batch.messages import Step
+from persistent_state.batch.plan import FlowPlan, Plan, takes_back
+from persistent_state.batch.rows import TakenBack
+from persistent_state.edges.base import Edge, Span
+from persistent_state.edges.values import fields_of, rows_of, schema_of, shown
+from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.durations import Duration, positive, show_duration
+from persistent_state.ordered import OrderedPart
+from persistent_state.partials.changed import Changed, are_equal
+from persistent_state.sources.base import Chunk
+from persistent_state.store.entry import Entry
+from persistent_state.store.named_files import ShardRuns
+from persistent_state.store.net_changes import changed_between
+from persistent_state.task import PersistentTask
+
+BEFORE, AFTER = "before", "after"
+"""The columns of a change that is one message: structs of what outputs show of the value; null where the key is not there."""
+
+
+@dataclass(frozen=True)
+class Changes(Edge):
+    """The changes of another task's state, as a source of a task.
+
+    At each clock that all tasks have in common, the downstream task sees each key of the upstream task whose value changed: a
+    row with the key columns, the columns of the presented value (one for each field of a struct, else `value`), and
+    `timestamp`, the last microsecond before the clock. The library takes back what the task made of the row as it was before.
+    So its state is always made of the values that the upstream task has now, and its monoid must be a group whose sums are
+    exact: `Sum`, `Count` or `ExactSum`, or a `Struct` of these.
+
+    With `every` the changes are those from each multiple of it to the next, whatever clocks there are. They are a function of
+    the messages then. So the downstream task may keep any state, and the upstream task may keep windows or a time to live. A
+    task whose monoid is no such group, or that has windows, a ttl or a `message_id`, sees one row for each change. It has the
+    key columns, the structs `before` and `after` in place of the value's columns, and `timestamp`. A struct is null where the
+    key was not there, or is not there any more.
+
+    Args:
+        task: The name of the upstream task. Without `every` it keeps its state without windows and without a time to live.
+        every: A text such as "1 minute", or a `timedelta`: a multiple of the application's checkpoint interval. All checkpoints
+            of the application are at multiples of it.
+
+    Example:
+        >>> Changes("PerShop", every="1 minute")
+        Changes(task='PerShop', every='1 minute')
+    """
+
+    task: str
+    every: Duration | None = None
+
+    kind: ClassVar[str] = "changes"
+    is_of_state: ClassVar[bool] = True
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {self.kind: self.task, **({} if self.every is None else {"every": self.microseconds})}
+
+    @property
+    def microseconds(self) -> int | None:
+        return None if self.every is None else positive("every", self.every)
+
+    @classmethod
+    def shown(cls, identity: Mapping[str, Any]) -> str:
+        every = f', every="{show_duration(identity["every"])}"' if "every" in identity else ""
+        return f'{cls.__name__}("{identity[cls.kind]}"{every})'
+
+    def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
+        values = fields_of(plan)
+        return schema_of(
+            plan, values if takes_back(fed) else [pa.field(name, pa.struct(values)) for name in (BEFORE, AFTER)]
+        )
+
+    def check(self, plan: Plan, fed: Plan) -> None:
+        if self.every is None:
+            _check_taken_back(fed, plan)
+
+    def apart(self, fed: str, interval: int, after: set[int]) -> set[int]:
+        every = self.microseconds
+        if every is not None and every % interval:
+            raise InvalidInputError(
+                f"task={fed} is fed by {self!r}, and checkpoint_interval={show_duration(interval)}; make `every` a multiple of "
+                "it."
+            )
+        return after if every is None else {every}
+
+    def since(self, since: int, entry: Entry) -> int:
+        return since
+
+    def span(self, flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
+        span, every = Edge.span(self, flow, input, shard, runs, step, entry), None
+        # Below the global clock the multiples of `every` are not apart any more.
+        if span.since >= entry.clock:
+            # Others may be fed by any of these tasks, every so often: what it is at each of these times is asked of it, too.
+            apart = [each.settings.every or 0 for each in flow.tasks]
+            every = self.microseconds or (math.gcd(*apart) or None)
+        return replace(span, every=every)
+
+    def may_give(self, plan: Plan, span: Span) -> bool:
+        return bool(span.changed_runs or span.ending_runs(plan))
+
+    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+        for some in changed_between(
+            plan.files, plan.layout, span.runs, span.since, span.clock, every=span.every, ended=span.ended, anew=True
+        ):
+            yield from _messages(plan, span, some, name)
+
+    def begins_with(self, fed: Plan, clock: str) -> str:
+        return f"the state of {self.task}" if fed.takes_back else f"a row for each key of {self.task}"
+
+
+def _check_taken_back(plan: Plan, other: Plan) -> None:
+    """Refuse a task that can't be made of the changes of another between any two clocks."""
+    way = f'or look at fixed times: Changes({other.name!r}, every="1 minute")'
+    if other.layout.kind.expires:
+        raise InvalidInputError(
+            f"task={plan.named} is fed by the changes of task={other.name}, whose state is bounded in time; feed it by the "
+            f"windows that have closed, ClosedWindows({other.name!r}), keep that state without a bound, {way}."
+        )
+    if plan.takes_back:
+        return
+    if isinstance(plan.task, OrderedPart):
+        raise InvalidInputError(
+            f"task={plan.named} is fed by the changes of task={other.name}, and an ordered task can't take "
+            f'back what it made of a row; look at fixed times: Changes({other.name!r}, every="1 minute").'
+        )
+    monoid = plan.state.monoid
+    fed = f"task={plan.named} is fed by the changes of task={other.name}"
+    beginning = f"{fed}: what it made of a row is taken back when the row"
+    if monoid.is_group and monoid.exact:
+        raise InvalidInputError(
+            f"{beginning} changes. So it can't have windows, a ttl, a message_id or reads_state; leave these out, {way}."
+        )
+    lack = "rounds" if monoid.is_group else "is no group"
+    raise InvalidInputError(
+        f"{beginning} changes, and {monoid!r} {lack}; use Sum, Count, ExactSum, or a Struct of these, {way}."
+    )
+
+
+def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:
+    """Yield the messages that changes are. Where nothing differs there is none, though messages may have come."""
+    before, after = (shown(plan, _left(plan, values)) for values in (some.before, some.after))
+    # What was added is taken away again as user code made it, which can tell the two zeros apart.
+    differs = ~are_equal(before, after, signed_zeros=span.takes_back)
+    if not differs.any():
+        return
+    picked, mask = some.take(differs), pa.array(differs)
+    before, after = before.filter(mask), after.filter(mask)
+    if not span.takes_back:
+        both = pa.StructArray.from_arrays([before, after], names=[BEFORE, AFTER])
+        yield Chunk(**rows_of(plan, picked.rows, both, picked.clocks, name))
+        return
+    for kind, values in ((TakenBack, before), (Chunk, after)):
+        there = values.is_valid()
+        rows, at = picked.rows.filter(there), picked.clocks[np.asarray(there)]
+        yield kind(**rows_of(plan, rows, values.filter(there), at, name))
+
+
+def _left(plan: Plan, values: pa.Array) -> pa.Array:
+    """Return a task's values; null where nothing is left of all that the task was fed.
+
+    The task keeps such a key with the zero. Which of these keys it has depends on the clocks that it has visited, and what it
+    feeds must not depend on them.
+    """
+    if not plan.inputs_taken_back:
+        return values
+    monoid, rows = plan.layout.monoid, np.arange(len(values))
+    zeros = monoid.to_arrow([monoid.zero]).take(pa.array(np.zeros_like(rows)))
+    return values.take(pa.array(rows, mask=are_equal(values, zeros)))

@@ -1,0 +1,1 @@
+"""Ordered tasks: their messages wait, and are processed once the clock has passed them."""

@@ -1,0 +1,79 @@
+"""The part of an ordered task that has the rows which the task emits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from persistent_state.batch.plan import Plan
+from persistent_state.edges.in_order.messages import messages_part
+from persistent_state.edges.joins.pair import Join
+from persistent_state.ordered import InOrderTask, OrderedPart
+from persistent_state.partials.layout import as_numpy
+from persistent_state.partials.waiting import Rows
+from persistent_state.sources.tasks import TIMESTAMP
+from persistent_state.state import KeptState
+from persistent_state.task import rows_of
+from persistent_state.windows import TIME, UntilPassed
+
+EMITTED = "emitted row"
+"""The column of what a step makes that has an emitted row; null in the row of a state."""
+
+NUMBERS = 40
+"""The bits of a row's number among those that were emitted for a key at a moment. Above them stands its rank."""
+
+
+class EmittedRows(OrderedPart):
+    """The task that has the rows which an ordered task emits."""
+
+    value = EMITTED
+    other_name = "define it under one"
+
+    def __init__(self, task: InOrderTask) -> None:
+        self.name, self.key, self.ordered = rows_of(task.task_name), task.key, task
+
+    def persistent_state(self) -> KeptState[Any]:
+        return KeptState(Rows(row_type(self.ordered)), UntilPassed())
+
+
+def emits_rows(task: InOrderTask) -> bool:
+    """Return whether a task emits rows. Those of a join are known once its inputs are."""
+    return isinstance(task, Join) or task.emits is not None
+
+
+def row_type(task: InOrderTask) -> pa.DataType:
+    """Return the type of the rows that a task emits."""
+    return pa.struct([] if task.emits is None else list(task.emits))
+
+
+def most_ranks(waiting: Plan) -> int:
+    """Return how many ranks emitted rows have, given the plan of the task in which the messages wait.
+
+    The first is that of timers. Each input has one.
+    """
+    return 1 + len(messages_part(waiting).rows)
+
+
+def ranks_of(rows: pa.Table) -> NDArray[np.int64]:
+    """Return the ranks of emitted rows, as they are stored."""
+    ranks: NDArray[np.int64] = as_numpy(rows, "position") >> NUMBERS
+    return ranks
+
+
+def emitted_schema(plan: Plan) -> pa.Schema:
+    """Return the columns of emitted rows, given the plan of the task that has them: the key's, those of `emits`, the moment."""
+    emits = [*row_type(cast(EmittedRows, plan.task).ordered)]
+    keys = dict(zip(plan.task.key_columns, plan.layout.key_types, strict=True))
+    columns = keys | {field.name: field.type for field in emits}
+    return pa.schema([*columns.items(), (TIMESTAMP, TIME)])
+
+
+def emitted_rows(plan: Plan, keys: Sequence[pa.Array], moments: pa.Array, rows: pa.StructArray) -> list[pa.Array]:
+    """Return emitted rows as these columns. A key column that `emits` names, too, is as the task emitted it."""
+    columns = dict(zip(plan.task.key_columns, keys, strict=True))
+    columns |= dict(zip(rows.type.names, rows.flatten(), strict=True))
+    return [*columns.values(), moments.cast(TIME)]

@@ -1,0 +1,174 @@
+"""A sixth way in which one task feeds another, made in this file alone: the values of all keys at each hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from monoids import List, Sum
+from persistent_state import (
+    Application,
+    Changes,
+    FileSource,
+    InvalidInputError,
+    Message,
+    NonWindowState,
+    OrderedTask,
+    PersistentTask,
+    run_local,
+)
+from persistent_state.batch.plan import Plan
+from persistent_state.edges.base import Edge, Span
+from persistent_state.edges.values import fields_of, rows_of, schema_of, shown
+from persistent_state.partials.layout import one_chunk
+from persistent_state.protocol import graph
+from persistent_state.protocol.commits import Keeping
+from persistent_state.sources.base import Chunk
+from persistent_state.store.log import Log
+from persistent_state.store.state_at import seen_below
+from tests import core
+
+HOUR = 3_600_000_000
+MINUTE = HOUR // 60
+SALES = pa.schema([("ts", pa.int64()), ("shop", pa.int64()), ("amount", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Hourly(Edge):
+    """The values of all keys of another task at each hour, whether they have changed or not."""
+
+    task: str
+
+    kind: ClassVar[str] = "each hour"
+
+    @property
+    def microseconds(self) -> int:
+        return HOUR
+
+    def apart(self, fed: str, interval: int, after: set[int]) -> set[int]:
+        return {HOUR}
+
+    def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
+        return schema_of(plan, fields_of(plan))
+
+    def may_give(self, plan: Plan, span: Span) -> bool:
+        return bool(span.runs)
+
+    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+        since = max(span.since, min(run.first for run in span.runs))
+        for hour in range((since // HOUR + 1) * HOUR, span.clock + 1, HOUR):
+            table = seen_below(plan.files, span.runs, plan.layout, hour, anew=True)
+            values = shown(plan, one_chunk(table["value"]))
+            yield Chunk(**rows_of(plan, table, values, np.full(len(table), hour), name))
+
+    def begins_with(self, fed: Plan, clock: str) -> str:
+        return f"the values of {self.task} at each hour after clock={clock}"
+
+
+class PerShop(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+class ByTheHour(PersistentTask):
+    """The values that a shop had at each hour, in order."""
+
+    key = "shop"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(List(pa.int64()))
+
+    def process_message(self, state: Any, message: Message) -> None:
+        shown = message.get("after", message)
+        state.update(message.timestamp, [shown["value"]])
+
+
+class Rule(OrderedTask):
+    key, state = "shop", pa.int64()
+
+    def process(self, state: Any, message: Message, context: Any) -> Any:
+        return message["amount"]
+
+
+def application(source: Edge, task: PersistentTask | None = None) -> Application:
+    app = Application("app", "memory://sixth", checkpoint_interval="10 minutes", max_ahead="100000 days")
+    app.add(task or PerShop(), FileSource("in/", timestamp="ts", timestamp_unit="us", schema=SALES))
+    return app.add(ByTheHour(), source)
+
+
+def sales(seed: int) -> list[dict[str, int]]:
+    random = Random(seed)
+    times = sorted(random.randrange(5 * HOUR) for _ in range(60))
+    return [{"ts": at, "shop": random.randrange(4), "amount": random.randrange(9)} for at in times]
+
+
+def by_the_hour(sold: list[dict[str, int]], hours: int) -> dict[int, list[int]]:
+    """The values that each shop has at so many hours."""
+    found = dict[int, list[int]]()
+    for hour in range(1, hours + 1):
+        below = [sale for sale in sold if sale["ts"] < hour * HOUR]
+        for shop in sorted({sale["shop"] for sale in below}):
+            found.setdefault(shop, []).append(sum(sale["amount"] for sale in below if sale["shop"] == shop))
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
+def test_a_task_may_be_fed_in_a_sixth_way(batch_size: int) -> None:
+    sold = sales(batch_size)
+    messages = [Message(sale["ts"], sale) for sale in sold]
+    ran = run_local(application(Hourly("PerShop")), {"PerShop": messages}, batch_size=batch_size)
+    clock = ran["ByTheHour"].clocks[-1]
+    assert clock > sold[-1]["ts"]
+    assert ran["ByTheHour"].state == by_the_hour(sold, clock // HOUR)
+
+
+def test_the_core_reads_it_step_by_step_from_all_shards() -> None:
+    plans = planned(Hourly("PerShop"))
+    log, sold = Log(plans["PerShop"].files, "app"), sales(0)
+    core.start(log, [*plans.values()])
+    for begin in range(0, len(sold), 6):
+        rows = pa.RecordBatch.from_pylist(sold[begin : begin + 6], SALES)
+        core.play(log, plans["PerShop"], rows, parts=2, keeping=Keeping(100, 0))
+        while due := graph.due(core.newest(log)):
+            core.step(log, plans, due[0], Keeping(100, 0))
+    core.play(log, plans["PerShop"], pa.RecordBatch.from_pylist([{**sold[-1], "ts": 6 * HOUR}], SALES))
+    while due := graph.due(core.newest(log)):
+        core.step(log, plans, due[0])
+    newest = core.newest(log)
+    assert newest.clock == 6 * HOUR
+    assert core.state_at(newest, plans["ByTheHour"], 6 * HOUR) == {
+        (shop,): values for shop, values in by_the_hour(sold, 6).items()
+    }
+
+
+def planned(source: Edge) -> dict[str, Plan]:
+    """The plans of both tasks, whose store has two shards."""
+    plans = application(source).plans(core.memory(), 2, lambda _, source: (source, source.schema, None))
+    return {name: replace(plan, settings=replace(plan.settings, ahead=2**62)) for name, plan in plans.items()}
+
+
+def test_it_is_named_where_it_is_refused() -> None:
+    before, now = planned(Changes("PerShop", every="1 hour")), planned(Hourly("PerShop"))
+    log = Log(before["PerShop"].files, "app")
+    core.start(log, [*before.values()])
+    for at in (1, 2 * HOUR + 1):
+        core.play(log, before["PerShop"], pa.RecordBatch.from_pylist([{"ts": at, "shop": 1, "amount": 1}], SALES))
+        while due := graph.due(core.newest(log)):
+            core.step(log, before, due[0])
+    with pytest.raises(
+        InvalidInputError,
+        match=r'task=ByTheHour can\'t go on, as it was fed by Changes\("PerShop", every="1 hour"\) when the store was '
+        r'written, and is fed by Hourly\("PerShop"\) now, .* and it loses what it has and begins with the values of PerShop '
+        r"at each hour after clock=1970-01-01T02:00:00Z",
+    ):
+        core.start(log, [replace(plan, files=log.files) for plan in now.values()])
+    with pytest.raises(InvalidInputError, match=r"an ordered task feeds others .*; give it Emitted\('Rule'\)\."):
+        run_local(application(Hourly("Rule"), Rule()), {"Rule": [Message(1, {"shop": 1, "amount": 1})]})
