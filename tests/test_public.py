@@ -17,6 +17,7 @@ import pytest
 
 import monoids
 import persistent_state
+import persistent_state.sinks
 
 ROOT = Path(persistent_state.__file__).parent.parent
 
@@ -96,6 +97,8 @@ PUBLIC_NAMES = [
     "run_local",
     "verify",
 ]
+
+PUBLIC_OF_SINKS = ["LocalValues", "Values"]
 
 PUBLIC_MONOIDS = [
     "Affine",
@@ -202,6 +205,7 @@ def own(name: str, known: set[str]) -> str | None:
 def test_what_is_public_is_one_list() -> None:
     assert sorted(persistent_state.__all__) == PUBLIC_NAMES
     assert all(hasattr(persistent_state, name) for name in PUBLIC_NAMES)
+    assert sorted(persistent_state.sinks.__all__) == PUBLIC_OF_SINKS
     assert sorted(monoids.__all__) == PUBLIC_MONOIDS
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from collections import Counter
@@ -12,10 +13,15 @@ import pytest
 
 import monoids
 import persistent_state
+import persistent_state.sinks
 
 ROOT = Path(persistent_state.__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-PUBLIC = [f"{package.__name__}.{name}" for package in (persistent_state, monoids) for name in package.__all__]
+PUBLIC = [
+    f"{package.__name__}.{name}"
+    for package in (persistent_state, persistent_state.sinks, monoids)
+    for name in package.__all__
+]
 
 
 def documented() -> list[str]:
@@ -33,8 +39,8 @@ def test_each_public_name_stands_in_the_reference_once() -> None:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_has_a_docstring(name: str) -> None:
-    package, _, attribute = name.partition(".")
-    found = getattr({"persistent_state": persistent_state, "monoids": monoids}[package], attribute)
+    package, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(package), attribute)
     text = found.__dict__.get("__doc__") if inspect.isclass(found) else found.__doc__
     # A dataclass without one is given its signature.
     assert text, f"{name} has no docstring"

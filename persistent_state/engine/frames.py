@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +17,14 @@ from persistent_state.engine import connect
 from persistent_state.engine.session import check_store, use_this_python
 from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.engine.store_rows import LATE_ROWS, late_rows
+from persistent_state.engine.values import SparkValues
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials import fold
 from persistent_state.partials.layout import one_chunk
 from persistent_state.sinks.base import CLOCK, VALUE, Origin
+from persistent_state.sinks.values import LocalValues
 from persistent_state.store.files.base import Files
 from persistent_state.store.named_files import SideFile
 from persistent_state.store.state_at import StateAt, with_presented
@@ -39,24 +42,30 @@ BYTES = 64 << 20
 """About the largest number of bytes in such a batch."""
 
 
-def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
-    """Return the values that an output shows of a task's state at a clock."""
+def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> SparkValues:
+    """Return the values that an output shows of a task's state at a clock, which Spark's workers read."""
     schema = output_schema(plan, state.since is not None and state.since.early)
 
     since = state.since.clock if state.since is not None and not plan.layout.kind.expires else BEGINNING
     changed = sum(run.rows for run in state.runs if run.last >= since)
     # One task reads few rows faster than several do.
     parts = min(max(_parallelism(spark, state.files), state.shards), 1 + changed // ROWS_OF_A_PART)
-    return _of_parts(spark, state, parts, changed, schema, lambda part: _with_clock(part, plan, schema))
+    frame = _of_parts(spark, state, parts, changed, schema, lambda part: _with_clock(part, plan, schema))
+    return SparkValues(frame, types_of(plan.name, schema, NO_SINK)[1])
 
 
-def batches_of_values(state: StateAt, plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Yield the values that an output shows of a task's state at a clock, part by part, read in this process without Spark."""
+def local_values(state: StateAt, plan: Plan) -> LocalValues:
+    """Return the values that an output shows of a task's state at a clock, read in this process without Spark."""
     wanted = output_schema(plan, state.since is not None and state.since.early)
     _, schema = types_of(plan.name, wanted, NO_SINK)
     parts = state.shards + sum(run.rows for run in state.runs) // ROWS_OF_A_PART
-    for number in range(parts):
-        yield from _with_clock(state.part(number, parts), plan, wanted).cast(schema).to_batches(ROWS)
+    read = (partial(_batches_of_part, state.part(number, parts), plan, wanted, schema) for number in range(parts))
+    return LocalValues(schema, tuple(read))
+
+
+def _batches_of_part(part: StateAt, plan: Plan, wanted: pa.Schema, schema: pa.Schema) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = _with_clock(part, plan, wanted).cast(schema).to_batches(ROWS)
+    return batches
 
 
 def _with_clock(state: StateAt, plan: Plan, schema: pa.Schema) -> pa.Table:

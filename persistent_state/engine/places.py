@@ -15,7 +15,8 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials.since import Since
 from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.sinks.base import Origin, RecordingSink
+from persistent_state.sinks.base import Origin, RecordingSink, takes_frames
+from persistent_state.sinks.values import LocalValues
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import StateAt, state_at
@@ -73,9 +74,11 @@ class Place:
     def _go_back(self, then: Entry | None, clock: int) -> None:
         """Take back what the sink was given above a clock, at which the state is read by the entry `then`, if there is one."""
 
-        def values() -> Iterator[pa.RecordBatch]:
+        def read() -> Iterator[pa.RecordBatch]:
+            # Only when a sink asks for them, since the state of then may be gone, and most sinks need none.
             if then is not None:
                 all_keys = Due(clock, BEGINNING, BEGINNING)
-                yield from frames.batches_of_values(self.state(then, all_keys), self._plan)
+                yield from frames.local_values(self.state(then, all_keys), self._plan).batches()
 
-        self.sink.rewind(clock, values)
+        values = LocalValues(self.origin().schema, (read,))
+        self.sink.rewind(clock, values.batches if takes_frames(self.sink) else values)  # type: ignore[arg-type]
