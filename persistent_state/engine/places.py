@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from persistent_state.batch.plan import Plan
+from persistent_state.drive.output_values import local_values
 from persistent_state.engine import frames
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.errors import InvalidInputError
@@ -73,12 +74,13 @@ class Place:
 
     def _go_back(self, then: Entry | None, clock: int) -> None:
         """Take back what the sink was given above a clock, at which the state is read by the entry `then`, if there is one."""
+        schema = self.origin().schema
 
         def read() -> Iterator[pa.RecordBatch]:
             # Only when a sink asks for them, since the state of then may be gone, and most sinks need none.
             if then is not None:
                 all_keys = Due(clock, BEGINNING, BEGINNING)
-                yield from frames.local_values(self.state(then, all_keys), self._plan).batches()
+                yield from local_values(self.state(then, all_keys), self._plan, schema).batches()
 
-        values = LocalValues(self.origin().schema, (read,))
+        values = LocalValues(schema, (read,))
         self.sink.rewind(clock, values.batches if takes_frames(self.sink) else values)  # type: ignore[arg-type]

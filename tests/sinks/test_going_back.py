@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
-from persistent_state.engine import frames
+from persistent_state.drive.output_values import local_values
 from persistent_state.engine.places import Place
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
@@ -228,7 +228,7 @@ def test_a_key_that_expired_and_came_again_is_in_the_table_after_two_rewinds(tmp
     log, place = Log(plan.files, plan.application), Place(plan, ValuesAtClock(sink))
 
     def write(entry: Entry, due: Due) -> None:
-        place.sink.write_values(frames.local_values(place.state(entry, due), plan), due.clock)
+        place.sink.write_values(local_values(place.state(entry, due), plan, place.origin().schema), due.clock)
 
     def rows() -> dict[str, int]:
         with closing(sqlite3.connect(tmp_path / "values.db")) as database:
