@@ -52,7 +52,7 @@ class SparkValues:
                 yield _answer(context.partitionId(), function, filled)
 
         some = rows if parts is None else rows.coalesce(parts)
-        return list(_answers(some, call).values())
+        return [result for _, result in _answers(some, call)]
 
     def to_spark(self) -> DataFrame:
         """Return the DataFrame."""
@@ -83,10 +83,11 @@ def _by_key(
             yield _answer(part, function, _as(schema, (batch.select(range(len(schema))) for batch in real)))
 
     shuffled = rows.mapInArrow(label, spark_types(labelled)).repartition(parts, "label")
-    answers: dict[int, Result] = _answers(shuffled, call)
-    if [*answers] != list(range(parts)):
-        raise DisagreementError(f"Spark wrote parts={[*answers]} of {parts}; try again.")
-    return list(answers.values())
+    answers = _answers(shuffled, call)
+    called = [part for part, _ in answers]
+    if called != list(range(parts)):
+        raise DisagreementError(f"Spark wrote parts={called} of {parts}; try again.")
+    return [result for _, result in answers]
 
 
 def _as(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -105,15 +106,16 @@ def _answer(part: int, function: OfPart[Result], batches: Iterator[pa.RecordBatc
     return pa.record_batch([pa.array([part], pa.int64()), pa.array([answer], pa.binary())], ["part", "answer"])
 
 
-def _answers(rows: DataFrame, call: Any) -> dict[int, Any]:
-    """Let the workers call, and return the result by the number of the part, in the order of the parts.
+def _answers(rows: DataFrame, call: Any) -> list[tuple[int, Any]]:
+    """Let the workers call, and return the number of each part and its result, in the order of the parts.
 
     Raises:
         StateError: A call has raised this error.
     """
-    answers = {}
+    answers = []
     for part, answer in sorted(map(tuple, rows.mapInArrow(call, "part bigint, answer binary").collect())):
-        answers[part], error = pickle.loads(answer)
+        result, error = pickle.loads(answer)
         if error is not None:
             raise error
+        answers.append((part, result))
     return answers
