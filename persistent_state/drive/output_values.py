@@ -29,7 +29,7 @@ def local_values(state: StateAt, plan: Plan, schema: pa.Schema) -> LocalValues:
     Args:
         state: The state, as the output is to show it.
         plan: The plan of the task.
-        schema: The columns of the values, of the types that the output's sink was told.
+        schema: The columns of the values, as the sink's origin has them.
     """
     parts = state.shards + sum(run.rows for run in state.runs) // ROWS_OF_A_PART
     read = (partial(_batches_of_part, state.part(number, parts), plan, schema) for number in range(parts))

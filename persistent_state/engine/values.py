@@ -51,8 +51,8 @@ class SparkValues:
                 assert context is not None, "it runs in a worker"
                 yield _answer(context.partitionId(), function, filled)
 
-        some = rows if parts is None else rows.coalesce(parts)
-        return [result for _, result in _answers(some, call)]
+        coalesced = rows if parts is None else rows.coalesce(parts)
+        return [result for _, result in _answers(coalesced, call)]
 
     def to_spark(self) -> DataFrame:
         """Return the DataFrame."""
@@ -68,10 +68,11 @@ def _by_key(
 
     def label(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in _as(schema, batches):
-            for part, some in divided(batch, by, parts):
-                more = pa.array([labels[part]] * len(some), pa.int32()), pa.array([True] * len(some))
-                yield pa.record_batch([*some.columns, *more], schema=labelled)
-        # Each part gets a row of none, so that Spark makes a task of a part without rows, too.
+            for part, of_part in divided(batch, by, parts):
+                count = of_part.num_rows
+                more = pa.array([labels[part]] * count, pa.int32()), pa.array([True] * count)
+                yield pa.record_batch([*of_part.columns, *more], schema=labelled)
+        # Each part gets a row that is left out later, so that Spark runs a task for a part without rows, too.
         empty = [pa.nulls(parts, field.type) for field in schema]
         yield pa.record_batch([*empty, pa.array(labels, pa.int32()), pa.array([False] * parts)], schema=labelled)
 

@@ -1,4 +1,4 @@
-"""The rows that a sink is given at a clock, in Arrow, whoever reads them."""
+"""The rows that a sink is given at a clock, in Arrow, under any engine."""
 
 from __future__ import annotations
 
@@ -136,16 +136,16 @@ class LocalValues:
         if by is not None:
             rows: list[list[pa.RecordBatch]] = [[] for _ in range(count_of_parts(parts, by))]
             for batch in self.batches():
-                for part, some in divided(batch, by, len(rows)):
-                    rows[part].append(some)
-            return [function(part, iter(some)) for part, some in enumerate(rows)]
+                for part, of_part in divided(batch, by, len(rows)):
+                    rows[part].append(of_part)
+            return [function(part, iter(batches)) for part, batches in enumerate(rows)]
         count = len(self.readers)
         ranges = _ranges(count, count if parts is None else min(parts, count))
         read = (with_rows(_read(self.readers[low:high])) for low, high in ranges)
         return [function(part, batches) for part, batches in enumerate(read) if batches is not None]
 
     def to_spark(self) -> DataFrame:
-        """Refuse, as `Values.to_spark` does: nothing here knows a session.
+        """Refuse to make a DataFrame, since there is no Spark session.
 
         Raises:
             InvalidInputError: Always.
@@ -181,7 +181,7 @@ def count_of_parts(parts: int | None, by: Sequence[str]) -> int:
 
 
 def _ranges(count: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges [low, high) into which so many things are cut."""
+    """Yield the ranges [low, high) of `parts` nearly equal parts of range(count)."""
     return pairwise(part * count // parts for part in range(parts + 1 if parts else 0))
 
 

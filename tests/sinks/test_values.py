@@ -92,15 +92,15 @@ def test_the_values_of_a_state_can_be_pickled_and_lie_in_its_parts() -> None:
     assert (len(counts), sum(counts)) == (3, 50)
 
 
-def test_a_sink_of_the_former_interface_is_told_what_to_do_instead() -> None:
-    with pytest.warns(DeprecationWarning, match="which is deprecated") as told:
+def test_a_sink_of_the_former_interface_warns_once_and_says_what_to_do() -> None:
+    with pytest.warns(DeprecationWarning, match="which is deprecated") as warned:
 
         class Former(Sink):
             name = "former"
 
             def write(self, values: object, clock: int) -> None: ...
 
-    (warning,) = told
+    (warning,) = warned
     assert str(warning.message) == (
         f"{Former.__qualname__}.write() is given a DataFrame, which is deprecated; define write_values(values, clock), which "
         "reads values.batches(), and rewind(clock, values) likewise."
@@ -108,6 +108,6 @@ def test_a_sink_of_the_former_interface_is_told_what_to_do_instead() -> None:
     assert warning.filename == __file__
 
     class Later(Former):
-        """It is told of once."""
+        """It gives no warning of its own."""
 
     assert Later.write_values is Former.write_values
