@@ -137,7 +137,7 @@ def test_a_new_sink_is_exact_without_spark_and_goes_back(tmp_path: Path) -> None
 def test_a_new_sink_is_exact_under_spark_and_goes_back(spark: SparkSession, tmp_path: Path, kind: type[Folder]) -> None:
     def application() -> Application:
         app = Application(
-            "new", tmp_path / "store", checkpoint_interval="10 seconds", retained_checkpoints=50, shards=2
+            "new", str(tmp_path / "store"), checkpoint_interval="10 seconds", retained_checkpoints=50, shards=2
         )
         source = FileSource(tmp_path / "in", timestamp="ts", max_files_per_batch=1)
         return app.add(Totals(), source, kind(tmp_path / "out"))
