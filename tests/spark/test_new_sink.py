@@ -99,8 +99,8 @@ with pytest.warns(DeprecationWarning, match=r"^Former\.write\(\) is given a Data
 
         def write(self, values: DataFrame, clock: int) -> None:
             assert values.selectExpr("*", "unix_micros(clock) AS at").where(f"at <> {clock}").isEmpty()
-            batches = [batch.drop_columns("clock") for batch in arrow_batches(values)]
-            super().write_values(LocalValues.of(pa.Table.from_batches(batches)), clock)
+            rows = [row for batch in arrow_batches(values) for row in batch.to_pylist()]
+            super().write_values(LocalValues.of(pa.Table.from_pylist(rows, self.origin.schema)), clock)
 
         def rewind(self, clock: int, values: Any) -> None:
             Former.seen = sum(batch.num_rows for batch in values())
