@@ -23,14 +23,15 @@ from benchmarks.measure import write_json
 from benchmarks.throughput import session
 from persistent_state import ParquetSink, SqlSink, ValuesAtClock
 from persistent_state.partials.since import Since
+from persistent_state.sinks import Values
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-Write = Callable[["DataFrame", int], Any]
+Write = Callable[[Values, int], Any]
 
 
 def sinks(folder: Path, origin: Any) -> dict[str, Write]:
@@ -38,10 +39,10 @@ def sinks(folder: Path, origin: Any) -> dict[str, Write]:
     for sink in (parquet, sqlite):
         sink.open(origin)
 
-    def nothing(values: DataFrame, clock: int) -> None:
-        values.write.format("noop").mode("overwrite").save()
+    def nothing(values: Values, clock: int) -> None:
+        values.to_spark().write.format("noop").mode("overwrite").save()
 
-    return {"nothing": nothing, "parquet": parquet.write, "sqlite": sqlite.write}
+    return {"nothing": nothing, "parquet": parquet.write_values, "sqlite": sqlite.write_values}
 
 
 def measure(spark: SparkSession, folder: Path, keys: int, changed: int, clocks: int) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ import pytest
 
 import monoids
 import persistent_state
+import persistent_state.sinks
 
 ROOT = Path(persistent_state.__file__).parent.parent
 
@@ -73,7 +74,7 @@ ELSEWHERE = {
     "persistent_state.kafka": ["Avro", "Decoded", "Decoder", "Json", "Raw"],
     "persistent_state.open_state": ["OpenApplication", "OpenChanges", "OpenState", "OpenStore", "OpenTask"],
     "persistent_state.protocol.rewind_plan": ["OutputPlan", "ReadAgain", "RewindPlan"],
-    "persistent_state.sinks": ["Origin", "RecordingSink", "Sink", "arrow_batches"],
+    "persistent_state.sinks": ["LocalValues", "Origin", "RecordingSink", "Sink", "Values", "arrow_batches"],
     "persistent_state.sources": ["BadRecord", "Chunk", "Reach", "TimeReplayableSource"],
     "persistent_state.testing": ["LocalRun"],
 }

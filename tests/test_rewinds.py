@@ -47,7 +47,8 @@ from persistent_state.protocol.next_entry import amend
 from persistent_state.protocol.rewind_plan import OutputPlan, ReadAgain, made
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application as application_text
-from persistent_state.sinks import Origin, RecordingSink, sql
+from persistent_state.sinks import Origin, RecordingSink
+from persistent_state.sinks.values import LocalValues
 from persistent_state.sources import Chunk, Reach, TimeReplayableSource
 from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.entry import Entry, Owed
@@ -103,12 +104,12 @@ class Table(RecordingSink):
         self.origin = origin
         return self.record[1]
 
-    def write(self, values: Any, clock: int) -> None:
+    def write_values(self, values: Any, clock: int) -> None:
         raise AssertionError
 
     def rewind(self, clock: int, values: Any) -> None:
         if self.record[0] < self.origin.timeline:
-            rows = [row for batch in values() for row in batch.to_pylist()]
+            rows = [row for batch in values.batches() for row in batch.to_pylist()]
             self.backs.append((self.origin.timeline, clock, rows))
             self.record[:] = [self.origin.timeline, min(self.record[1], clock)]
 
@@ -125,7 +126,7 @@ class Stubborn(RecordingSink):
     def open(self, origin: Origin) -> int | None:
         return 110
 
-    def write(self, values: Any, clock: int) -> None:
+    def write_values(self, values: Any, clock: int) -> None:
         raise AssertionError
 
 
@@ -221,7 +222,7 @@ def giver_of(world: World, table: Table, given: list[int]) -> deliver.Giver:
         lambda timeline: opened(table, timeline),
         lambda entry, due: given.append(due.clock),
         lambda: 0,
-        go_back=lambda then, clock: table.rewind(clock, lambda: iter(())),
+        go_back=lambda then, clock: table.rewind(clock, LocalValues(pa.schema([]), ())),
     )
 
 
@@ -352,12 +353,11 @@ def test_a_plan_is_its_text_and_explains_what_its_tables_do_not(caplog: pytest.L
 
 @pytest.mark.parametrize("history", [False, True])
 def test_nothing_stays_in_the_table_of_an_output_that_came_with_a_reset_since_the_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool
+    tmp_path: Path, history: bool
 ) -> None:
     sink, other = (SqlSink(tmp_path / "values.db", table, history=history) for table in ("totals", "others"))
     schema = pa.schema([("clock", pa.timestamp("us", "UTC")), ("value", pa.int64())])
     origin = Origin("app", "total", (), schema)
-    monkeypatch.setattr(sql, "arrow_batches", iter)
     world = World()
     world.plan = replace(world.plan, outputs=(other.name,))
     world.start(world.plan)
@@ -370,8 +370,8 @@ def test_nothing_stays_in_the_table_of_an_output_that_came_with_a_reset_since_th
     for each in (sink, other):
         each.open(origin)
         for clock in (50, 110):
-            given: Any = [pa.RecordBatch.from_pylist([{"clock": us(clock), "value": 5}], schema)]
-            each.write(given, clock)
+            given = LocalValues.of(pa.Table.from_pylist([{"clock": us(clock), "value": 5}], schema))
+            each.write_values(given, clock)
         deliver.record(world.log, world.newest.epoch, "total", each.name, 110, 0)
     app = application(world, [sink, other])
     plan = app.plan_rewind(60)

@@ -33,9 +33,8 @@ FILES = (
     "dataframe",
     "outputs",
     "sinks",
-    "parquet",
-    "delta",
-    "sql",
+    "values",
+    "new_sink",
     "kafka",
     "kafka_sink",
     "store_source",
@@ -60,6 +59,7 @@ ONE_OF_EACH = (
     "rewinds.py::test_after_a_rewind_every_sink_is_as_if_what_was_above_the_clock_had_never_been",
     "branches.py::test_a_branch_and_its_application_run_on_each_by_itself",
     "backfill.py::test_a_task_in_order_and_a_join_go_on_from_history_as_if_all_had_come_by_one_input",
+    "values.py::test_rows_of_every_type_are_read_as_they_are",
 )
 """Tests of `tests/spark/` that run under the oldest version in CI, too. That of backfill has ordered tasks."""
 

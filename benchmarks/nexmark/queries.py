@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import monoids
 from benchmarks.nexmark.events import BID, DISORDER, bids
@@ -27,9 +28,7 @@ from persistent_state import (
     TumblingWindow,
     WindowState,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from persistent_state.sinks import LocalValues, Values
 
 
 class _Count(PersistentTask):
@@ -51,13 +50,11 @@ class HotItems(_Count):
 class Hottest(ParquetSink):
     """And which had the most: a window closes at one clock for all its keys, so all its counts come together."""
 
-    def write(self, values: DataFrame, clock: int) -> None:
-        from pyspark.sql import Window as Over
-        from pyspark.sql import functions as F
-
-        most = F.max("value").over(Over.partitionBy("window_start"))
-        columns = values.columns
-        super().write(values.withColumn("most", most).where("value = most").select(columns), clock)
+    def write_values(self, values: Values, clock: int) -> None:
+        rows = pa.Table.from_batches(values.batches(), values.schema)
+        with_most = rows.join(rows.group_by("window_start").aggregate([("value", "max")]), "window_start")
+        most = with_most.filter(pc.equal(with_most["value"], with_most["value_max"])).select(rows.column_names)
+        super().write_values(LocalValues.of(most.cast(values.schema)), clock)
 
 
 class HighestBid(PersistentTask):

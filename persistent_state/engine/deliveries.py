@@ -253,7 +253,7 @@ class Delivery:
 
     def _write(self, entry: Entry, due: Due) -> None:
         values = frames.of_values(self._spark, self._place.state(entry, due), self._plan)
-        self._place.sink.write(values, due.clock)
+        self._place.sink.write_values(values, due.clock)
 
     @property
     def _title(self) -> str:

@@ -4,91 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from persistent_state.batch.plan import Plan
-from persistent_state.edges.in_order.rows import EmittedRows, emitted_rows, emitted_schema
+from persistent_state.drive.output_values import ROWS, ROWS_OF_A_PART, output_schema, with_clock
+from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.engine import connect
 from persistent_state.engine.session import check_store, use_this_python
 from persistent_state.engine.spark_versions import arrow_types, spark_types
+from persistent_state.engine.values import SparkValues
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials import fold
-from persistent_state.partials.layout import one_chunk
-from persistent_state.sinks.base import CLOCK, VALUE, Origin
+from persistent_state.sinks.base import Origin
 from persistent_state.store.files.base import Files
-from persistent_state.store.state_at import StateAt, with_presented
-from persistent_state.windows import FINAL, TIME
+from persistent_state.store.state_at import StateAt
 
 NO_SINK = "leave the sink out"
-
-ROWS_OF_A_PART = 50_000
-"""The number of rows of an output for which one more Spark task pays."""
-
-ROWS = 10_000
-"""The largest number of rows in an Arrow batch for Spark; a batch of large rows has fewer."""
 
 BYTES = 64 << 20
 """About the largest number of bytes in such a batch."""
 
 
-def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> DataFrame:
-    """Return the values that an output shows of a task's state at a clock."""
+def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> SparkValues:
+    """Return the values that an output shows of a task's state at a clock, which Spark's workers read."""
     schema = output_schema(plan, state.since is not None and state.since.early)
 
     since = state.since.clock if state.since is not None and not plan.layout.kind.expires else BEGINNING
     changed = sum(run.rows for run in state.runs if run.last >= since)
     # One task reads few rows faster than several do.
     parts = min(max(_parallelism(spark, state.files), state.shards), 1 + changed // ROWS_OF_A_PART)
-    return _of_parts(spark, state, parts, changed, schema, lambda part: _with_clock(part, plan, schema))
-
-
-def batches_of_values(state: StateAt, plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Yield the values that an output shows of a task's state at a clock, part by part, read in this process without Spark."""
-    wanted = output_schema(plan, state.since is not None and state.since.early)
-    _, schema = types_of(plan.name, wanted, NO_SINK)
-    parts = state.shards + sum(run.rows for run in state.runs) // ROWS_OF_A_PART
-    for number in range(parts):
-        yield from _with_clock(state.part(number, parts), plan, wanted).cast(schema).to_batches(ROWS)
-
-
-def _with_clock(state: StateAt, plan: Plan, schema: pa.Schema) -> pa.Table:
-    """Return the values of a part of the state as an output shows them."""
-    table = state.read()
-    clock = pa.array(np.full(table.num_rows, state.clock)).cast(TIME)
-    return shown(plan, table).add_column(schema.get_field_index(CLOCK), CLOCK, clock)
-
-
-def shown(plan: Plan, table: pa.Table) -> pa.Table:
-    """Return the table, whose last column is `value`, with the values as outputs show them."""
-    if isinstance(plan.task, EmittedRows):
-        *keys, moments, rows = map(one_chunk, table.columns)
-        return pa.table(emitted_rows(plan, keys, moments, rows), schema=emitted_schema(plan))
-    return with_presented(table, plan.present)
-
-
-def values_schema(plan: Plan) -> pa.Schema:
-    """Return the columns of running values: the key columns, the columns of the window if there is one, and `value`."""
-    if isinstance(plan.task, EmittedRows):
-        return emitted_schema(plan)
-    keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
-    return pa.schema([*keys, *plan.layout.window_fields, (VALUE, plan.state.presented)])
-
-
-def output_schema(plan: Plan, early: bool = False) -> pa.Schema:
-    """Return the columns of values at a clock: those of running values, with the clock before `value`.
-
-    `early` values also have a column `final` (bool) before `value`.
-    """
-    schema = values_schema(plan)
-    if isinstance(plan.task, EmittedRows):
-        return schema.append(pa.field(CLOCK, TIME))
-    more = [pa.field(CLOCK, TIME), *([pa.field(FINAL, pa.bool_())] if early else [])]
-    return pa.schema([*list(schema)[:-1], *more, schema.field(VALUE)])
+    frame = _of_parts(spark, state, parts, changed, schema, lambda part: with_clock(part, plan, schema))
+    return SparkValues(frame, types_of(plan.name, schema, NO_SINK)[1])
 
 
 def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:

@@ -30,11 +30,12 @@ from persistent_state.batch.messages import (
 )
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
+from persistent_state.drive.output_values import shown, values_schema
 from persistent_state.drive.turn import Part
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import freeze_imports, new_id, now_us
 from persistent_state.engine.failures import naming
-from persistent_state.engine.frames import NO_SINK, shown, types_of, values_schema
+from persistent_state.engine.frames import NO_SINK, types_of
 from persistent_state.engine.session import settings
 from persistent_state.engine.spark_versions import spark_types
 from persistent_state.errors import StateError

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from persistent_state.batch.plan import Plan
+from persistent_state.drive.output_values import local_values
 from persistent_state.engine import frames
 from persistent_state.engine.arrow_source import now_us
 from persistent_state.errors import InvalidInputError
@@ -15,7 +16,8 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials.since import Since
 from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.sinks.base import Origin, RecordingSink
+from persistent_state.sinks.base import Origin, RecordingSink, takes_frames
+from persistent_state.sinks.values import LocalValues
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import StateAt, state_at
@@ -72,10 +74,13 @@ class Place:
 
     def _go_back(self, then: Entry | None, clock: int) -> None:
         """Take back what the sink was given above a clock, at which the state is read by the entry `then`, if there is one."""
+        schema = self.origin().schema
 
-        def values() -> Iterator[pa.RecordBatch]:
+        def read() -> Iterator[pa.RecordBatch]:
+            # Only when a sink asks for them, since the state of then may be gone, and most sinks need none.
             if then is not None:
                 all_keys = Due(clock, BEGINNING, BEGINNING)
-                yield from frames.batches_of_values(self.state(then, all_keys), self._plan)
+                yield from local_values(self.state(then, all_keys), self._plan, schema).batches()
 
-        self.sink.rewind(clock, values)
+        values = LocalValues(schema, (read,))
+        self.sink.rewind(clock, values.batches if takes_frames(self.sink) else values)  # type: ignore[arg-type]

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from persistent_state.errors import DisagreementError, InvalidInputError, StateError
+from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
 from persistent_state.kafka.client import check_sent, checked_options
 from persistent_state.kafka.transactions import NOTHING_READ, TIMEOUT, ClockWriter, Encode
-from persistent_state.partials.keys import Hashes, hash_keys, normalise, shard_range
-from persistent_state.partials.shuffle import numbers_of_partitions
-from persistent_state.sinks.base import Origin, RecordingSink, ValuesThen, known_clock
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from persistent_state.partials.keys import Hashes, hash_keys, normalise
+from persistent_state.sinks.base import Origin, RecordingSink, known_clock
+from persistent_state.sinks.values import Values
 
 _OURS = {"bootstrap.servers", "transactional.id", "isolation.level"}
-_LABEL = "label"
 
 
 class KafkaSink(RecordingSink):
@@ -115,51 +108,26 @@ class KafkaSink(RecordingSink):
         writer.prepare()
         return known_clock(writer.last_clock(self.partitions))
 
-    def write(self, values: DataFrame, clock: int) -> None:
+    def write_values(self, values: Values, clock: int) -> None:
         origin, writer = self._origin, self._writer()
         assert origin is not None, "open comes first"
         open_clock = writer.begin(clock, self.partitions, self._known)
         if open_clock is None:
             return
         self._known = open_clock.bookkeeping
-        encode = self._encoder
-        session = values.sparkSession
-        labels = numbers_of_partitions(open_clock.parts)
+        encode, schema = self._encoder, values.schema
 
-        def label(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                parts = part_of(_hashes(origin, batch), open_clock.parts)
-                yield batch.append_column(_LABEL, pa.array(np.array(labels, np.int32)[parts]))
+        def store(part: int, batches: Iterator[pa.RecordBatch]) -> None:
+            rows = pa.Table.from_batches(batches, schema).cast(origin.schema)
+            writer.write_part(open_clock, part, rows, _hashes(origin, rows), encode)
 
-        def store(rows: pa.Table, labelled: pa.Table) -> pa.Table:
-            part, error = labels.index(labelled[_LABEL][0].as_py()), None
-            try:
-                rows = rows.drop_columns([_LABEL]).rename_columns(origin.schema.names).cast(origin.schema)
-                writer.write_part(open_clock, part, rows, _hashes(origin, rows), encode)
-            except StateError as raised:
-                # Return the error as a row, as Spark turns an error that a worker raises into pages of text.
-                error = pickle.dumps(raised)
-            return pa.table([[part], pa.array([error], pa.binary())], ["part", "error"])
-
-        # Name columns by number, since PySpark hands no column to Python whose name has a dot.
-        numbered = values.toDF(*map(str, range(len(origin.schema))))
-        schema = copy.deepcopy(numbered.schema).add(_LABEL, "integer")
-        rows = numbered.mapInArrow(label, schema).repartition(open_clock.parts, _LABEL).groupBy(_LABEL)
         # A part without rows is written too: its record says that it is done.
-        every = session.sql(f"SELECT * FROM VALUES {', '.join(f'({label})' for label in labels)} AS t({_LABEL})")
-        results = rows.cogroup(every.groupBy(_LABEL)).applyInArrow(store, "part bigint, error binary").collect()
-        for row in results:
-            if row["error"] is not None:
-                raise pickle.loads(row["error"])
-        if sorted(row["part"] for row in results) != list(range(open_clock.parts)):
-            raise DisagreementError(
-                f"{self.name}: Spark wrote parts={[row['part'] for row in results]} of {open_clock.parts}; try again."
-            )
+        values.map_parts(store, parts=open_clock.parts, by=origin.key_columns)
 
     def can_rewind(self, origin: Origin) -> bool:
         return origin.is_unique
 
-    def rewind(self, clock: int, values: ValuesThen) -> None:
+    def rewind(self, clock: int, values: Values) -> None:
         origin, writer = self._origin, self._writer()
         assert origin is not None, "open comes first"
         if not origin.is_unique:
@@ -168,7 +136,7 @@ class KafkaSink(RecordingSink):
             )
 
         def at_clock() -> Iterator[pa.RecordBatch]:
-            for batch in values():
+            for batch in values.batches():
                 yield batch.cast(origin.schema)
 
         self._known = NOTHING_READ
@@ -197,12 +165,6 @@ class KafkaSink(RecordingSink):
             self.rows_per_transaction,
             origin.timeline,
         )
-
-
-def part_of(hashes: Hashes, parts: int) -> npt.NDArray[np.int64]:
-    """Return the part of each row, by the hash of its key."""
-    lows = np.array([shard_range(part, parts)[0] for part in range(parts)], np.uint64)
-    return np.searchsorted(lows, hashes, "right") - 1
 
 
 def as_json(keys: int, rows: pa.RecordBatch) -> tuple[list[str], list[str]]:

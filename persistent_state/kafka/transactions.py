@@ -92,7 +92,7 @@ from persistent_state.kafka.read_back import CLOCK, HIGHEST, TASK, TIMELINE, Abo
 from persistent_state.kafka.sink_topics import check, prepare
 from persistent_state.kafka.topics import offsets
 from persistent_state.partials.keys import Hashes
-from persistent_state.sinks.base import ValuesThen, check_timeline
+from persistent_state.sinks.base import check_timeline
 
 FORMATS = (1, 2)
 """The formats of a task's record: that of timeline 0, and that of later ones, which older versions would not heed."""
@@ -336,7 +336,7 @@ class ClockWriter:
                     self._produce_record(producer, owner, record)
                     start = end
 
-    def rewind(self, clock: int, parts: int, values: ValuesThen, encode: Encode) -> None:
+    def rewind(self, clock: int, parts: int, values: Callable[[], Iterator[pa.RecordBatch]], encode: Encode) -> None:
         """Take back what is above a clock, by one transaction that also records the timeline; once for each timeline.
 
         Args:

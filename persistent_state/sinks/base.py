@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from persistent_state.errors import FencedError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.sinks.values import Values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,10 +22,6 @@ if TYPE_CHECKING:
 
 CLOCK, VALUE = "clock", "value"
 """The columns after those of the key: the clock, a timestamp in UTC, and the value as the state presents it."""
-
-ValuesThen: TypeAlias = Callable[[], Iterator[pa.RecordBatch]]
-"""Returns the rows that a sink without any would be given at the clock to which it goes back: of all keys, with their values
-then. The batches have the columns of the origin. They are read from the store when they are asked for."""
 
 _BATCH = "batch"
 
@@ -80,20 +78,36 @@ class Origin:
 class Sink(ABC):
     """A place for the values of a task at each checkpoint clock; subclass it for a place of your own.
 
-    `write` returns when the values at a clock are durable, all of them. If it raises, nobody sees any of them. Clocks come in
-    rising order. A clock at or below the last one may come again, after a crash or from a driver that was fenced, and must then
-    change nothing.
+    `write_values` returns when the values at a clock are durable, all of them. If it raises, nobody sees any of them. Clocks
+    come in rising order. A clock at or below the last one may come again, after a crash or from a driver that was fenced, and
+    must then change nothing.
+
+    A sink that defines `write(values, clock)` in place of `write_values` is given a DataFrame. This is deprecated.
 
     Example:
+        >>> from persistent_state.sinks import LocalValues
         >>> class Page(Sink):
         ...     name = "pager of the night shift"
         ...
-        ...     def write(self, values, clock):
-        ...         for row in values.where("value > 100").collect():
-        ...             print(f"{row.host} at clock {clock}: {row.value}")
-        >>> Page().records("Failures")
-        frozenset()
+        ...     def write_values(self, values, clock):
+        ...         for row in (row for batch in values.batches() for row in batch.to_pylist()):
+        ...             if row["value"] > 100:
+        ...                 print(f"{row['host']} at clock {clock}: {row['value']}")
+        >>> Page().write_values(LocalValues.of(pa.table({"host": ["db", "web"], "value": [3, 300]})), 20)
+        web at clock 20: 300
     """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        defined = [name for base in cls.__mro__ for name in ("write_values", "write") if name in vars(base)]
+        if defined[0] == "write":
+            warnings.warn(
+                f"{cls.__qualname__}.write() is given a DataFrame, which is deprecated; define write_values(values, clock), "
+                "which reads values.batches(), and rewind(clock, values) likewise.",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            cls.write_values = _write_frame  # type: ignore[assignment, method-assign]
 
     @property
     @abstractmethod
@@ -132,15 +146,14 @@ class Sink(ABC):
         return frozenset()
 
     @abstractmethod
-    def write(self, values: DataFrame, clock: int) -> None:
+    def write_values(self, values: Values, clock: int) -> None:
         """Make the values at a clock durable.
 
         If it raises, the library logs a warning and calls it again with the same clock, after a second, then two, four, up to a
         minute.
 
         Args:
-            values: One row per key, with the columns that `open` was given. Its rows are read from immutable files whenever it
-                is used, so it may be used twice, partly or never.
+            values: One row per key, with the columns that `open` was given.
             clock: The checkpoint clock in microseconds UTC.
         """
 
@@ -152,7 +165,7 @@ class Sink(ABC):
         """
         return type(self).rewind is not Sink.rewind
 
-    def rewind(self, clock: int, values: ValuesThen) -> None:
+    def rewind(self, clock: int, values: Values) -> None:
         """Take back all values above a clock. The library calls it after a rewind of the application, before the next clock.
 
         It is called after `open`, and may be called again after a crash. It may run in a process without Spark. A sink that
@@ -161,9 +174,9 @@ class Sink(ABC):
         Args:
             clock: The clock in microseconds UTC. Values at it and below stay. It is -2**63, below every clock, if no value may
                 stay. The sink is given everything with the next clock then.
-            values: Returns what the sink would be given at the clock if it had nothing, in batches of Arrow. A place that has
-                only the newest value of a key needs it: what the key was at the clock. It also writes the keys that it lacks,
-                since an earlier rewind, to a later clock, may have deleted them.
+            values: What the sink would be given at the clock if it had nothing: all keys, with their values then. A place that
+                has only the newest value of a key needs it: what the key was at the clock. It also writes the keys that it
+                lacks, since an earlier rewind, to a later clock, may have deleted them.
         """
         raise NotImplementedError
 
@@ -193,8 +206,8 @@ class RecordingSink(Sink):
 
     - `rewind` does nothing if the record has the timeline of the origin. Otherwise it takes back what is above the clock, and
       records the timeline of the origin with the clock, or with its own last clock if that is lower, all in one step.
-    - `write` raises `FencedError` if the timeline of the record is greater than that of the origin: its writer is a driver
-      that was fenced by a rewind. So such a writer changes nothing, whenever it comes.
+    - `write_values` raises `FencedError` if the timeline of the record is greater than that of the origin: its writer is a
+      driver that was fenced by a rewind. So such a writer changes nothing, whenever it comes.
 
     Example:
         >>> class Dictionary(RecordingSink):
@@ -206,8 +219,8 @@ class RecordingSink(Sink):
         ...     def open(self, origin):
         ...         return max(self.rows_by_clock, default=None)
         ...
-        ...     def write(self, values, clock):
-        ...         rows = [row for batch in arrow_batches(values) for row in batch.to_pylist()]
+        ...     def write_values(self, values, clock):
+        ...         rows = [row for batch in values.batches() for row in batch.to_pylist()]
         ...         self.rows_by_clock.setdefault(clock, rows)
         >>> Dictionary().name
         'a dictionary'
@@ -229,6 +242,15 @@ class RecordingSink(Sink):
             InvalidInputError: The place can't take these values. The start is refused.
             StoreUnavailableError: The place does not answer now. It is asked again later.
         """
+
+
+def _write_frame(sink: Any, values: Values, clock: int) -> None:
+    sink.write(values.to_spark(), clock)
+
+
+def takes_frames(sink: Sink) -> bool:
+    """Return whether a sink is of the deprecated interface: `write` takes a DataFrame, and `rewind` a function of batches."""
+    return type(sink).write_values is _write_frame
 
 
 class OfTimeline(Protocol):
@@ -268,12 +290,12 @@ def folder_record(url: str, options: Mapping[str, Any]) -> Hashable:
 
 
 def arrow_batches(values: DataFrame) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a DataFrame, one of its partitions after the other, for sinks that write from the driver.
+    """Yield the rows of a DataFrame, one of its partitions after the other, for functions that write from the driver.
 
     Nothing goes through pandas or Spark's rows: nulls stay nulls, and times are UTC.
 
     Args:
-        values: The DataFrame that `Sink.write` is given.
+        values: The DataFrame that a function of (values, clock) is given.
 
     Returns:
         Record batches with the DataFrame's columns.

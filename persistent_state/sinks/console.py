@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from persistent_state import formatting
 from persistent_state.errors import InvalidInputError
 from persistent_state.sinks.base import CLOCK, Origin, Sink
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from persistent_state.sinks.values import Values
 
 
 class ConsoleSink(Sink):
@@ -44,16 +45,33 @@ class ConsoleSink(Sink):
     def open(self, origin: Origin) -> None:
         self._origin = origin
 
-    def write(self, values: DataFrame, clock: int) -> None:
+    def write_values(self, values: Values, clock: int) -> None:
         origin = self._origin
         assert origin is not None, "open comes first"
-        # Name columns by number, since PySpark does not find a column whose name has a dot.
-        places = [str(place) for place in range(len(origin.schema))]
-        keys = places[: len(origin.key_columns)]
-        ordered = values.toDF(*places).orderBy(*keys) if keys else values
-        first_rows = ordered.limit(self.rows).toArrow().rename_columns(origin.schema.names).cast(origin.schema)
-        first_rows = first_rows.drop_columns([CLOCK])
+        keys, most = origin.key_columns, self.rows
+
+        def first_of_part(part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Table]:
+            count, first = 0, origin.schema.empty_table()
+            for batch in batches:
+                count += batch.num_rows
+                first = _first(pa.concat_tables([first, pa.Table.from_batches([batch])]), keys, most)
+            return count, first
+
+        parts = values.map_parts(first_of_part)
+        tables = [origin.schema.empty_table(), *(first for _, first in parts)]
+        first_rows = _first(pa.concat_tables(tables), keys, most).drop_columns([CLOCK])
         rows = list(zip(*first_rows.columns, strict=True))
-        *lines, _, keys_at_clock = formatting.state(first_rows, rows, values.count(), clock)
+        count = sum(count for count, _ in parts)
+        *lines, _, keys_at_clock = formatting.state(first_rows, rows, count, clock)
         # Print all lines by one call, since several tasks print at the same time.
         print("\n".join((f"{origin.task}: {keys_at_clock}", *lines, "", "")), end="", flush=True)
+
+
+def _first(rows: pa.Table, keys: Sequence[str], most: int) -> pa.Table:
+    """Return the first rows in the order of the key: null, then values, then NaN."""
+    if keys:
+        columns = [column for name in keys for column in (rows[name].is_valid(), rows[name])]
+        names = [str(place) for place in range(len(columns))]
+        order = pc.sort_indices(pa.table(columns, names), [(name, "ascending") for name in names])
+        rows = rows.take(order[:most])
+    return rows.slice(0, most).combine_chunks()

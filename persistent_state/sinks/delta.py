@@ -29,17 +29,15 @@ from persistent_state.sinks.base import (
     CLOCK,
     Origin,
     RecordingSink,
-    ValuesThen,
-    arrow_batches,
     check_timeline,
     folder_record,
     known_clock,
 )
+from persistent_state.sinks.values import Values
 from persistent_state.windows import TIME
 
 if TYPE_CHECKING:
     import deltalake
-    from pyspark.sql import DataFrame
 
 OWNER = "persistent-state.task"
 """The property of a table that names its owner, `<application>/<task>`. The table records its last clock under that name."""
@@ -115,7 +113,7 @@ class DeltaSink(RecordingSink):
                 table.alter.set_table_properties(mark, raise_if_not_exists=False)
             return known_clock(self._last(origin)[1])
 
-    def write(self, values: DataFrame, clock: int) -> None:
+    def write_values(self, values: Values, clock: int) -> None:
         from deltalake import write_deltalake
         from deltalake.exceptions import CommitFailedError
 
@@ -125,8 +123,8 @@ class DeltaSink(RecordingSink):
             table, last = self._last(origin)
         if clock <= last:
             return
-        batches = arrow_batches(values)
-        # Start Spark's job in this thread. deltalake reads on in threads of its own, which lack this thread's Spark settings.
+        batches = values.batches()
+        # Begin to read in this thread, as Spark's job needs the thread's settings. deltalake reads on in threads of its own.
         first = list(islice(batches, 1))
         failed: list[Exception] = []
 
@@ -149,7 +147,7 @@ class DeltaSink(RecordingSink):
                 if not isinstance(error, CommitFailedError) or self._last(origin)[1] < clock:
                     raise
 
-    def rewind(self, clock: int, values: ValuesThen) -> None:
+    def rewind(self, clock: int, values: Values) -> None:
         from deltalake import write_deltalake
 
         origin = self._origin

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from persistent_state.sinks.base import Origin, Sink, ValuesThen
+from persistent_state.sinks.base import Origin, Sink
+from persistent_state.sinks.values import Values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,12 +35,12 @@ class Function(Sink):
         named = getattr(self.function, "__qualname__", type(self.function).__qualname__)
         return f"function {named.replace('<locals>.', '')}"
 
-    def write(self, values: DataFrame, clock: int) -> None:
-        self.function(values, clock)
+    def write_values(self, values: Values, clock: int) -> None:
+        self.function(values.to_spark(), clock)
 
     def can_rewind(self, origin: Origin) -> bool:
         return self.on_rewind is not None
 
-    def rewind(self, clock: int, values: ValuesThen) -> None:
+    def rewind(self, clock: int, values: Values) -> None:
         assert self.on_rewind is not None, "it can go back"
         self.on_rewind(clock)

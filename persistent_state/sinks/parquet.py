@@ -26,10 +26,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import pickle
 import re
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -47,18 +46,17 @@ from persistent_state.sinks.base import (
     CLOCK,
     Origin,
     RecordingSink,
-    ValuesThen,
     check_timeline,
     folder_record,
     known_clock,
 )
+from persistent_state.sinks.values import Values
 from persistent_state.store.files import LocalFiles, open_files
 
 if TYPE_CHECKING:
     import os
 
     from pyarrow.dataset import Dataset
-    from pyspark.sql import DataFrame
 
 FORMAT = 3
 """The format of a new table. A table keeps the format with which it was created.
@@ -148,34 +146,19 @@ class ParquetSink(RecordingSink):
         self._last = max(_valid(markers, rewinds), default=BEGINNING)
         return known_clock(self._last)
 
-    def write(self, values: DataFrame, clock: int) -> None:
+    def write_values(self, values: Values, clock: int) -> None:
         if clock <= self._last:
             return
         origin, place = self._origin, self.place
         assert origin is not None, "open comes first"
 
-        def store(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            if not (filled := [batch for batch in batches if batch.num_rows]):
-                return
-            rows = pa.Table.from_batches(filled)
-            path, data = _data_file(origin, clock, rows[0][0].as_py(), rows.remove_column(0))
-            error = None
-            try:
-                with suppress(ExistsError):
-                    place.create(path, data)
-            except StateError as raised:
-                # Return the error as a row, as Spark turns an error that a worker raises into pages of text.
-                error = pickle.dumps(raised)
-            yield pa.record_batch([pa.array([path]), pa.array([error], pa.binary())], ["path", "error"])
+        def store(part: int, batches: Iterator[pa.RecordBatch]) -> str:
+            path, data = _data_file(origin, clock, part, pa.Table.from_batches(batches))
+            with suppress(ExistsError):
+                place.create(path, data)
+            return path
 
-        # Name columns by number, since PySpark hands no column to Python whose name has a dot.
-        numbered = values.toDF(*map(str, range(len(origin.schema)))).coalesce(self.files)
-        parts = numbered.selectExpr("spark_partition_id() AS part", "*")
-        written = parts.mapInArrow(store, "path string, error binary").collect()
-        for row in written:
-            if row["error"] is not None:
-                raise pickle.loads(row["error"])
-        paths = sorted(row["path"] for row in written)
+        paths = sorted(values.map_parts(store, parts=self.files))
         self._check_here(paths)
         with suppress(ExistsError):
             place.create(_marker(clock, origin.timeline), _json({"clock": clock, "files": paths}))
@@ -183,7 +166,7 @@ class ParquetSink(RecordingSink):
         check_timeline(self.name, max(self._began(), default=0), origin)
         self._last = clock
 
-    def rewind(self, clock: int, values: ValuesThen) -> None:
+    def rewind(self, clock: int, values: Values) -> None:
         origin = self._origin
         assert origin is not None, "open comes first"
         markers, rewinds = self._listed()
@@ -416,7 +399,7 @@ def _check_columns(origin: Origin) -> None:
 
 def _data_file(origin: Origin, clock: int, part: int, rows: pa.Table) -> tuple[str, pa.Buffer]:
     """Return the name and the bytes of a data file."""
-    rows = rows.rename_columns(origin.schema.names).cast(origin.schema)
+    rows = rows.cast(origin.schema)
     if origin.key_columns:
         rows = rows.sort_by([(name, "ascending") for name in origin.key_columns])
     stream = pa.BufferOutputStream()

@@ -30,14 +30,12 @@ from persistent_state.sinks.base import (
     VALUE,
     Origin,
     RecordingSink,
-    ValuesThen,
-    arrow_batches,
     check_timeline,
     known_clock,
 )
+from persistent_state.sinks.values import Values
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from sqlalchemy import URL, Column, ColumnClause, ColumnElement, Connection, Engine, Row, Select, Table
     from sqlalchemy.engine.interfaces import ReflectedColumn
     from sqlalchemy.engine.reflection import Inspector
@@ -156,23 +154,23 @@ class SqlSink(RecordingSink):
                 # Another start may have created the tables a moment before, so try once more.
                 return known_clock(self._prepare(engine, origin))
 
-    def write(self, values: DataFrame, clock: int) -> None:
+    def write_values(self, values: Values, clock: int) -> None:
         engine = self._engine()
         with self._asking(), engine.connect() as connection:
             # Look first: a job that makes the rows may take long.
             if clock <= self._own_record(connection).clock:
                 return
-        with _kept(arrow_batches(values)) as batches, self._asking(), self._transaction(engine) as connection:
+        with _kept(values.batches()) as batches, self._asking(), self._transaction(engine) as connection:
             if self._record(connection, clock):
                 for batch in batches:
                     self._put(connection, self._with_whole(batch))
 
-    def rewind(self, clock: int, values: ValuesThen) -> None:
+    def rewind(self, clock: int, values: Values) -> None:
         engine = self._engine()
         with self._asking(), engine.connect() as connection:
             if self._own_record(connection).timeline == self._timeline:
                 return
-        then = () if self.history else values()
+        then = () if self.history else values.batches()
         with _kept(then) as batches, self._asking(), self._transaction(engine) as connection:
             last = self._record_back(connection, clock)
             # A table that was never given the clock keeps what it has: what changed up to the clock is yet to come.

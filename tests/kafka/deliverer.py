@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -21,9 +21,10 @@ import pyarrow as pa
 from examples.broker import Topics
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.kafka.sink import as_json, part_of
+from persistent_state.kafka.sink import as_json
 from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter, Encode, OpenClock
 from persistent_state.partials.keys import hash_keys, normalise
+from persistent_state.sinks.values import LocalValues
 from tests.waiting import PATIENCE
 
 STEPS = ("init_transactions", "begin_transaction", "produce", "flush", "commit_transaction", "abort_transaction")
@@ -53,9 +54,11 @@ def rows_of(clock: int, keys: Iterable[int] | None = None) -> pa.Table:
 
 
 def write_part(writer: ClockWriter, begun: OpenClock, rows: pa.Table, part: int, encode: Encode | None = None) -> None:
-    hashes = hash_keys([normalise(rows["key"])], len(rows))
-    own = part_of(hashes, begun.parts) == part
-    writer.write_part(begun, part, rows.filter(pa.array(own)), hashes[own], encode or partial(as_json, 1))
+    def of_part(number: int, batches: Iterator[pa.RecordBatch]) -> pa.Table:
+        return pa.Table.from_batches(batches, rows.schema)
+
+    own = LocalValues.of(rows).map_parts(of_part, parts=begun.parts, by=["key"])[part]
+    writer.write_part(begun, part, own, hash_keys([normalise(own["key"])], len(own)), encode or partial(as_json, 1))
 
 
 def deliver(writer: ClockWriter, parts: int, wanted: Iterable[int], writers: int = 1) -> None:

@@ -25,6 +25,7 @@ from persistent_state.kafka import read_back, transactions
 from persistent_state.kafka.sink import KafkaSink, as_json
 from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter, Encode
 from persistent_state.sinks.base import Origin
+from persistent_state.sinks.values import LocalValues
 from tests.kafka.deliverer import consume, go_back, go_back_until, newest, rows_of, watch, write_part, writer_of
 from tests.kafka.pause import Pause
 from tests.kafka.test_transactions import bookkeep
@@ -39,6 +40,7 @@ processes.set_forkserver_preload(["tests.kafka.deliverer"])
 STEPS_OF_KILLS = soak_or(ci=9, soak=1)
 WHOLE: Encode = partial(as_json, 1)
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
+NO_VALUES = LocalValues(ORIGIN.schema, ())
 
 
 @dataclass
@@ -343,7 +345,7 @@ def test_at_a_rewind_to_the_beginning_every_key_gets_a_tombstone_once(
     # Asked again, it writes nothing. Then all comes, at whatever clock.
     sink = KafkaSink(story.topic, story.broker.address)
     assert sink.open(replace(ORIGIN, timeline=2)) is None
-    sink.rewind(BEGINNING, lambda: iter(()))
+    sink.rewind(BEGINNING, NO_VALUES)
     assert (len(corrected()), sink.rows_above(BEGINNING, ORIGIN)) == (len(keys), 0)
     for clock in (-10, 20):
         story.deliver(clock)
@@ -470,7 +472,7 @@ def test_emitted_rows_are_refused(broker: Broker, topic: str) -> None:
     sink, emitted = KafkaSink(topic, broker.address), replace(ORIGIN, is_unique=False, timeline=1)
     assert (sink.can_rewind(ORIGIN), sink.can_rewind(emitted)) == (True, False)
     sink.open(emitted)
-    said = problem(lambda: sink.rewind(10, lambda: iter(())))
+    said = problem(lambda: sink.rewind(10, NO_VALUES))
     assert "has rows that a task emits, which have no unique key and can't be taken back" in said
 
 
@@ -478,8 +480,8 @@ def test_a_sink_is_open_for_one_timeline(broker: Broker, topic: str) -> None:
     new, old = KafkaSink(topic, broker.address), KafkaSink(topic, broker.address)
     assert old.open(ORIGIN) is None
     assert new.open(replace(ORIGIN, timeline=3)) is None
-    new.rewind(10, lambda: iter(()))
-    for refused in (lambda: old.open(ORIGIN), lambda: old.rewind(10, lambda: iter(()))):
+    new.rewind(10, NO_VALUES)
+    for refused in (lambda: old.open(ORIGIN), lambda: old.rewind(10, NO_VALUES)):
         assert "was rewound. Stop it, and start it again." in problem(refused, FencedError)
     assert new.open(replace(ORIGIN, timeline=4)) is None
 

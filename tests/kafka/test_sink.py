@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 
 from examples.broker import Broker
@@ -17,12 +19,15 @@ from persistent_state.kafka import sink_topics, transactions
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter
 from persistent_state.sinks.base import Origin
-from tests.kafka.deliverer import check, deliver, go_back, newest, rows_of, seen, write_part, writer_of
+from persistent_state.sinks.values import LocalValues
+from tests.kafka.deliverer import check, consume, deliver, go_back, newest, rows_of, seen, write_part, writer_of
 from tests.kafka.security import GUEST, allow, client_options
 from tests.sentences import problem
 from tests.waiting import PATIENCE
 
 ORIGIN = Origin("shop", "Totals", ("key",), rows_of(0).schema)
+SCHEMA = pa.schema([("city", pa.string()), ("a.b", pa.int64()), ("clock", pa.int64()), ("value", pa.float64())])
+CITIES = Origin("shop", "Sales", ("city", "a.b"), SCHEMA)
 
 
 def test_a_topic_that_is_missing_is_refused(broker: Broker) -> None:
@@ -188,3 +193,40 @@ def test_who_allows_what_each_error_names_has_allowed_all_that_is_needed(secured
         ("READ", "topic", "guarded"),
     ]
     assert newest(secured, "guarded") == {}
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_record_has_the_key_and_the_row_as_json(broker: Broker, partitions: int) -> None:
+    topic = f"cities{partitions}"
+    broker.make(topic, 3)
+    wanted = []
+    for clock, count in ((10, 20), (20, 0), (2_000_000, 1), (3_000_000, 9)):
+        sink = KafkaSink(topic, broker.address, partitions=partitions, rows_per_transaction=4)
+        sink.open(CITIES)
+        rows = [(f"Łódź {i}" if i else None, i % 7, clock, i / 4 if i else float("nan")) for i in range(count)]
+        table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+        for _ in range(2):
+            sink.write_values(LocalValues.of(table, parts=2), clock)
+        assert sink.open(CITIES) == clock
+        for city, number, _, value in rows:
+            key = {"city": city, "a.b": number}
+            shown = value if city else "nan"
+            wanted.append((key, {**key, "clock": clock, "value": shown}))
+    found = [(json.loads(m.key()), json.loads(m.value())) for m in consume(broker, topic)]
+    assert sorted(found, key=repr) == sorted(wanted, key=repr)
+
+
+def test_one_global_state_has_an_empty_key_and_encode_says_others(broker: Broker) -> None:
+    schema = pa.schema(list(SCHEMA)[2:])
+    broker.make("global")
+    for clock, encode in ((10, None), (20, lambda rows: ([None], [b"\x00"])), (30, lambda rows: ([], []))):
+        sink = KafkaSink("global", broker.address, encode=encode)
+        sink.open(Origin("shop", "Total", (), schema))
+        values = LocalValues.of(pa.table([[clock], [0.5]], schema=schema))
+        if clock < 30:
+            sink.write_values(values, clock)
+        else:
+            with pytest.raises(InvalidInputError, match="encode gave 0 keys and 0 values for rows=1; give one each"):
+                sink.write_values(values, clock)
+    found = [(message.key(), message.value()) for message in consume(broker, "global")]
+    assert found == [(b"{}", b'{"clock":10,"value":0.5}'), (None, b"\x00")]

@@ -5,35 +5,35 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import deltalake
+import hypothesis
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from hypothesis import example, given, settings
+from hypothesis import example, settings
 from hypothesis import strategies as st
 from sqlalchemy.pool import NullPool
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
-from persistent_state.engine import frames
+from persistent_state.drive.output_values import local_values
 from persistent_state.engine.places import Place
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
 from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Due
 from persistent_state.protocol.rewind_plan import RETRACT
-from persistent_state.sinks import base, delta, sql
 from persistent_state.sinks.base import Origin, RecordingSink
 from persistent_state.sinks.delta import DeltaSink
 from persistent_state.sinks.parquet import ParquetSink
 from persistent_state.sinks.sql import SqlSink
+from persistent_state.sinks.values import LocalValues
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
@@ -76,32 +76,12 @@ STEPS = st.lists(
 )
 
 
-def batches(clock: int, values: Mapping[str | None, int]) -> list[pa.RecordBatch]:
+def given(clock: int, values: Mapping[str | None, int]) -> LocalValues:
     """Rows at a clock, one a batch, and a batch without rows."""
     rows = [{"word": word, "clock": clock, "value": value} for word, value in values.items()]
     whole = SCHEMA.set(1, pa.field("clock", pa.int64()))
-    return [pa.RecordBatch.from_pylist(some, whole).cast(SCHEMA) for some in ([], *([row] for row in rows))]
-
-
-@dataclass
-class Frame:
-    """A DataFrame as far as a `ParquetSink` asks for one."""
-
-    given: list[pa.RecordBatch]
-
-    def toDF(self, *names: str) -> Frame:
-        return self
-
-    def coalesce(self, partitions: int) -> Frame:
-        return self
-
-    def selectExpr(self, *columns: str) -> Frame:
-        return Frame([batch.add_column(0, "part", pa.array([0] * len(batch))) for batch in self.given])
-
-    def mapInArrow(self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str) -> Any:
-        return SimpleNamespace(
-            collect=lambda: [row for batch in function(iter(self.given)) for row in batch.to_pylist()]
-        )
+    batches = [pa.RecordBatch.from_pylist(some, whole).cast(SCHEMA) for some in ([], *([row] for row in rows))]
+    return LocalValues(SCHEMA, (lambda: batches,))
 
 
 @dataclass
@@ -140,7 +120,7 @@ class Played:
         known = sink.open(replace(ORIGIN, timeline=self.timeline))
         if self.owed is not None:
             owed = self.owed
-            sink.rewind(owed, lambda: iter(batches(owed, self.states[owed]) if owed != BEGINNING else []))
+            sink.rewind(owed, given(owed, self.states[owed] if owed != BEGINNING else {}))
             self.given = [row for row in self.given if row[0] <= owed]
             self.last, self.owed = min(self.last, owed), None
         else:
@@ -152,7 +132,7 @@ class Played:
                 **dict.fromkeys(before.keys() - now, 0),
                 **{k: v for k, v in now.items() if before.get(k) != v},
             }
-            sink.write(Frame(batches(clock, changed)), clock)  # type: ignore[arg-type]
+            sink.write_values(given(clock, changed), clock)
             self.given += [(clock, key, value) for key, value in changed.items()]
             self.last = clock
 
@@ -217,13 +197,9 @@ GONE_AND_BACK = [Clock({"bob": 7}), Clock({"bob": None}), Clock({"bob": 9}), Bac
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_sink_holds_what_its_state_holds_after_any_rewinds(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base, delta, sql):
-        monkeypatch.setattr(module, "arrow_batches", lambda frame: iter(frame.given))
-    monkeypatch.setattr("persistent_state.sinks.arrow_batches", lambda frame: iter(frame.given))
-
+def test_a_sink_holds_what_its_state_holds_after_any_rewinds(place: str) -> None:
     @settings(max_examples=EXAMPLES)
-    @given(STEPS)
+    @hypothesis.given(STEPS)
     @example(GONE_AND_BACK)
     @example([*GONE_AND_BACK[:3], Back(3), Back(2), Back(1)])
     def play(steps: list[Clock | Back]) -> None:
@@ -244,19 +220,15 @@ class Words(PersistentTask):
         return NonWindowState(Sum(), ttl=core.us(12))
 
 
-def test_a_key_that_expired_and_came_again_is_in_the_table_after_two_rewinds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_expired_and_came_again_is_in_the_table_after_two_rewinds(tmp_path: Path) -> None:
     """A table of newest values follows an application that is taken back, and then further back."""
-    monkeypatch.setattr(sql, "arrow_batches", lambda frame: iter(frame.given))
     sink = SqlSink(tmp_path / "values.db", "words")
     schema = pa.schema([("ts", pa.int64()), ("word", pa.string()), ("n", pa.int64())])
     plan = replace(core.plan_of(Words(), schema, shards=2), outputs=(sink.name,))
     log, place = Log(plan.files, plan.application), Place(plan, ValuesAtClock(sink))
 
     def write(entry: Entry, due: Due) -> None:
-        frame: Any = Frame([*frames.batches_of_values(place.state(entry, due), plan)])
-        place.sink.write(frame, due.clock)
+        place.sink.write_values(local_values(place.state(entry, due), plan, place.origin().schema), due.clock)
 
     def rows() -> dict[str, int]:
         with closing(sqlite3.connect(tmp_path / "values.db")) as database:

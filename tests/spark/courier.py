@@ -101,8 +101,8 @@ def is_marked(amount: int) -> bool:
 class WatchedSink(KafkaSink):
     deadly: Any = None
 
-    def write(self, values: Any, clock: int) -> None:
-        super().write(values, clock)
+    def write_values(self, values: Any, clock: int) -> None:
+        super().write_values(values, clock)
         self.deadly.come_to("given")
 
 

@@ -188,9 +188,9 @@ class Watched(RecordingSink):
         self.deadly.come_to(f"open {self.kind}")
         return self.sink.open(origin)
 
-    def write(self, values: Any, clock: int) -> None:
+    def write_values(self, values: Any, clock: int) -> None:
         self.deadly.come_to(f"write {self.kind}")
-        self.sink.write(values, clock)
+        self.sink.write_values(values, clock)
         self.deadly.come_to(f"written {self.kind}")
 
 

@@ -9,21 +9,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from examples.broker import Broker
 from monoids import Sum
 from persistent_state import Application, FileSource, KafkaSink, TumblingWindow, ValuesAtClock, WindowState
-from persistent_state.errors import InvalidInputError
-from persistent_state.sinks import Origin
 from tests.kafka.deliverer import consume, newest
 from tests.soak import soak_or
 from tests.spark.conftest import Launch
 from tests.spark.courier import EMITTED, SECRET, TOPIC, is_marked
 from tests.spark.sessions import Jvm
 from tests.spark.teller import SPAN, START, rows_of, write
-from tests.spark.test_parquet import frame
 from tests.spark.test_rewinds import FILES, SECOND, Revenue, World, expected
 from tests.spark.test_rewinds import SCHEMA as ORDERS
 from tests.waiting import PATIENCE
@@ -36,45 +32,6 @@ STEPS = soak_or(
     soak=("begin", "begun", "put", "commit", "committed", "given", "record") * 3,
 )
 """At those of CI what others see has changed, or is about to. tests/kafka/test_transactions.py kills at each, without Spark."""
-SCHEMA = pa.schema([("city", pa.string()), ("a.b", pa.int64()), ("clock", pa.int64()), ("value", pa.float64())])
-CITIES = Origin("shop", "Sales", ("city", "a.b"), SCHEMA)
-
-
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_a_record_has_the_key_and_the_row_as_json(spark: SparkSession, broker: Broker, partitions: int) -> None:
-    topic = f"cities{partitions}"
-    broker.make(topic, 3)
-    wanted = []
-    for clock, count in ((10, 20), (20, 0), (2_000_000, 1), (3_000_000, 9)):
-        sink = KafkaSink(topic, broker.address, partitions=partitions, rows_per_transaction=4)
-        sink.open(CITIES)
-        rows = [(f"Łódź {i}" if i else None, i % 7, clock, i / 4 if i else float("nan")) for i in range(count)]
-        table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
-        for _ in range(2):
-            sink.write(frame(spark, table), clock)
-        assert sink.open(CITIES) == clock
-        for city, number, _, value in rows:
-            key = {"city": city, "a.b": number}
-            shown = value if city else "nan"
-            wanted.append((key, {**key, "clock": clock, "value": shown}))
-    found = [(json.loads(m.key()), json.loads(m.value())) for m in consume(broker, topic)]
-    assert sorted(found, key=repr) == sorted(wanted, key=repr)
-
-
-def test_one_global_state_has_an_empty_key_and_encode_says_others(spark: SparkSession, broker: Broker) -> None:
-    schema = pa.schema(list(SCHEMA)[2:])
-    broker.make("global")
-    for clock, encode in ((10, None), (20, lambda rows: ([None], [b"\x00"])), (30, lambda rows: ([], []))):
-        sink = KafkaSink("global", broker.address, encode=encode)
-        sink.open(Origin("shop", "Total", (), schema))
-        values = frame(spark, pa.table([[clock], [0.5]], schema=schema))
-        if clock < 30:
-            sink.write(values, clock)
-        else:
-            with pytest.raises(InvalidInputError, match="encode gave 0 keys and 0 values for rows=1; give one each"):
-                sink.write(values, clock)
-    found = [(message.key(), message.value()) for message in consume(broker, "global")]
-    assert found == [(b"{}", b'{"clock":10,"value":0.5}'), (None, b"\x00")]
 
 
 def test_after_a_rewind_the_newest_record_of_each_key_is_its_state(

@@ -73,7 +73,7 @@ class Place(RecordingSink):
             raise self.answer
         return self.answer
 
-    def write(self, values: Any, clock: int) -> None:
+    def write_values(self, values: Any, clock: int) -> None:
         raise NotImplementedError
 
 

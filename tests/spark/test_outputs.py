@@ -29,7 +29,7 @@ from persistent_state import (
 from persistent_state.cli.commands import main as command
 from persistent_state.drive import backoff
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.sinks import Origin, RecordingSink
+from persistent_state.sinks import Origin, RecordingSink, Values
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -140,9 +140,9 @@ class Place(RecordingSink):
         self.problem()
         return self.applied
 
-    def write(self, values: DataFrame, clock: int) -> None:
+    def write_values(self, values: Values, clock: int) -> None:
         self.problem()
-        found = {row["key"]: row["value"] for row in values.collect()}
+        found = {row["key"]: row["value"] for batch in values.batches() for row in batch.to_pylist()}
         self.asked.append((clock, found))
         if clock > self.applied:
             self.applied = clock
@@ -370,7 +370,7 @@ def test_the_sink_of_the_guide_works(spark: SparkSession, tmp_path: Path) -> Non
     names: dict[str, Any] = {}
     exec(code, names)
     exec(test, names)
-    names["test_a_clock_that_comes_again_changes_nothing"](spark, tmp_path / "test")
+    names["test_a_clock_that_comes_again_changes_nothing"](tmp_path / "test")
     grow(tmp_path, 0, 2)
     for _ in range(2):
         application(tmp_path, names["JsonLines"](tmp_path / "out")).run(spark, drain=True)

@@ -64,7 +64,7 @@ class Interrupting(Sink):
     def open(self, origin):
         os.kill(os.getpid(), signal.SIGINT)
 
-    def write(self, values, clock):
+    def write_values(self, values, clock):
         raise NotImplementedError
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -31,12 +31,10 @@ from persistent_state.formatting import plain
 from persistent_state.sinks import sql
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.sql import CLOCKS, SqlSink
+from persistent_state.sinks.values import LocalValues
 from tests.sentences import problem
 from tests.store.servers import Servers, free_port, needed
 from tests.waiting import PATIENCE
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 Row = tuple[Any, ...]
 SCHEMA = pa.schema([("key", pa.string()), ("clock", pa.int64()), ("value", pa.int64())])
@@ -91,28 +89,19 @@ def new_postgres(servers: Servers) -> Database:
     return Database("postgresql", url, engine)
 
 
-def frame(spark: SparkSession, schema: pa.Schema, rows: Iterable[Row], partitions: int = 2) -> DataFrame:
-    from persistent_state.engine.spark_versions import spark_types
+def given(rows: Iterable[Row], schema: pa.Schema = SCHEMA) -> LocalValues:
+    """Values that are read row by row, each a batch of its own, after a batch without rows."""
 
-    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-    return spark.createDataFrame(table, spark_types(schema)).repartition(partitions)
+    def read() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([], schema)
+        for row in rows:
+            yield pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True))], schema)
 
-
-@pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[Row]], Any]:
-    """In the place of DataFrames where Spark would only take time: what makes values for `write`."""
-
-    def batches(values: Iterable[Row]) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pylist([], SCHEMA)
-        for row in values:
-            yield pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True))], SCHEMA)
-
-    monkeypatch.setattr(sql, "arrow_batches", batches)
-    return lambda rows: rows
+    return LocalValues(schema, (read,))
 
 
 @pytest.mark.parametrize("history", [False, True])
-def test_the_table_is_what_was_written_clock_by_clock(spark: SparkSession, database: Database, history: bool) -> None:
+def test_the_table_is_what_was_written_clock_by_clock(database: Database, history: bool) -> None:
     schema = pa.schema([("city", pa.string()), ("value at", pa.int64()), *list(SCHEMA)[1:]])
     origin = Origin("bank", "Balance", ("city", "value at"), schema)
     dice = random.Random(7)
@@ -122,44 +111,44 @@ def test_the_table_is_what_was_written_clock_by_clock(spark: SparkSession, datab
     for clock in range(10, 60, 10):
         sink = SqlSink(database.url, "balances", history=history)
         rows = [(*key, clock, dice.choice([None, dice.randrange(100)])) for key in dice.sample(keys, 12)]
-        sink.write(frame(spark, schema, rows), clock)
+        sink.write_values(given(rows, schema), clock)
         expected.update({(*row[:2], clock if history else None): row for row in rows})
         assert database.rows() == sorted(expected.values(), key=repr)
         assert sink.open(origin) == clock
     assert len(expected) > len(keys) // 2 + history * len(keys)
 
 
-def test_one_global_state_is_one_row(spark: SparkSession, database: Database) -> None:
+def test_one_global_state_is_one_row(database: Database) -> None:
     schema = pa.schema(list(SCHEMA)[1:])
     for history in (False, True):
         sink = SqlSink(database.url, f"total{history}", history=history)
         sink.open(Origin("bank", f"Total{history}", (), schema))
         for clock in (10, 20):
-            sink.write(frame(spark, schema, [(clock, clock * 5)]), clock)
+            sink.write_values(given([(clock, clock * 5)], schema), clock)
     assert database.rows('SELECT * FROM "totalFalse"') == [(20, 100)]
     assert database.rows('SELECT * FROM "totalTrue"') == [(10, 50), (20, 100)]
 
 
 @pytest.mark.parametrize("history", [False, True])
-def test_a_clock_at_or_below_the_last_changes_nothing(database: Database, local: Any, history: bool) -> None:
+def test_a_clock_at_or_below_the_last_changes_nothing(database: Database, history: bool) -> None:
     sink = SqlSink(database.url, "balances", history=history)
     sink.open(ORIGIN)
-    sink.write(local([("a", 20, 1)]), 20)
+    sink.write_values(given([("a", 20, 1)]), 20)
     for clock in (20, 10, BEGINNING):
-        sink.write(local([("a", clock, 7), ("b", clock, 7)]), clock)
+        sink.write_values(given([("a", clock, 7), ("b", clock, 7)]), clock)
         assert database.rows() == [("a", 20, 1)]
         assert sink.open(ORIGIN) == 20
 
 
-def test_a_clock_without_values_is_recorded(spark: SparkSession, database: Database) -> None:
+def test_a_clock_without_values_is_recorded(database: Database) -> None:
     sink = SqlSink(database.url, "balances")
     sink.open(ORIGIN)
-    sink.write(frame(spark, SCHEMA, []), 10)
+    sink.write_values(given([]), 10)
     assert (database.rows(), sink.open(ORIGIN)) == ([], 10)
 
 
 @pytest.mark.parametrize("history", [False, True])
-def test_of_two_writers_of_one_clock_one_writes(database: Database, local: Any, history: bool) -> None:
+def test_of_two_writers_of_one_clock_one_writes(database: Database, history: bool) -> None:
     sink = SqlSink(database.url, "balances", history=history)
     sink.open(ORIGIN)
     expected: list[Row] = []
@@ -168,7 +157,7 @@ def test_of_two_writers_of_one_clock_one_writes(database: Database, local: Any, 
 
         def write(writer: int, clock: int = clock, ready: threading.Barrier = ready) -> None:
             ready.wait()
-            sink.write(local([(key, clock, writer) for key in "abc"]), clock)
+            sink.write_values(given([(key, clock, writer) for key in "abc"]), clock)
 
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(write, (1, 2)))
@@ -188,12 +177,10 @@ def after_first(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], ob
     monkeypatch.setattr(SqlSink, step, run)
 
 
-def test_a_late_writer_waits_and_then_changes_nothing(
-    database: Database, local: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_writer_waits_and_then_changes_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = SqlSink(database.url, "balances")
     sink.open(ORIGIN)
-    late = threading.Thread(target=sink.write, args=(local([("a", 10, 7), ("z", 10, 7)]), 10))
+    late = threading.Thread(target=sink.write_values, args=(given([("a", 10, 7), ("z", 10, 7)]), 10))
 
     def start_late() -> None:
         late.start()
@@ -201,13 +188,13 @@ def test_a_late_writer_waits_and_then_changes_nothing(
         assert late.is_alive()
 
     after_first(monkeypatch, "_put", start_late)
-    sink.write(local([("a", 20, 1), ("b", 20, 1)]), 20)
+    sink.write_values(given([("a", 20, 1), ("b", 20, 1)]), 20)
     late.join(PATIENCE)
     assert not late.is_alive()
     assert database.rows() == [("a", 20, 1), ("b", 20, 1)]
 
 
-def test_sinks_of_one_database_do_not_wait_for_each_others_rows(database: Database, local: Any) -> None:
+def test_sinks_of_one_database_do_not_wait_for_each_others_rows(database: Database) -> None:
     one, other = SqlSink(database.url, "balances"), SqlSink(database.url, "others")
     for sink in (one, other):
         sink.open(ORIGIN)
@@ -216,24 +203,24 @@ def test_sinks_of_one_database_do_not_wait_for_each_others_rows(database: Databa
         yield "a", 10, 1
         with ThreadPoolExecutor(1) as threads:
             # A job of Spark's makes these rows. Meanwhile the other table takes a clock, and goes back.
-            threads.submit(other.write, local([("b", 10, 2)]), 10).result(20)
+            threads.submit(other.write_values, given([("b", 10, 2)]), 10).result(20)
         yield "c", 10, 3
 
-    one.write(local(values()), 10)
+    one.write_values(given(values()), 10)
     assert database.rows() == [("a", 10, 1), ("c", 10, 3)]
     one.open(replace(ORIGIN, timeline=1))
     other.open(replace(ORIGIN, timeline=1))
 
-    def then_of_one() -> Iterator[pa.RecordBatch]:
-        yield from then()()
+    def values_then() -> Iterator[Row]:
+        yield from ()
         with ThreadPoolExecutor(1) as threads:
-            threads.submit(other.rewind, 5, then()).result(20)
+            threads.submit(other.rewind, 5, given([])).result(20)
 
-    one.rewind(5, then_of_one)
+    one.rewind(5, given(values_then()))
     assert (database.rows(), database.rows("SELECT * FROM others")) == ([], [])
 
 
-def test_a_lock_is_told_with_its_holder(tmp_path: Path, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_told_with_its_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sql._PATIENCE, "sqlite", {"timeout": 0.1})
     path = tmp_path / "values.db"
     one, other = SqlSink(path, "balances"), SqlSink(f"sqlite:///{path}", "others")
@@ -242,10 +229,10 @@ def test_a_lock_is_told_with_its_holder(tmp_path: Path, local: Any, monkeypatch:
     said: list[str] = []
 
     def ask() -> None:
-        said.append(problem(lambda: other.write(local([("b", 10, 2)]), 10), StoreUnavailableError))
+        said.append(problem(lambda: other.write_values(given([("b", 10, 2)]), 10), StoreUnavailableError))
 
     after_first(monkeypatch, "_put", ask)
-    one.write(local([("a", 10, 1)]), 10)
+    one.write_values(given([("a", 10, 1)]), 10)
     locked, then_try = (
         f"{other.name}: OperationalError: database is locked",
         "is writing. Try again when that has ended.",
@@ -255,16 +242,16 @@ def test_a_lock_is_told_with_its_holder(tmp_path: Path, local: Any, monkeypatch:
         connection.execute("BEGIN IMMEDIATE")
         ask()
     assert said[1] == f"{locked}: another process or connection {then_try}"
-    other.write(local([("b", 10, 2)]), 10)
+    other.write_values(given([("b", 10, 2)]), 10)
     assert not sql._holders
 
 
-def test_a_lock_of_postgresql_is_told_as_one(postgres: Database, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_of_postgresql_is_told_as_one(postgres: Database) -> None:
     sink = SqlSink(f"{postgres.url}?options=-c%20lock_timeout%3D100", "balances")
     sink.open(ORIGIN)
     with postgres.engine.begin() as connection:
         connection.exec_driver_sql(f"LOCK TABLE {CLOCKS}")
-        told = problem(lambda: sink.write(local([("a", 10, 1)]), 10), StoreUnavailableError)
+        told = problem(lambda: sink.write_values(given([("a", 10, 1)]), 10), StoreUnavailableError)
     assert "lock timeout" in told
     assert told.endswith(": another process or connection is writing. Try again when that has ended.")
 
@@ -315,12 +302,12 @@ def read_back(database: Database, kind: pa.DataType, value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "values"), TYPES, ids=lambda case: str(case) if isinstance(case, pa.DataType) else "")
-def test_values_are_kept_exactly(spark: SparkSession, database: Database, kind: pa.DataType, values: list[Any]) -> None:
+def test_values_are_kept_exactly(database: Database, kind: pa.DataType, values: list[Any]) -> None:
     schema = pa.schema([("key", pa.int64()), ("clock", pa.int64()), ("value", kind)])
     sink = SqlSink(database.url, "balances")
     sink.open(Origin("bank", "Balance", ("key",), schema))
     rows = [(number, 10, value) for number, value in enumerate([None, *values])]
-    sink.write(frame(spark, schema, rows, partitions=1), 10)
+    sink.write_values(given(rows, schema), 10)
     with database.engine.begin() as connection:
         table = sa.Table("balances", sa.MetaData(), autoload_with=connection)
         found = [
@@ -331,16 +318,16 @@ def test_values_are_kept_exactly(spark: SparkSession, database: Database, kind: 
     assert database.rows("SELECT count(*) FROM balances WHERE value IS NULL") == [(1,)]
 
 
-def test_what_is_not_a_number(database: Database, spark: SparkSession) -> None:
+def test_what_is_not_a_number(database: Database) -> None:
     """SQLite knows no NaN: it is null there."""
     schema = pa.schema([("key", pa.string()), ("clock", pa.int64()), ("value", pa.float64())])
     sink = SqlSink(database.url, "balances")
     sink.open(Origin("bank", "Balance", ("key",), schema))
-    sink.write(frame(spark, schema, [("a", 10, float("nan"))]), 10)
+    sink.write_values(given([("a", 10, float("nan"))], schema), 10)
     assert repr(database.rows()) == repr([("a", 10, float("nan") if database.kind == "postgresql" else None)])
 
 
-def test_keys_of_every_type_are_found_again(spark: SparkSession, database: Database) -> None:
+def test_keys_of_every_type_are_found_again(database: Database) -> None:
     kinds = {
         f"k{number}": (kind, values)
         for number, (kind, values) in enumerate(TYPES)
@@ -355,7 +342,7 @@ def test_keys_of_every_type_are_found_again(spark: SparkSession, database: Datab
     keys = [tuple(case[number % len(case)] for case in cases) for number in range(12)]
     for clock in (10, 20):
         rows = [(*key, clock, number) for number, key in enumerate(keys) if clock == 10 or number % 2]
-        sink.write(frame(spark, schema, rows), clock)
+        sink.write_values(given(rows, schema), clock)
     found = database.rows("SELECT clock, value FROM balances")
     assert found == sorted(((20 if number % 2 else 10, number) for number in range(12)), key=repr)
 
@@ -415,9 +402,7 @@ def with_type(kind: pa.DataType, column: str) -> Origin:
 @pytest.mark.parametrize(
     "declared", ["TEXT COLLATE NOCASE", "VARCHAR COLLATE RTRIM", "TEXT COLLATE nocase PRIMARY KEY"]
 )
-def test_a_key_of_sqlite_that_takes_different_texts_for_equal_is_refused(
-    tmp_path: Path, local: Any, declared: str
-) -> None:
+def test_a_key_of_sqlite_that_takes_different_texts_for_equal_is_refused(tmp_path: Path, declared: str) -> None:
     path = tmp_path / "values.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"CREATE TABLE balances (key {declared}, clock BIGINT, value BIGINT)")
@@ -450,19 +435,15 @@ def test_a_key_of_postgresql_that_takes_different_texts_for_equal_is_refused(pos
     assert SqlSink(postgres.url, "others").open(with_type(pa.string(), "value")) is None
 
 
-def test_a_null_key_gets_no_number_of_sqlite_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql, "arrow_batches", iter)
+def test_a_null_key_gets_no_number_of_sqlite_s_own(tmp_path: Path) -> None:
     path, origin = tmp_path / "values.db", with_type(pa.int64(), "key")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE balances (key INTEGER PRIMARY KEY, clock BIGINT, value BIGINT)")
     sink = SqlSink(path, "balances")
     sink.open(origin)
-    for key in (7, None):
-        given: Any = [pa.RecordBatch.from_pylist([{"key": key, "clock": 10, "value": 1}], origin.schema)]
-        if key:
-            sink.write(given, 10)
-        else:
-            assert "make it an INTEGER UNIQUE" in problem(lambda given=given: sink.write(given, 20))
+    sink.write_values(given([(7, 10, 1)], origin.schema), 10)
+    refused = given([(None, 10, 1)], origin.schema)
+    assert "make it an INTEGER UNIQUE" in problem(lambda: sink.write_values(refused, 20))
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT key FROM balances").fetchall() == [(7,)]
 
@@ -510,20 +491,17 @@ def test_a_column_that_holds_values_as_they_are_is_taken(postgres: Database, dec
 
 
 @pytest.mark.parametrize("column", ["key", "value"])
-def test_a_text_is_not_cut_to_a_column_s_length(
-    postgres: Database, monkeypatch: pytest.MonkeyPatch, column: str
-) -> None:
+def test_a_text_is_not_cut_to_a_column_s_length(postgres: Database, column: str) -> None:
     """PostgreSQL cuts spaces from the end, so that two keys may become one."""
     columns = {"key": "TEXT", "clock": "BIGINT", "value": "TEXT"} | {column: "VARCHAR(3)"}
     postgres.execute(f"CREATE TABLE balances ({', '.join(map(' '.join, columns.items()))})")
-    monkeypatch.setattr(sql, "arrow_batches", iter)
     origin = with_type(pa.string(), "value")
     sink = SqlSink(postgres.url, "balances")
     sink.open(origin)
 
     def write(text: str, clock: int) -> None:
         row = {"key": "a", "clock": clock, "value": "a"} | {column: text}
-        sink.write([pa.RecordBatch.from_pylist([row], origin.schema)], clock)  # type: ignore[arg-type]
+        sink.write_values(given([tuple(row.values())], origin.schema), clock)
 
     write("łó ", 10)
     assert f"column={column!r} of {sink.name} takes 3 characters" in problem(lambda: write("łód ", 20))
@@ -542,16 +520,16 @@ def test_tables_that_the_sink_makes_hold_values_as_they_are(database: Database) 
         assert sink.open(origin) is None
 
 
-def test_a_table_of_ones_own_is_taken_as_it_is(spark: SparkSession, database: Database) -> None:
+def test_a_table_of_ones_own_is_taken_as_it_is(database: Database) -> None:
     database.execute(
         "CREATE TABLE balances (note TEXT DEFAULT 'new', value INTEGER, key VARCHAR(5) NOT NULL, clock BIGINT)",
         "INSERT INTO balances VALUES ('old', 1, 'a', 0), ('old', 1, 'b', 0)",
     )
     sink = SqlSink(database.url, "balances")
     assert sink.open(ORIGIN) is None
-    sink.write(frame(spark, SCHEMA, [("a", 10, 7), ("c", 10, 8)]), 10)
+    sink.write_values(given([("a", 10, 7), ("c", 10, 8)]), 10)
     assert database.rows() == [("new", 7, "a", 10), ("new", 8, "c", 10), ("old", 1, "b", 0)]
-    assert "does not take this" in problem(lambda: sink.write(frame(spark, SCHEMA, [("d", 20, 1), (None, 20, 9)]), 20))
+    assert "does not take this" in problem(lambda: sink.write_values(given([("d", 20, 1), (None, 20, 9)]), 20))
     assert (len(database.rows()), sink.open(ORIGIN)) == (3, 10)
 
 
@@ -582,49 +560,42 @@ def test_mistakes_are_refused_where_sqlite_calls_them_operational(tmp_path: Path
         SqlSink(str(tmp_path / "missing" / "values.db"), "balances").open(ORIGIN)
 
 
-def test_a_table_that_was_lost_is_not_made_again_in_silence(database: Database, local: Any) -> None:
+def test_a_table_that_was_lost_is_not_made_again_in_silence(database: Database) -> None:
     sink = SqlSink(database.url, "balances")
     sink.open(ORIGIN)
-    sink.write(local([("a", 10, 1)]), 10)
+    sink.write_values(given([("a", 10, 1)]), 10)
     database.execute("DROP TABLE balances")
     assert "1970-01-01T00:00:00.000010Z" in problem(lambda: sink.open(ORIGIN))
     with pytest.raises(StateError):
-        sink.write(local([("a", 20, 1)]), 20)
+        sink.write_values(given([("a", 20, 1)]), 20)
     database.execute(f"DELETE FROM {CLOCKS}")
-    assert CLOCKS in problem(lambda: sink.write(local([("a", 20, 1)]), 20))
+    assert CLOCKS in problem(lambda: sink.write_values(given([("a", 20, 1)]), 20))
     assert sink.open(ORIGIN) is None
     assert database.rows() == []
 
 
 @pytest.mark.parametrize("history", [False, True])
-def test_values_that_break_off_leave_nothing(spark: SparkSession, database: Database, history: bool) -> None:
+def test_values_that_break_off_leave_nothing(database: Database, history: bool) -> None:
     sink = SqlSink(database.url, "balances", history=history)
     sink.open(ORIGIN)
-    sink.write(frame(spark, SCHEMA, [("a", 10, 1)]), 10)
-    values = frame(spark, SCHEMA, [("a", 20, 2), ("b", 20, 2)])
+    sink.write_values(given([("a", 10, 1)]), 10)
+    rows = [("a", 20, 2), ("b", 20, 2)]
 
-    def fail(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
+    def broken() -> Iterator[Row]:
+        yield from rows
+        raise ValueError("the second half is not to be had")
 
-        context = TaskContext.get()
-        assert context is not None
-        yield from batches
-        if context.partitionId() == 1:
-            raise ValueError("the second half is not to be had")
-
-    with pytest.raises(Exception, match="the second half is not to be had"):
-        sink.write(values.mapInArrow(fail, values.schema), 20)
+    with pytest.raises(ValueError, match="the second half is not to be had"):
+        sink.write_values(given(broken()), 20)
     assert (database.rows(), database.clock()) == ([("a", 10, 1)], 10)
-    sink.write(values, 20)
+    sink.write_values(given(rows), 20)
     assert database.rows() == [*([("a", 10, 1)] if history else []), ("a", 20, 2), ("b", 20, 2)]
 
 
-def test_a_server_that_ends_half_way_leaves_nothing(
-    postgres: Database, local: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ends_half_way_leaves_nothing(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = SqlSink(postgres.url, "balances")
     sink.open(ORIGIN)
-    sink.write(local([("a", 10, 1)]), 10)
+    sink.write_values(given([("a", 10, 1)]), 10)
     values = [("a", 20, 2), ("b", 20, 2)]
 
     def end() -> None:
@@ -635,9 +606,9 @@ def test_a_server_that_ends_half_way_leaves_nothing(
         assert ended == [(True,)]
 
     after_first(monkeypatch, "_put", end)
-    problem(lambda: sink.write(local(values), 20), StoreUnavailableError)
+    problem(lambda: sink.write_values(given(values), 20), StoreUnavailableError)
     assert (postgres.rows(), postgres.clock()) == ([("a", 10, 1)], 10)
-    sink.write(local(values), 20)
+    sink.write_values(given(values), 20)
     assert postgres.rows() == [("a", 20, 2), ("b", 20, 2)]
 
 
@@ -650,10 +621,10 @@ def test_a_server_that_ends_half_way_leaves_nothing(
         "/nowhere/at/all.db",
     ],
 )
-def test_a_database_that_is_down_is_tried_again(local: Any, url: str) -> None:
+def test_a_database_that_is_down_is_tried_again(url: str) -> None:
     sink = SqlSink(url.format(port=free_port()), "balances")
     assert_no_secret(sink, lambda: sink.open(ORIGIN), StoreUnavailableError)
-    assert_no_secret(sink, lambda: sink.write(local([("a", 10, 1)]), 10), StoreUnavailableError)
+    assert_no_secret(sink, lambda: sink.write_values(given([("a", 10, 1)]), 10), StoreUnavailableError)
 
 
 @pytest.mark.parametrize(
@@ -722,24 +693,17 @@ def test_a_table_of_newest_values_refuses_emitted_rows(tmp_path: Path) -> None:
     assert SqlSink(path, "alerts", history=True).open(origin) is None
 
 
-def then(*rows: Row) -> Callable[[], Iterator[pa.RecordBatch]]:
-    """The values at the clock of a rewind."""
-    return lambda: iter(
-        [pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)]
-    )
-
-
 def in_timeline(database: Database, timeline: int, history: bool) -> SqlSink:
     sink = SqlSink(database.url, "balances", history=history)
     sink.open(replace(ORIGIN, timeline=timeline))
     return sink
 
 
-def test_a_plan_refuses_what_a_start_would_and_changes_nothing(database: Database, local: Any) -> None:
+def test_a_plan_refuses_what_a_start_would_and_changes_nothing(database: Database) -> None:
     sink, others = SqlSink(database.url, "balances", history=True), SqlSink(database.url, "others")
     assert (sink.rows_above(10, ORIGIN), sa.inspect(database.engine).get_table_names()) == (0, [])
     sink.open(ORIGIN)
-    sink.write(local([("ann", 20, 1)]), 20)
+    sink.write_values(given([("ann", 20, 1)]), 20)
     database.execute("CREATE TABLE others AS SELECT * FROM balances")
     as_text = replace(ORIGIN, schema=SCHEMA.set(2, pa.field("value", pa.string())))
     as_newest = SqlSink(database.url, "balances")
@@ -755,7 +719,7 @@ def test_a_plan_refuses_what_a_start_would_and_changes_nothing(database: Databas
     # What is recorded nowhere stays.
     assert (others.rows_above(10, ORIGIN), sink.rows_above(10, ORIGIN)) == (0, 1)
     others.open(replace(ORIGIN, timeline=3))
-    others.rewind(10, then())
+    others.rewind(10, given([]))
     assert others.rows_above(10, ORIGIN) == len(database.rows("SELECT * FROM others")) == 1
     database.execute("DROP TABLE balances")
     assert "is gone, with the values up to" in problem(lambda: sink.rows_above(10, ORIGIN))
@@ -775,38 +739,33 @@ def record(database: Database) -> Row:
 
 
 @pytest.mark.parametrize("history", [False, True])
-def test_a_rewind_takes_back_what_is_above_its_clock_once(database: Database, local: Any, history: bool) -> None:
+def test_a_rewind_takes_back_what_is_above_its_clock_once(database: Database, history: bool) -> None:
     old = in_timeline(database, 0, history)
-    old.write(local([("ann", 10, 1), (None, 10, 2), ("bob", 10, 3)]), 10)
-    old.write(local([("ann", 20, 4), (None, 20, None), ("eve", 20, 5)]), 20)
+    old.write_values(given([("ann", 10, 1), (None, 10, 2), ("bob", 10, 3)]), 10)
+    old.write_values(given([("ann", 20, 4), (None, 20, None), ("eve", 20, 5)]), 20)
     assert old.rows_above(10, ORIGIN) == 3
     new = in_timeline(database, 7, history)
-    new.rewind(10, then(("ann", 10, 1), (None, 10, 2), ("bob", 10, 3)))
+    new.rewind(10, given([("ann", 10, 1), (None, 10, 2), ("bob", 10, 3)]))
     as_then = [("ann", 10, 1), ("bob", 10, 3), (None, 10, 2)]
     assert (database.rows(), record(database), new.rows_above(10, ORIGIN)) == (as_then, (7, 10), 0)
     # A writer of the timeline that has ended changes nothing, at whatever clock, nor does one that is asked again.
     for clock in (10, 20, 30):
         with pytest.raises(FencedError, match="was rewound"):
-            old.write(local([("ann", clock, 9)]), clock)
+            old.write_values(given([("ann", clock, 9)]), clock)
     with pytest.raises(FencedError):
-        old.rewind(5, then())
-    new.write(local([("eve", 20, 6)]), 20)
-    new.rewind(10, then())
+        old.rewind(5, given([]))
+    new.write_values(given([("eve", 20, 6)]), 20)
+    new.rewind(10, given([]))
     assert (database.rows(), record(database)) == (sorted([*as_then, ("eve", 20, 6)], key=repr), (7, 20))
     with pytest.raises(FencedError):
         in_timeline(database, 3, history)
     assert in_timeline(database, 8, history).open(replace(ORIGIN, timeline=8)) == 20
 
 
-def none_then() -> Iterator[pa.RecordBatch]:
-    """The values at the beginning."""
-    return iter(())
-
-
 @pytest.mark.parametrize("history", [False, True])
 @pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us", "UTC")], ids=["whole", "times"])
 def test_a_rewind_to_the_beginning_takes_all_of_this_output_and_nothing_else(
-    database: Database, monkeypatch: Any, history: bool, kind: pa.DataType
+    database: Database, history: bool, kind: pa.DataType
 ) -> None:
     schema = SCHEMA.set(1, pa.field("clock", kind))
     what = replace(ORIGIN, schema=schema)
@@ -815,83 +774,82 @@ def test_a_rewind_to_the_beginning_takes_all_of_this_output_and_nothing_else(
         sink = SqlSink(database.url, table, history=history)
         return sink, sink.open(replace(what, timeline=timeline))
 
-    def given(*rows: Row) -> Any:
+    def rows_of(*rows: Row) -> LocalValues:
         columns = zip(*rows, strict=True)
         arrays = [pa.array(each, field.type) for each, field in zip(columns, SCHEMA, strict=True)]
-        return [pa.record_batch(arrays, schema=SCHEMA).cast(schema)]
+        return LocalValues.of(pa.table(arrays, schema=SCHEMA).cast(schema))
 
-    monkeypatch.setattr(sql, "arrow_batches", iter)
     (old, _), (other, _) = opened("balances", 0), opened("early", 0)
     for sink in (old, other):
-        sink.write(given(("ann", -10, 1), (None, -10, 2)), -10)
-        sink.write(given(("ann", 20, 3), ("bob", 20, None)), 20)
+        sink.write_values(rows_of(("ann", -10, 1), (None, -10, 2)), -10)
+        sink.write_values(rows_of(("ann", 20, 3), ("bob", 20, None)), 20)
     others, count = database.rows("SELECT * FROM early"), len(database.rows())
     # A rewind before, which the table has followed.
     first, _ = opened("balances", 3)
-    first.rewind(-10, lambda: iter(given(("ann", -10, 1), (None, -10, 2))))
-    first.write(given(("eve", 20, 4)), 20)
+    first.rewind(-10, rows_of(("ann", -10, 1), (None, -10, 2)))
+    first.write_values(rows_of(("eve", 20, 4)), 20)
     assert (first.rows_above(BEGINNING, what), count) == (3, 4 if history else 3)
     new, last = opened("balances", 7)
     assert last == 20
-    new.rewind(BEGINNING, none_then)
+    new.rewind(BEGINNING, given([]))
     record = f"SELECT timeline, clock FROM {CLOCKS} WHERE table_name = 'balances'"
     assert (database.rows(), database.rows(record), new.rows_above(BEGINNING, what)) == ([], [(7, BEGINNING)], 0)
     # Writers of both timelines that have ended change nothing, at whatever clock.
     for ended, clock in itertools.product((old, first), (-20, 20, 30)):
         with pytest.raises(FencedError, match="was rewound"):
-            ended.write(given(("ann", clock, 9)), clock)
+            ended.write_values(rows_of(("ann", clock, 9)), clock)
     assert opened("balances", 7)[1] is None
-    new.write(given(("ann", -10, 5)), -10)
+    new.write_values(rows_of(("ann", -10, 5)), -10)
     # Asked again, it takes nothing back.
-    new.rewind(BEGINNING, none_then)
+    new.rewind(BEGINNING, given([]))
     assert [(key, value) for key, _, value in database.rows()] == [("ann", 5)]
     assert (database.rows(record), database.rows("SELECT * FROM early")) == ([(7, -10)], others)
     # An empty table goes back too, and so its writers are fenced.
     for timeline in (8, 9):
-        opened("balances", timeline)[0].rewind(BEGINNING, none_then)
+        opened("balances", timeline)[0].rewind(BEGINNING, given([]))
         assert (database.rows(), database.rows(record)) == ([], [(timeline, BEGINNING)])
     with pytest.raises(FencedError):
-        new.write(given(("ann", 10, 5)), 10)
+        new.write_values(rows_of(("ann", 10, 5)), 10)
 
 
-def test_a_rewind_to_the_beginning_keeps_rows_of_ones_own_that_are_at_no_clock(database: Database, local: Any) -> None:
+def test_a_rewind_to_the_beginning_keeps_rows_of_ones_own_that_are_at_no_clock(database: Database) -> None:
     database.execute("CREATE TABLE balances (key VARCHAR, clock BIGINT, value BIGINT)")
     sink = in_timeline(database, 0, True)
     database.execute("INSERT INTO balances VALUES ('mine', NULL, 7)")
-    sink.write(local([("ann", 10, 1)]), 10)
-    in_timeline(database, 7, True).rewind(BEGINNING, none_then)
+    sink.write_values(given([("ann", 10, 1)]), 10)
+    in_timeline(database, 7, True).rewind(BEGINNING, given([]))
     assert database.rows() == [("mine", None, 7)]
 
 
-def test_emitted_rows_go_at_a_rewind_to_the_beginning(database: Database, local: Any) -> None:
+def test_emitted_rows_go_at_a_rewind_to_the_beginning(database: Database) -> None:
     origin = replace(ORIGIN, is_unique=False)
     sink = SqlSink(database.url, "balances", history=True)
     sink.open(origin)
-    sink.write(local([("ann", 10, 1), ("ann", 10, 1)]), 10)
+    sink.write_values(given([("ann", 10, 1), ("ann", 10, 1)]), 10)
     sink.open(replace(origin, timeline=2))
-    sink.rewind(BEGINNING, none_then)
+    sink.rewind(BEGINNING, given([]))
     assert (database.rows(), sink.open(replace(origin, timeline=2))) == ([], None)
 
 
 @pytest.mark.parametrize("history", [False, True])
 def test_a_clock_that_a_late_writer_has_written_below_the_rewind_is_not_written_again(
-    database: Database, local: Any, history: bool
+    database: Database, history: bool
 ) -> None:
-    in_timeline(database, 0, history).write(local([("ann", 10, 1)]), 10)
+    in_timeline(database, 0, history).write_values(given([("ann", 10, 1)]), 10)
     new = in_timeline(database, 7, history)
-    new.write(local([("ann", 10, 1)]), 10)
+    new.write_values(given([("ann", 10, 1)]), 10)
     assert (database.rows(), record(database)) == ([("ann", 10, 1)], (0, 10))
-    new.rewind(30, then())
+    new.rewind(30, given([]))
     assert record(database) == (7, 10)
 
 
 @pytest.mark.parametrize("history", [False, True])
 def test_nobody_sees_half_a_rewind_and_one_that_fails_changes_nothing(
-    database: Database, local: Any, monkeypatch: pytest.MonkeyPatch, history: bool
+    database: Database, monkeypatch: pytest.MonkeyPatch, history: bool
 ) -> None:
     old = in_timeline(database, 0, history)
-    old.write(local([("ann", 10, 1)]), 10)
-    old.write(local([("ann", 20, 2), ("eve", 20, 3)]), 20)
+    old.write_values(given([("ann", 10, 1)]), 10)
+    old.write_values(given([("ann", 20, 2), ("eve", 20, 3)]), 20)
     before, seen = database.rows(), list[list[Row]]()
 
     def fail() -> None:
@@ -901,86 +859,77 @@ def test_nobody_sees_half_a_rewind_and_one_that_fails_changes_nothing(
     after_first(monkeypatch, "_delete_above", fail)
     new = in_timeline(database, 7, history)
     with pytest.raises(StoreUnavailableError):
-        new.rewind(10, then(("ann", 10, 1)))
+        new.rewind(10, given([("ann", 10, 1)]))
     assert [database.rows(), *seen] == [before, before]
     assert record(database) == (0, 20)
-    new.rewind(10, then(("ann", 10, 1)))
+    new.rewind(10, given([("ann", 10, 1)]))
     assert database.rows() == [("ann", 10, 1)]
 
 
-def test_a_table_of_an_older_version_is_taken_over(database: Database, local: Any) -> None:
-    in_timeline(database, 0, False).write(local([("ann", 10, 1)]), 10)
+def test_a_table_of_an_older_version_is_taken_over(database: Database) -> None:
+    in_timeline(database, 0, False).write_values(given([("ann", 10, 1)]), 10)
     database.execute(f"ALTER TABLE {CLOCKS} DROP COLUMN timeline")
     with ThreadPoolExecutor(3) as pool:
         [*pool.map(lambda _: in_timeline(database, 0, False), range(3))]
     sink = in_timeline(database, 4, False)
-    sink.write(local([("ann", 20, 2)]), 20)
+    sink.write_values(given([("ann", 20, 2)]), 20)
     assert (database.rows(), record(database)) == ([("ann", 20, 2)], (4, 20))
 
 
-def test_windows_that_are_given_early_are_one_row_each_and_go_back(database: Database, monkeypatch: Any) -> None:
+def test_windows_that_are_given_early_are_one_row_each_and_go_back(database: Database) -> None:
     schema = pa.schema([("start", pa.int64()), ("clock", pa.int64()), ("final", pa.bool_()), ("value", pa.int64())])
     origin = Origin("bank", "Balance", ("start",), schema)
 
-    def batch(*rows: Row) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-
-    monkeypatch.setattr(sql, "arrow_batches", lambda rows: batch(*rows))
     sink = SqlSink(database.url, "balances")
     sink.open(origin)
-    given: Any = [(1, 10, False, 5)]
-    sink.write(given, 10)
-    given = [(1, 20, True, 6), (2, 20, False, 1)]
-    sink.write(given, 20)
+    sink.write_values(given([(1, 10, False, 5)], schema), 10)
+    later = given([(1, 20, True, 6), (2, 20, False, 1)], schema)
+    sink.write_values(later, 20)
     assert [row[:2] for row in database.rows()] == [(1, 20), (2, 20)]
     sink.open(replace(origin, timeline=2))
-    sink.rewind(10, lambda: batch((1, 10, False, 5)))
+    sink.rewind(10, given([(1, 10, False, 5)], schema))
     ((start, clock, final, value),) = database.rows()
     assert (start, clock, bool(final), value) == (1, 10, False, 5)
     # One that closes comes under the same key, and goes with the others.
-    given = [(1, 20, True, 6), (2, 20, False, 1)]
-    sink.write(given, 20)
+    sink.write_values(later, 20)
     sink.open(replace(origin, timeline=3))
-    sink.rewind(BEGINNING, none_then)
+    sink.rewind(BEGINNING, given([]))
     assert (database.rows(), record(database)) == ([], (3, BEGINNING))
 
 
-def test_rows_of_every_type_that_a_rewind_brings_back_are_as_they_were_written(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_every_type_that_a_rewind_brings_back_are_as_they_were_written(database: Database) -> None:
     kinds = {f'k "{number}": %(x)s': kind for number, (kind, _) in enumerate(TYPES)}
     cases = [[None, *(value for value in values if len(str(value)) < 2000)] for _, values in TYPES]
     keys = tuple(
         name for name, kind in kinds.items() if not pa.types.is_floating(kind) and not pa.types.is_nested(kind)
     )
     schema = pa.schema([*kinds.items(), ("clock", pa.int64()), ("value", pa.int64())])
-    monkeypatch.setattr(sql, "arrow_batches", iter)
 
-    def rows(clock: int) -> Any:
+    def rows(clock: int) -> LocalValues:
         columns = [[case[number % len(case)] for number in range(6)] for case in cases]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=False)]
-        return [pa.record_batch([*arrays, pa.array([clock] * 6), pa.array(range(6))], schema=schema)]
+        return LocalValues.of(pa.table([*arrays, pa.array([clock] * 6), pa.array(range(6))], schema=schema))
 
     def opened(timeline: int) -> SqlSink:
         sink = SqlSink(database.url, "balances")
         sink.open(Origin("bank", "Balance", keys, schema, timeline=timeline))
         return sink
 
-    opened(0).write(rows(10), 10)
+    opened(0).write_values(rows(10), 10)
     written = database.rows()
-    opened(0).write(rows(20), 20)
-    opened(1).rewind(10, lambda: iter(rows(10)))
+    opened(0).write_values(rows(20), 20)
+    opened(1).rewind(10, rows(10))
     assert database.rows() == written
     # As after a rewind to a clock at which some of the keys were not there.
     database.execute("DELETE FROM balances WHERE value < 3", f"UPDATE {CLOCKS} SET clock = 15")
-    opened(2).rewind(10, lambda: iter(rows(10)))
+    opened(2).rewind(10, rows(10))
     assert (len(written), database.rows()) == (6, written)
 
 
 KILLED = """
 import os, signal, sys
 from dataclasses import replace
-from tests.spark.test_sql import ORIGIN, SqlSink, then
+from tests.sinks.test_sql import ORIGIN, SqlSink, given
 
 def delete_and_die(sink, *arguments):
     delete(sink, *arguments)
@@ -989,22 +938,20 @@ def delete_and_die(sink, *arguments):
 delete, SqlSink._delete_above = SqlSink._delete_above, delete_and_die
 sink = SqlSink(sys.argv[1], "balances")
 sink.open(replace(ORIGIN, timeline=7))
-sink.rewind(int(sys.argv[2]), then(*[("ann", 10, 1)] * (int(sys.argv[2]) == 10)))
+sink.rewind(int(sys.argv[2]), given([("ann", 10, 1)] * (int(sys.argv[2]) == 10)))
 """
 
 
 @pytest.mark.parametrize("to", [10, BEGINNING])
-def test_a_driver_that_is_killed_in_the_middle_of_a_rewind_has_changed_nothing(
-    database: Database, local: Any, to: int
-) -> None:
+def test_a_driver_that_is_killed_in_the_middle_of_a_rewind_has_changed_nothing(database: Database, to: int) -> None:
     old = in_timeline(database, 0, False)
-    old.write(local([("ann", 10, 1)]), 10)
-    old.write(local([("ann", 20, 2), ("eve", 20, 3)]), 20)
+    old.write_values(given([("ann", 10, 1)]), 10)
+    old.write_values(given([("ann", 20, 2), ("eve", 20, 3)]), 20)
     before = database.rows()
     found = subprocess.run([sys.executable, "-c", KILLED, database.url, str(to)], check=False)
     assert (found.returncode, database.rows(), record(database)) == (-signal.SIGKILL, before, (0, 20))
     # It may come again, and a driver of before may still write in between.
-    old.write(local([("bob", 30, 4)]), 30)
+    old.write_values(given([("bob", 30, 4)]), 30)
     as_then = [("ann", 10, 1)] if to == 10 else []
-    in_timeline(database, 7, False).rewind(to, then(*as_then))
+    in_timeline(database, 7, False).rewind(to, given(as_then))
     assert (database.rows(), record(database)) == (as_then, (7, to))

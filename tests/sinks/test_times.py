@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,11 +15,9 @@ from sqlalchemy.pool import NullPool
 
 from persistent_state import DeltaSink, InvalidInputError, ParquetSink, SqlSink
 from persistent_state.sinks import Origin, Sink
+from persistent_state.sinks.values import LocalValues
 from persistent_state.windows import TIME
 from tests.store.servers import Servers, needed
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -77,13 +75,11 @@ def rows_of(table: pa.Table) -> Rows:
     return sorted(tuple(row.values()) for row in table.to_pylist())
 
 
-def values(spark: SparkSession, clock: int) -> tuple[DataFrame, Rows]:
+def values(clock: int, schema: pa.Schema = SCHEMA) -> tuple[LocalValues, Rows]:
     """What a sink is given at a clock, one window, and that in microseconds."""
-    from persistent_state.engine.spark_versions import spark_types
-
     row = ("a", clock - HOUR, clock, clock, 7)
-    table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True))], OLD.schema).cast(SCHEMA)
-    return spark.createDataFrame(table, spark_types(SCHEMA)), [row]
+    table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True))], OLD.schema)
+    return LocalValues.of(table.cast(schema)), [row]
 
 
 def as_times(rows: Rows, zone: timezone | None) -> Rows:
@@ -96,13 +92,13 @@ def as_times(rows: Rows, zone: timezone | None) -> Rows:
     ]
 
 
-def test_a_new_table_has_timestamps(spark: SparkSession, made: Made) -> None:
+def test_a_new_table_has_timestamps(made: Made) -> None:
     sink, read = made[0](), made[1]
     assert sink.open(ORIGIN) is None
     wanted: Rows = []
     for clock in (FIRST, FIRST + HOUR):
-        given, rows = values(spark, clock)
-        sink.write(given, clock)
+        given, rows = values(clock)
+        sink.write_values(given, clock)
         wanted += rows
     found = read()
     zone = found[0][3].tzinfo
@@ -114,28 +110,27 @@ def test_a_new_table_has_timestamps(spark: SparkSession, made: Made) -> None:
     assert made[0]().open(ORIGIN) == FIRST + HOUR
 
 
-def test_a_table_of_an_older_version_keeps_its_columns(spark: SparkSession, made: Made) -> None:
+def test_a_table_of_an_older_version_keeps_its_columns(made: Made) -> None:
     make, read = made
     old = make()
     old.open(OLD)
-    before, rows = values(spark, FIRST)
     # As it came then.
-    whole = before.selectExpr("key", *(f"unix_micros({name}) AS {name}" for name in SCHEMA.names[1:4]), "value")
-    old.write(whole, FIRST)
+    before, rows = values(FIRST, OLD.schema)
+    old.write_values(before, FIRST)
     assert read() == rows
     new = make()
     assert new.open(ORIGIN) == FIRST
-    given, more = values(spark, FIRST + HOUR)
-    new.write(given, FIRST + HOUR)
+    given, more = values(FIRST + HOUR)
+    new.write_values(given, FIRST + HOUR)
     assert read() == rows + more
     again = make()
     assert again.open(ORIGIN) == FIRST + HOUR
     # What comes again changes nothing here either.
-    again.write(given, FIRST + HOUR)
+    again.write_values(given, FIRST + HOUR)
     assert read() == rows + more
 
 
-def test_a_key_column_is_none_of_the_library_s_times(spark: SparkSession, made: Made) -> None:
+def test_a_key_column_is_none_of_the_library_s_times(made: Made) -> None:
     """Keys of timestamps that happen to be called as the times of windows are not written as whole numbers."""
     keys = ("window_start", "window_end")
     schema = pa.schema([("window_start", TIME), ("window_end", TIME), ("clock", TIME), ("value", pa.int64())])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import duckdb
@@ -24,13 +24,11 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.console import ConsoleSink
 from persistent_state.sinks.parquet import ParquetSink, _marker
+from persistent_state.sinks.values import LocalValues
 from persistent_state.store.files import LocalFiles
 from persistent_state.store.files.local import BytesLike
 from tests.sentences import problem
 from tests.store.servers import Servers, needed
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 DAY = 86_400_000_000
 FAR = [BEGINNING + 1, -(10**15), -1, 0, 10**15, 2**63 - 1]
@@ -52,17 +50,10 @@ def rows(clock: int, users: int, add: int = 0) -> pa.Table:
     return pa.table([names, [clock] * users, values], schema=USERS.schema)
 
 
-def frame(spark: SparkSession, table: pa.Table, parts: int = 2, seed: int = 0) -> DataFrame:
-    """The rows of a table in any order, in so many partitions."""
-    from persistent_state.engine.spark_versions import spark_types
-
+def given(table: pa.Table, parts: int = 2, seed: int = 0) -> LocalValues:
+    """The rows of a table in any order, in so many parts."""
     order = pa.array(random.Random(seed).sample(range(len(table)), len(table)), pa.int64())
-    schema = spark_types(table.schema)
-    return (
-        spark.createDataFrame(table.take(order), schema).repartition(parts)
-        if len(table)
-        else spark.createDataFrame([], schema)
-    )
+    return LocalValues.of(table.take(order), parts)
 
 
 def opened(url: Path, what: Origin = USERS, *, files: int = 1) -> ParquetSink:
@@ -110,21 +101,21 @@ class WithoutMarkers(Breaking):
 
 
 @pytest.mark.parametrize("files", [1, 3])
-def test_every_clock_has_each_key_once(spark: SparkSession, tmp_path: Path, files: int) -> None:
+def test_every_clock_has_each_key_once(tmp_path: Path, files: int) -> None:
     said = [rows(clock, users) for clock, users in ((10, 50), (20, 1), (40, 200))]
     sink = opened(tmp_path / "table", files=files)
     for table in said:
-        sink.write(frame(spark, table, parts=5), table["clock"][0].as_py())
+        sink.write_values(given(table, parts=5), table["clock"][0].as_py())
     assert ParquetSink(tmp_path / "table").clocks() == [10, 20, 40]
     assert read(tmp_path / "table") == in_order(*said)
     assert len(sink.paths([40])) == files
     assert opened(tmp_path / "table").open(USERS) == 40
 
 
-def test_a_clock_without_values_is_in_the_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_clock_without_values_is_in_the_table(tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
     assert sink.open(USERS) is None
-    sink.write(frame(spark, rows(10, 0)), 10)
+    sink.write_values(given(rows(10, 0)), 10)
     assert (sink.clocks(), sink.paths(), len(sink.dataset([10]).to_table())) == ([10], [], 0)
     assert sink.open(USERS) == 10
 
@@ -136,10 +127,10 @@ def test_a_table_without_clocks_has_columns(tmp_path: Path) -> None:
     assert sink.dataset().to_table() == sink.latest() == USERS.schema.empty_table()
 
 
-def test_clocks_of_any_size_stay_in_order(spark: SparkSession, tmp_path: Path) -> None:
+def test_clocks_of_any_size_stay_in_order(tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
     for clock in FAR:
-        sink.write(frame(spark, rows(clock, 2)), clock)
+        sink.write_values(given(rows(clock, 2)), clock)
     assert opened(tmp_path / "table").open(USERS) == FAR[-1]
     assert sink.clocks() == FAR
     assert [pq.read_table(path)["clock"][0].as_py() for path in sorted(sink.paths())] == FAR
@@ -187,32 +178,30 @@ def of_every_type() -> tuple[Origin, pa.Table]:
     return what, pa.table([*given, [7] * 4, pa.array(values, value)], schema=what.schema)
 
 
-def test_keys_and_values_of_every_type_come_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_keys_and_values_of_every_type_come_back(tmp_path: Path) -> None:
     what, table = of_every_type()
     sink = opened(tmp_path / "table", what, files=2)
-    sink.write(frame(spark, table), 7)
+    sink.write_values(given(table), 7)
     assert read(tmp_path / "table") == in_order(table)
-    by_spark = spark.read.parquet(*sink.paths()).toArrow().cast(what.schema)
-    assert in_order(by_spark) == in_order(table)
     by_duckdb = (
         duckdb.connect().sql(f"SET TimeZone = 'UTC'; SELECT * FROM read_parquet({sink.paths()})").to_arrow_table()
     )
     assert in_order(by_duckdb.cast(what.schema)) == in_order(table)
 
 
-def test_a_global_state_has_no_key(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_global_state_has_no_key(tmp_path: Path) -> None:
     what = origin({})
     sink = opened(tmp_path / "table", what, files=3)
     for clock in (10, 20):
-        sink.write(frame(spark, pa.table([[clock], [clock * 2]], schema=what.schema)), clock)
+        sink.write_values(given(pa.table([[clock], [clock * 2]], schema=what.schema)), clock)
     assert sink.dataset().to_table().to_pylist() == [{"clock": 10, "value": 20}, {"clock": 20, "value": 40}]
     assert sink.latest().to_pylist() == [{"clock": 20, "value": 40}]
 
 
-def test_duckdb_queries_the_dataset_by_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_duckdb_queries_the_dataset_by_name(tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
     for clock in (10, 20):
-        sink.write(frame(spark, rows(clock, 30)), clock)
+        sink.write_values(given(rows(clock, 30)), clock)
     table = sink.dataset()  # noqa: F841
     found = duckdb.sql(
         "SELECT clock, count(*), sum(value)::BIGINT FROM table GROUP BY ALL ORDER BY ALL".replace("table", '"table"')
@@ -220,24 +209,24 @@ def test_duckdb_queries_the_dataset_by_name(spark: SparkSession, tmp_path: Path)
     assert found.fetchall() == [(clock, 30, pc.sum(rows(clock, 30)["value"]).as_py()) for clock in (10, 20)]
 
 
-def test_the_latest_of_each_key_is_the_state(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_latest_of_each_key_is_the_state(tmp_path: Path) -> None:
     sink = opened(tmp_path / "table", files=2)
     assert len(sink.latest()) == 0
     for clock, users in ((-10, 5), (10, 50), (20, 3), (30, 20)):
-        sink.write(frame(spark, rows(clock, users)), clock)
+        sink.write_values(given(rows(clock, users)), clock)
     assert in_order(sink.latest()) == in_order(rows(10, 50)[20:], rows(30, 20))
     assert in_order(sink.latest(29)) == in_order(rows(10, 50)[3:], rows(20, 3))
     assert in_order(sink.latest(-10)) == in_order(rows(-10, 5))
     assert len(sink.latest(-11)) == 0
 
 
-def test_the_latest_tells_nan_null_and_numbers_apart(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_latest_tells_nan_null_and_numbers_apart(tmp_path: Path) -> None:
     what = origin({"a": pa.float64(), "b": pa.bool_()})
     keys = [(float("nan"), True), (None, True), (0.0, True), (0.0, False), (float("nan"), None)]
     sink = opened(tmp_path / "table", what)
     for clock, some in ((1, keys), (2, keys[1::2])):
         a, b = zip(*some, strict=True)
-        sink.write(frame(spark, pa.table([a, b, [clock] * len(a), [clock] * len(a)], schema=what.schema)), clock)
+        sink.write_values(given(pa.table([a, b, [clock] * len(a), [clock] * len(a)], schema=what.schema)), clock)
     latest = {(str(row["a"]), row["b"]): row["value"] for row in sink.latest().to_pylist()}
     assert latest == {("nan", True): 1, ("None", True): 2, ("0.0", True): 1, ("0.0", False): 2, ("nan", None): 1}
 
@@ -245,14 +234,14 @@ def test_the_latest_tells_nan_null_and_numbers_apart(spark: SparkSession, tmp_pa
 # Clocks that come again
 
 
-def test_a_clock_that_was_written_changes_nothing_when_it_comes_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_clock_that_was_written_changes_nothing_when_it_comes_again(tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
     for clock in (10, 30):
-        sink.write(frame(spark, rows(clock, 20)), clock)
+        sink.write_values(given(rows(clock, 20)), clock)
     before = data_files(tmp_path / "table")
     for again in (sink, opened(tmp_path / "table", files=2)):
         for clock in (10, 20, 30):
-            again.write(frame(spark, rows(clock, 40, add=1)), clock)
+            again.write_values(given(rows(clock, 40, add=1)), clock)
     assert sink.clocks() == [10, 30]
     assert data_files(tmp_path / "table") == before
     assert read(tmp_path / "table") == in_order(rows(10, 20), rows(30, 20))
@@ -261,25 +250,25 @@ def test_a_clock_that_was_written_changes_nothing_when_it_comes_again(spark: Spa
 @pytest.mark.parametrize("broken", [WithoutSecondPart, WithoutMarkers])
 @pytest.mark.parametrize(("files", "parts", "add"), [(3, 4, 0), (1, 1, 0), (2, 7, 0), (3, 4, 5)])
 def test_an_attempt_after_a_killed_one_is_whole_and_all_there_is(
-    spark: SparkSession, tmp_path: Path, broken: type[Breaking], files: int, parts: int, add: int
+    tmp_path: Path, broken: type[Breaking], files: int, parts: int, add: int
 ) -> None:
     """`add` stands for a program that presents other values, and gives more keys, than the killed one."""
     url = tmp_path / "table"
-    opened(url).write(frame(spark, rows(10, 20)), 10)
+    opened(url).write_values(given(rows(10, 20)), 10)
     killed = opened(url, files=3)
     killed.place = broken(str(url))
     with pytest.raises(
         StoreUnavailableError,
         match=r"^path='[^']*' in store='[^']*': the disk is on fire\. Put it right, then try again\.$",
     ):
-        killed.write(frame(spark, rows(20, 60), parts=4), 20)
+        killed.write_values(given(rows(20, 60), parts=4), 20)
     left = set(data_files(url))
-    assert len(left) == (3 if broken is WithoutSecondPart else 4)
+    assert len(left) == (2 if broken is WithoutSecondPart else 4)
     assert killed.clocks() == [10]
     assert read(url) == in_order(rows(10, 20))
 
     second = opened(url, files=files)
-    second.write(frame(spark, rows(20, 60 + add, add=add), parts=parts), 20)
+    second.write_values(given(rows(20, 60 + add, add=add), parts=parts), 20)
     assert second.clocks() == [10, 20]
     assert read(url) == in_order(rows(10, 20), rows(20, 60 + add, add=add))
     if (files, add) == (3, 0):
@@ -287,18 +276,18 @@ def test_an_attempt_after_a_killed_one_is_whole_and_all_there_is(
         assert len(data_files(url)) == 4, "what the killed one wrote was used"
 
 
-def test_a_driver_that_is_late_adds_nothing_to_a_clock(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_driver_that_is_late_adds_nothing_to_a_clock(tmp_path: Path) -> None:
     late = opened(tmp_path / "table")
-    opened(tmp_path / "table", files=2).write(frame(spark, rows(10, 20)), 10)
-    late.write(frame(spark, rows(10, 30, add=1)), 10)
+    opened(tmp_path / "table", files=2).write_values(given(rows(10, 20)), 10)
+    late.write_values(given(rows(10, 30, add=1)), 10)
     assert read(tmp_path / "table") == in_order(rows(10, 20))
 
 
-def test_of_two_attempts_at_once_one_is_seen(spark: SparkSession, tmp_path: Path) -> None:
+def test_of_two_attempts_at_once_one_is_seen(tmp_path: Path) -> None:
     url = tmp_path / "table"
     attempts = [(opened(url, files=files), rows(10, 50 + files, add=files)) for files in (1, 3)]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda attempt: attempt[0].write(frame(spark, attempt[1], parts=4), 10), attempts))
+        list(pool.map(lambda attempt: attempt[0].write_values(given(attempt[1], parts=4), 10), attempts))
     assert read(url) in [in_order(said) for _, said in attempts]
 
 
@@ -347,9 +336,9 @@ def test_a_table_that_is_not_there_is_told(tmp_path: Path, ask: Callable[[Parque
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_clock_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_clock_that_is_not_there_is_told(tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
-    sink.write(frame(spark, rows(10, 3)), 10)
+    sink.write_values(given(rows(10, 3)), 10)
     with pytest.raises(
         InvalidInputError,
         match=r"^clock=1970-01-01T00:00:00.000011Z \(11\) is not in table='.*'; use one of its clocks\(\)\.",
@@ -357,12 +346,12 @@ def test_a_clock_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) 
         sink.paths([10, 11])
 
 
-def test_a_place_that_goes_away_is_told_and_nothing_is_seen(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_place_that_goes_away_is_told_and_nothing_is_seen(tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
     (tmp_path / "table").rename(tmp_path / "aside")
     (tmp_path / "table").write_text("in the way")
     with pytest.raises(StoreUnavailableError) as told:
-        sink.write(frame(spark, rows(10, 3)), 10)
+        sink.write_values(given(rows(10, 3)), 10)
     assert re.fullmatch(
         r"path='1\d{19}-0000-orders-[0-9a-f]{16}\.parquet' in store=.*Put it right, then try again\.", str(told.value)
     )
@@ -371,24 +360,14 @@ def test_a_place_that_goes_away_is_told_and_nothing_is_seen(spark: SparkSession,
     (tmp_path / "table").unlink()
     (tmp_path / "aside").rename(tmp_path / "table")
     assert sink.clocks() == []
-    sink.write(frame(spark, rows(10, 3)), 10)
+    sink.write_values(given(rows(10, 3)), 10)
     assert read(tmp_path / "table") == in_order(rows(10, 3))
 
 
-def test_a_place_that_workers_do_not_share_is_told(spark: SparkSession) -> None:
-    sink = ParquetSink("memory://test-parquet")
-    sink.open(USERS)
-    with pytest.raises(
-        InvalidInputError, match="is not where Spark's workers wrote; give it a place that all machines reach"
-    ):
-        sink.write(frame(spark, rows(10, 3)), 10)
-    assert sink.clocks() == []
-
-
-def test_damage_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_damage_is_told(tmp_path: Path) -> None:
     url = tmp_path / "table"
     sink = opened(url)
-    sink.write(frame(spark, rows(10, 1000)), 10)
+    sink.write_values(given(rows(10, 1000)), 10)
     path = Path(sink.paths()[0])
     data = bytearray(path.read_bytes())
     data[pq.read_metadata(path).row_group(0).column(2).data_page_offset + 100] ^= 1
@@ -401,20 +380,20 @@ def test_damage_is_told(spark: SparkSession, tmp_path: Path) -> None:
             sink.dataset()
 
 
-def test_files_are_sorted_by_key_in_row_groups_of_many_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_are_sorted_by_key_in_row_groups_of_many_rows(tmp_path: Path) -> None:
     sink = opened(tmp_path / "table")
-    sink.write(frame(spark, rows(10, 140_000)), 10)
+    sink.write_values(given(rows(10, 140_000)), 10)
     (path,) = sink.paths()
     groups = pq.read_metadata(path)
     assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [131_072, 8_928]
     assert pq.read_table(path) == rows(10, 140_000).sort_by("user")
 
 
-def test_a_task_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_task_may_have_any_name(tmp_path: Path) -> None:
     what = origin(task="_a/b*é " + "x" * 300)
     sink = opened(tmp_path / "table", what)
-    sink.write(frame(spark, rows(10, 3)), 10)
-    assert spark.read.parquet(*sink.paths()).count() == 3
+    sink.write_values(given(rows(10, 3)), 10)
+    assert read(tmp_path / "table") == in_order(rows(10, 3))
     assert opened(tmp_path / "table", what).clocks() == [10]
 
 
@@ -424,7 +403,7 @@ def test_arguments_are_checked(files: int, url: str) -> None:
         ParquetSink(url, files=files)
 
 
-def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, servers: Servers) -> None:
+def test_a_table_in_an_object_store_keeps_its_secrets(servers: Servers) -> None:
     with needed():
         server = servers["s3"]
     server.make("parquet")
@@ -432,7 +411,7 @@ def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, serve
     sink = ParquetSink(url, files=2, storage_options=options)
     assert sink.open(USERS) is None
     for clock in (-10, 20):
-        sink.write(frame(spark, rows(clock, 40)), clock)
+        sink.write_values(given(rows(clock, 40)), clock)
     reader = ParquetSink(url, storage_options=options)
     assert reader.open(USERS) == 20
     assert in_order(reader.dataset().to_table()) == in_order(rows(-10, 40), rows(20, 40))
@@ -446,7 +425,7 @@ def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, serve
         wrong.open(USERS)
     sink.place = wrong.place
     with pytest.raises(StateError) as late:
-        sink.write(frame(spark, rows(30, 3)), 30)
+        sink.write_values(given(rows(30, 3)), 30)
     for text in (*told, str(error.value), str(late.value)):
         assert not any(secret in text for secret in ("key-of-s3", "secret-of-s3")), text
 
@@ -455,15 +434,15 @@ def test_a_table_in_an_object_store_keeps_its_secrets(spark: SparkSession, serve
 
 
 def printed(
-    capsys: pytest.CaptureFixture[str], sink: ConsoleSink, what: Origin, values: DataFrame, clock: int
+    capsys: pytest.CaptureFixture[str], sink: ConsoleSink, what: Origin, values: LocalValues, clock: int
 ) -> Sequence[str]:
     sink.open(what)
-    sink.write(values, clock)
+    sink.write_values(values, clock)
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_console_shows_the_first_keys_in_order(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, ConsoleSink(rows=3), USERS, frame(spark, rows(DAY, 12), parts=4), DAY) == [
+def test_the_console_shows_the_first_keys_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, ConsoleSink(rows=3), USERS, given(rows(DAY, 12), parts=4), DAY) == [
         "orders: 3 of 12 keys at 1970-01-02T00:00:00Z (86400000000)",
         "user     value",
         "-------  -----",
@@ -474,20 +453,20 @@ def test_the_console_shows_the_first_keys_in_order(spark: SparkSession, capsys: 
     ]
 
 
-def test_the_console_shows_values_of_every_type(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_shows_values_of_every_type(capsys: pytest.CaptureFixture[str]) -> None:
     what, table = of_every_type()
-    head, names, _, *shown, last = printed(capsys, ConsoleSink(), what, frame(spark, table), 7)
+    head, names, _, *shown, last = printed(capsys, ConsoleSink(), what, given(table), 7)
     assert head == "orders: 4 keys at 1970-01-01T00:00:00.000007Z (7)"
     assert names.split()[:4] == ["text", "a.b", "`c`", "at"]
     assert (len(shown), last) == (4, "")
     assert "2013-01-31T23:59:59.999999Z" in shown[1]
 
 
-def test_the_console_shows_a_global_state_and_none(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_shows_a_global_state_and_none(capsys: pytest.CaptureFixture[str]) -> None:
     what = origin({})
-    one = frame(spark, pa.table([[5], [70]], schema=what.schema))
+    one = given(pa.table([[5], [70]], schema=what.schema))
     assert printed(capsys, ConsoleSink(), what, one, 5)[1:] == ["value", "-----", "   70", ""]
-    assert printed(capsys, ConsoleSink(), USERS, frame(spark, rows(5, 0)), 5)[0].startswith("orders: 0 keys at ")
+    assert printed(capsys, ConsoleSink(), USERS, given(rows(5, 0)), 5)[0].startswith("orders: 0 keys at ")
     assert ConsoleSink().name == "console"
     with pytest.raises(InvalidInputError, match="give at least 0"):
         ConsoleSink(rows=-1)
@@ -500,78 +479,79 @@ def in_timeline(url: Path, timeline: int) -> ParquetSink:
     return opened(url, replace(USERS, timeline=timeline))
 
 
-def write_late(sink: ParquetSink, values: DataFrame, clock: int) -> None:
+def write_late(sink: ParquetSink, values: LocalValues, clock: int) -> None:
     """Write as a driver whose timeline has ended, and which does not know it."""
     with pytest.raises(FencedError, match="was rewound"):
-        sink.write(values, clock)
+        sink.write_values(values, clock)
 
 
-def no_values() -> Iterator[pa.RecordBatch]:
+def unread() -> Iterator[pa.RecordBatch]:
     raise AssertionError("a table of all clocks has them")
 
 
-def test_a_rewind_takes_back_what_is_above_its_clock_and_what_late_writers_write(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+NO_VALUES = LocalValues(USERS.schema, (unread,))
+
+
+def test_a_rewind_takes_back_what_is_above_its_clock_and_what_late_writers_write(tmp_path: Path) -> None:
     url = tmp_path / "table"
     old = in_timeline(url, 0)
     for clock in (10, 20, 30):
-        old.write(frame(spark, rows(clock, 3)), clock)
+        old.write_values(given(rows(clock, 3)), clock)
     assert old.rows_above(10, USERS) == 6
     late = in_timeline(url, 0)
     new = in_timeline(url, 4)
-    new.rewind(10, no_values)
+    new.rewind(10, NO_VALUES)
     assert (new.clocks(), new.open(replace(USERS, timeline=4)), new.rows_above(10, USERS)) == ([10], 10, 0)
     assert old.latest() == old.dataset([10]).to_table()
     with pytest.raises(InvalidInputError, match="is not in table"):
         old.paths([20])
     # A writer that knows nothing of it comes in between, before and after the same clock of the new timeline.
-    write_late(late, frame(spark, rows(40, 3)), 40)
-    new.write(frame(spark, rows(20, 3, add=7)), 20)
+    write_late(late, given(rows(40, 3)), 40)
+    new.write_values(given(rows(20, 3, add=7)), 20)
     late = ParquetSink(url)
     late._origin = USERS
-    write_late(late, frame(spark, rows(20, 3, add=1)), 20)
-    write_late(late, frame(spark, rows(50, 3)), 50)
+    write_late(late, given(rows(20, 3, add=1)), 20)
+    write_late(late, given(rows(50, 3)), 50)
     assert new.clocks() == [10, 20]
     assert read(url) == in_order(rows(10, 3), rows(20, 3, add=7))
     # Whoever lets it go back again changes nothing.
-    new.rewind(10, no_values)
+    new.rewind(10, NO_VALUES)
     assert new.clocks() == [10, 20]
     with pytest.raises(FencedError, match="was rewound"):
         in_timeline(url, 0)
     # To a clock of the first timeline, and to one of the second.
-    in_timeline(url, 9).rewind(15, no_values)
+    in_timeline(url, 9).rewind(15, NO_VALUES)
     assert new.clocks() == [10]
     newest = in_timeline(url, 9)
-    newest.write(frame(spark, rows(20, 2)), 20)
+    newest.write_values(given(rows(20, 2)), 20)
     assert read(url) == in_order(rows(10, 3), rows(20, 2))
 
 
-def test_a_rewind_to_the_beginning_takes_all_and_what_late_writers_write(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_rewind_to_the_beginning_takes_all_and_what_late_writers_write(tmp_path: Path) -> None:
     url = tmp_path / "table"
     old = in_timeline(url, 0)
-    opened(tmp_path / "other").write(frame(spark, rows(10, 3)), 10)
+    opened(tmp_path / "other").write_values(given(rows(10, 3)), 10)
     for clock in (-10, 20):
-        old.write(frame(spark, rows(clock, 3)), clock)
+        old.write_values(given(rows(clock, 3)), clock)
     # A rewind before, which the table has followed.
     first = in_timeline(url, 3)
-    first.rewind(-10, no_values)
-    first.write(frame(spark, rows(20, 2, add=5)), 20)
+    first.rewind(-10, NO_VALUES)
+    first.write_values(given(rows(20, 2, add=5)), 20)
     new = in_timeline(url, 7)
     assert new.rows_above(BEGINNING, USERS) == 5
-    new.rewind(BEGINNING, no_values)
+    new.rewind(BEGINNING, NO_VALUES)
     assert (new.clocks(), new.open(replace(USERS, timeline=7)), new.rows_above(BEGINNING, USERS)) == ([], None, 0)
     assert (ParquetSink(tmp_path / "other").clocks(), len(new.latest())) == ([10], 0)
     # Writers of both timelines that have ended know nothing of it.
-    write_late(old, frame(spark, rows(30, 3)), 30)
-    write_late(first, frame(spark, rows(40, 3)), 40)
+    write_late(old, given(rows(30, 3)), 30)
+    write_late(first, given(rows(40, 3)), 40)
     assert new.clocks() == []
-    new.write(frame(spark, rows(-10, 2, add=7)), -10)
+    new.write_values(given(rows(-10, 2, add=7)), -10)
     first = ParquetSink(url)
     first._origin = replace(USERS, timeline=3)
-    write_late(first, frame(spark, rows(-20, 3)), -20)
+    write_late(first, given(rows(-20, 3)), -20)
     # Asked again, it takes nothing back.
-    new.rewind(BEGINNING, no_values)
+    new.rewind(BEGINNING, NO_VALUES)
     assert (new.clocks(), read(url)) == ([-10], in_order(rows(-10, 2, add=7)))
     with pytest.raises(FencedError, match="was rewound"):
         in_timeline(url, 3)
@@ -596,15 +576,13 @@ def test_a_rewind_that_is_killed_has_taken_back_all_or_nothing_and_is_made_again
     # Before its one file is there, and after that.
     for die, left in ((die_before, [10, 20]), (die_after, [10] if to == 10 else [])):
         with mock.patch.object(LocalFiles, "create", die), pytest.raises(StoreUnavailableError):
-            new.rewind(to, no_values)
+            new.rewind(to, NO_VALUES)
         assert new.clocks() == left
-    new.rewind(to, no_values)
+    new.rewind(to, NO_VALUES)
     assert new.open(replace(USERS, timeline=4)) == (10 if to == 10 else None)
 
 
-def test_a_clock_that_a_killed_writer_left_half_written_is_not_ended_in_a_later_timeline(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_clock_that_a_killed_writer_left_half_written_is_not_ended_in_a_later_timeline(tmp_path: Path) -> None:
     url, create = tmp_path / "table", LocalFiles.create
 
     def die_at_marker(files: LocalFiles, path: str, data: BytesLike) -> None:
@@ -613,37 +591,37 @@ def test_a_clock_that_a_killed_writer_left_half_written_is_not_ended_in_a_later_
         create(files, path, data)
 
     old = opened(url, files=2)
-    old.write(frame(spark, rows(10, 3)), 10)
+    old.write_values(given(rows(10, 3)), 10)
     with mock.patch.object(LocalFiles, "create", die_at_marker), pytest.raises(StoreUnavailableError):
-        old.write(frame(spark, rows(20, 3)), 20)
+        old.write_values(given(rows(20, 3)), 20)
     left = {*url.glob("*.parquet")}
     assert len(left) > len(old.paths([10]))
     new = in_timeline(url, 4)
-    new.rewind(10, no_values)
-    new.write(frame(spark, rows(20, 2, add=7)), 20)
+    new.rewind(10, NO_VALUES)
+    new.write_values(given(rows(20, 2, add=7)), 20)
     assert left < {*url.glob("*.parquet")}
     as_mended = in_order(rows(10, 3), rows(20, 2, add=7))
     assert read(url) == as_mended
     # The writer was only slow, and ends what it began.
-    write_late(old, frame(spark, rows(20, 3)), 20)
+    write_late(old, given(rows(20, 3)), 20)
     assert read(url) == as_mended
 
 
-def test_a_late_writer_adds_no_clock_below_the_rewind_either(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_late_writer_adds_no_clock_below_the_rewind_either(tmp_path: Path) -> None:
     url = tmp_path / "table"
     old = in_timeline(url, 0)
     for clock in (10, 20):
-        old.write(frame(spark, rows(clock, 3)), clock)
+        old.write_values(given(rows(clock, 3)), clock)
     # The next clock of the new timeline is 30, with all since 20. It comes after that of the late writer, and before.
     new = in_timeline(url, 4)
-    new.rewind(30, no_values)
-    write_late(old, frame(spark, rows(25, 3)), 25)
+    new.rewind(30, NO_VALUES)
+    write_late(old, given(rows(25, 3)), 25)
     assert (new.clocks(), new.open(replace(USERS, timeline=4))) == ([10, 20], 20)
-    new.write(frame(spark, rows(30, 2)), 30)
-    write_late(old, frame(spark, rows(27, 3)), 27)
+    new.write_values(given(rows(30, 2)), 30)
+    write_late(old, given(rows(27, 3)), 27)
     assert (new.clocks(), read(url)) == ([10, 20, 30], in_order(rows(10, 3), rows(20, 3), rows(30, 2)))
     # Nor is it believed later.
-    in_timeline(url, 9).rewind(30, no_values)
+    in_timeline(url, 9).rewind(30, NO_VALUES)
     assert new.clocks() == [10, 20, 30]
 
 
@@ -657,12 +635,12 @@ def test_a_rewind_that_comes_after_a_later_one_takes_nothing_back(tmp_path: Path
     def come_between(files: LocalFiles, path: str, data: BytesLike) -> None:
         write(20)
         with mock.patch.object(LocalFiles, "create", create):
-            second.rewind(30, no_values)
+            second.rewind(30, NO_VALUES)
         create(files, path, data)
 
     write(10)
     with mock.patch.object(LocalFiles, "create", come_between), pytest.raises(FencedError, match="was rewound"):
-        first.rewind(30, no_values)
+        first.rewind(30, NO_VALUES)
     assert (second.clocks(), second.open(replace(USERS, timeline=9))) == ([10, 20], 20)
 
 
@@ -673,15 +651,15 @@ def test_a_rewind_of_an_older_version_counts(tmp_path: Path) -> None:
         sink.place.create(_marker(clock, 0), b'{"files": []}')
     sink.place.create(f"_rewinds/{4:020d}.json", b'{"clock": 20}')
     assert sink.clocks() == [10, 20]
-    sink.rewind(25, no_values)
+    sink.rewind(25, NO_VALUES)
     assert (sink.clocks(), sink.open(replace(USERS, timeline=9))) == ([10, 20], 20)
 
 
-def test_a_plan_refuses_what_a_start_would_and_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_plan_refuses_what_a_start_would_and_changes_nothing(tmp_path: Path) -> None:
     assert (ParquetSink(tmp_path / "none").rows_above(10, USERS), [*tmp_path.iterdir()]) == (0, [])
     url = tmp_path / "table"
     sink = opened(url)
-    sink.write(frame(spark, rows(20, 3)), 20)
+    sink.write_values(given(rows(20, 3)), 20)
     before = [*url.rglob("*")]
     for other in (origin(application="store"), origin(task="payments"), origin(value=pa.string())):
         with pytest.raises(InvalidInputError) as at_start:
@@ -696,7 +674,7 @@ def test_only_the_newest_rewind_is_read(tmp_path: Path) -> None:
         sink = in_timeline(url, timeline)
         for each in range(20, 100, 10):
             sink.place.create(_marker(each, timeline - 1), b'{"files": []}')
-        sink.rewind(clock, no_values)
+        sink.rewind(clock, NO_VALUES)
     sink.place.create(_marker(40, 4), b'{"files": []}')
     paths = list[str]()
 
@@ -728,5 +706,5 @@ def test_a_table_of_an_earlier_format_goes_back(tmp_path: Path, number: int) -> 
         (url / "_clocks").mkdir(exist_ok=True)
         (url / "_clocks" / f"{clock}.json").write_text('{"files": []}')
     sink = in_timeline(url, 3)
-    sink.rewind(10, no_values)
+    sink.rewind(10, NO_VALUES)
     assert (sink.clocks(), ParquetSink(url).clocks()) == ([10], [10])

@@ -1,0 +1,113 @@
+"""Values without Spark: what a sink reads of them, in one part or in many."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from monoids import Sum
+from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
+from persistent_state.drive.output_values import local_values
+from persistent_state.engine.places import Place
+from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.partials.keys import hash_keys, normalise, shard_of
+from persistent_state.protocol.deliver import Due
+from persistent_state.sinks.base import Sink
+from persistent_state.sinks.console import ConsoleSink
+from persistent_state.sinks.values import LocalValues
+from persistent_state.store.log import Log
+from tests import core
+from tests.sentences import problem
+
+ROWS = pa.table({"key": [f"key {number % 40}" for number in range(100)], "value": list(range(100))})
+
+
+def rows_of(part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, list[int]]:
+    return part, [value for batch in batches for value in batch["value"].to_pylist()]
+
+
+def test_values_may_be_read_twice_in_part_or_never() -> None:
+    values = LocalValues.of(ROWS, parts=3)
+    assert next(values.batches()).num_rows == 33
+    assert [pa.Table.from_batches(values.batches()) for _ in range(2)] == [ROWS, ROWS]
+    assert values.schema == ROWS.schema
+
+
+@pytest.mark.parametrize(("parts", "most"), [(5, None), (5, 2), (2, 5), (5, 1)])
+def test_each_row_is_in_one_part_of_at_most_so_many(parts: int, most: int | None) -> None:
+    mapped = LocalValues.of(ROWS, parts).map_parts(rows_of, parts=most)
+    assert [part for part, _ in mapped] == [*range(min(parts, most or parts))]
+    assert [value for _, values in mapped for value in values] == [*range(100)]
+
+
+@pytest.mark.parametrize("most", [None, 1, 3])
+def test_a_part_without_rows_is_left_out(most: int | None) -> None:
+    assert LocalValues(ROWS.schema, ()).map_parts(rows_of, parts=most) == []
+    assert LocalValues.of(ROWS.slice(0, 0), 4).map_parts(rows_of, parts=most) == []
+    assert [part for part, _ in LocalValues.of(ROWS.slice(0, 1), 2).map_parts(rows_of)] == [1]
+
+
+def test_by_a_key_there_are_so_many_parts_which_are_ranges_of_its_hash() -> None:
+    hashes = hash_keys([normalise(ROWS["key"])], len(ROWS)).tolist()
+    wanted = [(part, [i for i in range(100) if shard_of(hashes[i], 7) == part]) for part in range(7)]
+    for parts in (1, 4):
+        assert LocalValues.of(ROWS, parts).map_parts(rows_of, parts=7, by=["key"]) == wanted
+    none = LocalValues(ROWS.schema, ())
+    assert none.map_parts(rows_of, parts=3, by=["key"]) == [(0, []), (1, []), (2, [])]
+    # Rows without a key have one key in common.
+    assert [len(values) for _, values in LocalValues.of(ROWS).map_parts(rows_of, parts=2, by=[])] == [100, 0]
+    assert "give parts=" in problem(lambda: none.map_parts(rows_of, by=["key"]))
+
+
+def test_values_without_spark_make_no_data_frame() -> None:
+    assert "read without Spark" in problem(LocalValues.of(ROWS).to_spark)
+
+
+class Words(PersistentTask):
+    key, value, name = "word", "n", "words"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+
+def test_the_values_of_a_state_can_be_pickled_and_lie_in_its_parts() -> None:
+    schema = pa.schema([("ts", pa.int64()), ("word", pa.string()), ("n", pa.int64())])
+    plan = replace(core.plan_of(Words(), schema, shards=3), outputs=("console",))
+    log = Log(plan.files, plan.application)
+    core.start(log, [plan])
+    messages = [{"ts": 5, "word": f"word {number % 50}", "n": number} for number in range(200)]
+    core.play(log, plan, pa.RecordBatch.from_pylist([*messages, {"ts": 15, "word": "", "n": 0}], schema))
+    place = Place(plan, ValuesAtClock(ConsoleSink()))
+    state = place.state(core.newest(log), Due(10, BEGINNING, BEGINNING))
+    values: LocalValues = pickle.loads(pickle.dumps(local_values(state, plan, place.origin().schema)))
+    rows = pa.Table.from_batches(values.batches(), values.schema).to_pylist()
+    assert {row["word"]: row["value"] for row in rows} == {
+        f"word {word}": sum(range(word, 200, 50)) for word in range(50)
+    }
+    counts = values.map_parts(lambda part, batches: sum(batch.num_rows for batch in batches))
+    assert (len(counts), sum(counts)) == (3, 50)
+
+
+def test_a_sink_of_the_former_interface_warns_once_and_says_what_to_do() -> None:
+    with pytest.warns(DeprecationWarning, match="which is deprecated") as warned:
+
+        class Former(Sink):
+            name = "former"
+
+            def write(self, values: object, clock: int) -> None: ...
+
+    (warning,) = warned
+    assert str(warning.message) == (
+        f"{Former.__qualname__}.write() is given a DataFrame, which is deprecated; define write_values(values, clock), which "
+        "reads values.batches(), and rewind(clock, values) likewise."
+    )
+    assert warning.filename == __file__
+
+    class Later(Former):
+        """It gives no warning of its own."""
+
+    assert Later.write_values is Former.write_values
