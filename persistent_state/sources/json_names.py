@@ -23,18 +23,31 @@ _Path: TypeAlias = "tuple[str, ...]"
 _LOOKED_AT = 100
 """The most records at the start of a block of which a sentence says the names."""
 
+_ESCAPED = r'[^"\\]*(?:\\.[^"\\]*)+'
+"""A pattern of what stands between the quotes of a text with a backslash."""
+_TOKEN = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"(?=\s*(:))?|[][{}]|[^\s,:"{}[\]]+)', re.DOTALL)
+"""A text of JSON, with the colon behind it if it is a name; a bracket; or any other value."""
 
-def _lines_of(text: bytes, starts: NDArray[np.int64]) -> pa.Array[Any]:
-    """Return the lines of a text that begin at these places. They need not be UTF-8."""
+
+def _lines_of(text: bytes, starts: NDArray[np.int64], numbers: NDArray[np.int64]) -> pa.Array[Any]:
+    """Return lines of a text whose lines begin at these places. They need not be UTF-8."""
     offsets = pa.py_buffer(np.append(starts, len(text)).astype(np.int64))
     # As text, since patterns know letters beyond ASCII.
-    return pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
+    lines = pa.Array.from_buffers(pa.large_string(), len(starts), [None, offsets, pa.py_buffer(text)])
+    return lines if len(numbers) == len(lines) else lines.take(pa.array(numbers))
 
 
-def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64]) -> dict[int, str]:
-    """Return the lines of a text that have a column, or a field of a struct, under another name only, with the reason."""
+def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], numbers: NDArray[np.int64]) -> dict[int, str]:
+    """Return the rows that have a column, or a field of a struct, under another name only, with the reason.
+
+    Args:
+        raw: Records as they were parsed.
+        text: The lines of these records and of others.
+        starts: Where each line begins.
+        numbers: The number of each record's line.
+    """
     found: dict[int, str] = {}
-    lines = _lines_of(text, starts)
+    lines = _lines_of(text, starts, numbers)
     has_escapes = None
     for path, names, column, rows in _fields(raw.schema.names, raw.columns, np.arange(raw.num_rows)):
         if not column.null_count:
@@ -66,8 +79,7 @@ def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: N
     left = {path: names for path, names, column, _ in columns if column.null_count == len(column) > 0}
     if not left:
         return {}
-    lines = _lines_of(text, starts)
-    lines = lines if len(good) == len(lines) else lines.take(pa.array(good))
+    lines = _lines_of(text, starts, good)
     first = [*map(_record, lines[:_LOOKED_AT])]
     for record in chain(first, _may_have(lines[_LOOKED_AT:], text, left)):
         for path in [path for path in left if any(path[-1] in each for each in _objects(record, path[:-1]))]:
@@ -90,11 +102,12 @@ def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: N
 
 def _may_have(lines: pa.Array[Any], text: bytes, paths: Iterable[_Path]) -> Iterator[Any]:
     """Yield the records of lines that may have members at these paths. A name is written as it is, or with escapes."""
-    words = {json.dumps(path[-1], ensure_ascii=False) for path in paths} | {"\\"}
     # In most texts there is none of them, and a look at the whole text is quick.
-    for word in words:
+    for word in {json.dumps(path[-1], ensure_ascii=False) for path in paths}:
         if word.encode(errors="surrogatepass") in text:
             yield from map(_record, lines.filter(pc.match_substring(lines, word)))
+    if b"\\" in text:
+        yield from map(_record, lines.filter(pc.match_substring_regex(lines, rf'"{_ESCAPED}"\s*:')))
 
 
 def _fields(
@@ -118,11 +131,32 @@ def _fields(
 
 
 def _record(line: pa.Scalar) -> Any:
-    """Return a line as Python has it, with numbers as texts; None if Python can't read it."""
+    """Return a line that pyarrow has read as Python has it, with numbers as texts."""
+    text = line.as_buffer().to_pybytes().decode(errors="surrogateescape")
     with suppress(ValueError, RecursionError):
-        text = line.as_buffer().to_pybytes().decode(errors="surrogateescape")
         return json.loads(text, parse_int=str, parse_float=str, strict=False)
-    return None
+    # pyarrow reads what Python's parser does not: Inf, -NaN, and arrays that lie deep within each other.
+    return _taken_apart(text)
+
+
+def _taken_apart(text: str) -> Any:
+    """Return the value of a text that is JSON by its brackets and names. Its numbers and texts stay as they are written."""
+    holders: list[Any] = [[]]
+    name = ""
+    for token, colon in _TOKEN.findall(text):
+        if colon:
+            name = json.loads(token, strict=False)
+        elif token in "]}":
+            holders.pop()
+        else:
+            value: Any = {} if token == "{" else [] if token == "[" else token
+            if isinstance(holders[-1], dict):
+                holders[-1][name] = value
+            else:
+                holders[-1].append(value)
+            if token in "[{":
+                holders.append(value)
+    return holders[0][0]
 
 
 def _objects(value: Any, path: _Path) -> Iterator[Mapping[str, Any]]:
@@ -143,6 +177,6 @@ def _patterns(name: str, has_escapes: bool) -> tuple[str, str]:
     unseen = r"[\s\p{Z}\p{Cf}]*"
     alike = "|".join(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms))
     if has_escapes:
-        alike += r'|[^"\\]*\\(?:[^"\\]|\\.)*'
+        alike += f"|{_ESCAPED}"
     own = "|".join({re.escape(json.dumps(name, ensure_ascii=is_ascii)) for is_ascii in (False, True)})
     return rf'(?i)"(?:{alike})"\s*:', rf"(?:{own})\s*:"

@@ -596,14 +596,20 @@ def json_file(rng: random.Random, name: str, schema: pa.Schema) -> WorldFile:
     ascii, space = rng.random() < 0.5, rng.choice(["", " "])
     has_columns = [each for each in schema if rng.random() < 0.93]
     has_fields = rng.random() < 0.9
+    has_decimals = any(map(pa.types.is_decimal, leaves(schema.types)))
     for _ in range(count):
         values = {each.name: json_value(rng, each.type, has_fields) for each in has_columns if rng.random() < 0.93}
         values = {key: value for key, value in values.items() if value is not None or rng.random() < 0.7}
-        unused = rng.choices(UNUSED, k=rng.randrange(2))
+        row = row_of(values, schema, of_json)
+        by_python_too = has_decimals or isinstance(row, Bad)
+        unused = rng.choices(UNUSED if by_python_too else [*UNUSED, *UNUSED_BY_PYTHON], k=rng.randrange(2))
         raw.append(values | dict.fromkeys(["unused"][: len(unused)]))
-        rows.append(row_of(values, schema, of_json))
         members = [(key, json_text(value, ascii, space)) for key, value in values.items()]
         members += [("unused", text) for text in unused]
+        if rng.random() < 0.05 and (other := other_name(rng, schema, values)):
+            members.append((other, rng.choice(["null", "1", '"a"'])))
+            row = Bad(words="column " if isinstance(row, Bad) else " is not in it, but ")
+        rows.append(row)
         rng.shuffle(members)
         line = (
             "{"
@@ -615,6 +621,16 @@ def json_file(rng: random.Random, name: str, schema: pa.Schema) -> WorldFile:
     return WorldFile(name, (end.join(lines) + end * (rng.random() < 0.8)).encode(), rows, "", count, raw=raw)
 
 
+def other_name(rng: random.Random, schema: pa.Schema, values: dict[str, Value]) -> str | None:
+    """Return another name of a column that a JSON record does not have; None if it has all."""
+    absent = [name for name in schema.names if name not in values]
+    others = [other for name in absent for other in (name.upper(), f" {name}", f"{name}\u200b", f"\ufeff{name} ")]
+    others = [other for other in others if other not in schema.names]
+    return rng.choice(others) if others else None
+
+
+UNUSED_BY_PYTHON = ["Inf", "-Inf", "-NaN", "[[Inf], {}]", "[" * 2_000 + "]" * 2_000]
+"""Values that pyarrow reads and Python does not. What is bad in such a line, or an odd decimal, is not named."""
 UNUSED = ["1e999", '"\\ud83d"', "null", "[1, {}]", '{"a": [null]}', "-0", '"\\u0000"', "1" * 50]
 
 
