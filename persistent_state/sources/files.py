@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import logging
@@ -211,7 +212,6 @@ class FileSource(TimeReplayableSource):
         self._stored = None if schema is None else plain_schema(arrow_schema(schema))
         self._takes_schema = schema is None
         self._begun: list[str] = []
-        self._schema_file: str | None = None
         self._made: pa.Schema | None = None
         self._opened: _Opened | None = None
         self._maker = os.getpid()
@@ -242,7 +242,9 @@ class FileSource(TimeReplayableSource):
         return self._takes_schema
 
     def go_on_from(self, journal: Sequence[str]) -> None:
-        """Take the schema from the first file that was read, and not from one that came later and sorts before it.
+        """Take the schema that the first start took from a file, whatever has become of that file.
+
+        Before journals had the schema it was that of the first file that had been read.
 
         Args:
             journal: A line of JSON per file that was read, in order.
@@ -250,9 +252,13 @@ class FileSource(TimeReplayableSource):
         Raises:
             InvalidInputError: The journal is another source's.
         """
+        if not self._takes_schema:
+            return
+        if (schema := _schema_in(journal)) is not None:
+            self._stored, self._made = schema, None
+            return
         begun = [file.path for file in _files_in(journal)]
-        # What one of them gave already stays, though it may have been deleted since.
-        if self._takes_schema and self._schema_file not in begun and begun[:1] != self._begun[:1]:
+        if begun[:1] != self._begun[:1]:
             self._begun, self._stored, self._made = begun, None, None
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
@@ -274,7 +280,7 @@ class FileSource(TimeReplayableSource):
                 "the task had another source: give it another name, or reset it."
             )
         if self._stored is None:
-            self._begun = [file.path for file in files]
+            self.go_on_from(journal)
         is_whole = self.finite and len(files) < len(journal)
         self._opened = _Opened(files, len(files), {file.path for file in files}, is_whole=is_whole)
         self._take()
@@ -473,7 +479,12 @@ class FileSource(TimeReplayableSource):
 
     def _lines(self, first: int, end: int) -> tuple[str, ...]:
         """Return the lines of the journal for the files from one ordinal up to another."""
-        return tuple(_line_of_file(self._state.files[ordinal], ordinal) for ordinal in range(first, end))
+        # All starts have one schema, so the first line has it.
+        schema = self._record_schema() if self._takes_schema and first == 0 < end else None
+        files = self._state.files
+        return tuple(
+            _line_of_file(files[ordinal], ordinal, None if ordinal else schema) for ordinal in range(first, end)
+        )
 
     def _whole_journal(self, start: Mapping[str, int], ends: Mapping[str, int]) -> tuple[str, ...]:
         """Return the lines for all files of a finite source, until a micro-batch has committed them."""
@@ -706,7 +717,7 @@ class FileSource(TimeReplayableSource):
             unread = None
             for file in (*begun, *self._in_order([*there.values()])):
                 try:
-                    self._stored, self._schema_file = self._schema_of(file), file.path
+                    self._stored = self._schema_of(file)
                     return self._stored
                 except formats.UNDECODABLE as error:
                     # It is a bad record, which says nothing of the others.
@@ -929,8 +940,20 @@ class _StoredFile(io.RawIOBase):
         super().close()
 
 
-def _line_of_file(file: File, ordinal: int) -> str:
-    return json.dumps({"file": ordinal, "path": file.path, "size": file.size, "modified": file.modified})
+def _line_of_file(file: File, ordinal: int, schema: pa.Schema | None) -> str:
+    record = {"file": ordinal, "path": file.path, "size": file.size, "modified": file.modified}
+    if schema is not None:
+        record["schema"] = base64.b64encode(schema.serialize()).decode()
+    return json.dumps(record)
+
+
+def _schema_in(journal: Sequence[str]) -> pa.Schema | None:
+    """Return the schema that a file gave at the first start; None if the journal has none."""
+    try:
+        text = json.loads(journal[0])["schema"] if journal else None
+        return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (ValueError, TypeError, KeyError, OSError):
+        return None
 
 
 def _files_in(journal: Sequence[str]) -> list[File]:

@@ -682,7 +682,7 @@ def test_a_store_has_one_place_however_its_url_is_written(folder: str, place: st
     assert not source(folder).reads(place.replace("/in", "/in-2"))
 
 
-def test_a_later_start_has_the_schema_of_the_first_file_that_was_read(tmp_path: Path) -> None:
+def test_a_later_start_has_the_schema_of_the_first_one(tmp_path: Path) -> None:
     write(tmp_path / "in", "b.parquet", table(0, 1))
 
     def begun() -> tuple[FileSource, Setup]:
@@ -694,9 +694,11 @@ def test_a_later_start_has_the_schema_of_the_first_file_that_was_read(tmp_path: 
     read, setup = begun()
     ((plan, _, _),) = [(part.plan, part.source, part.outputs) for part in setup.parts]
     core.start(log := Log(setup.files, "a"), [plan])
+    write(tmp_path / "in", "a.parquet", pa.table({"ts": [1.5], "value": ["x"]}))
     read.open([], {})
     assert core.play_source(log, plan, read)
-    write(tmp_path / "in", "a.parquet", pa.table({"ts": [1.5], "value": ["x"]}))
     write(tmp_path / "in", "0.parquet", b"")
-    _, setup = begun()
-    assert [part.plan.schema for part in setup.parts] == [SCHEMA]
+    for gone in ("b.parquet", "a.parquet"):
+        _, setup = begun()
+        assert [part.plan.schema for part in setup.parts] == [SCHEMA]
+        (tmp_path / "in" / gone).unlink()
