@@ -415,6 +415,7 @@ class FileSource(TimeReplayableSource):
                             start,
                             originals=originals,
                             lacks=piece.lacks,
+                            has_members=self._kind(path)[0] == formats.JSON,
                             notes={name: self._note(path, name, instead) for name, instead in piece.absent},
                         )
                     position += piece.count
