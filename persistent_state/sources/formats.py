@@ -31,6 +31,9 @@ Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
 
 PARQUET, CSV, JSON = "parquet", "csv", "json"
 FORMATS = (PARQUET, CSV, JSON)
+BY_ENDING = {PARQUET: PARQUET, CSV: CSV, JSON: JSON, "jsonl": JSON, "ndjson": JSON}
+CODECS: Mapping[str, Codec] = {"gz": "gzip", "gzip": "gzip", "bz2": "bz2", "zst": "zstd", "zstd": "zstd"}
+"""Formats and compressions by the ending of a file."""
 UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
 """The errors that pyarrow raises for damaged content."""
 

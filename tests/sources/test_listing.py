@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from monoids import Sum
 from persistent_state import Application, NonWindowState, ParquetSink, PersistentTask, SqlSink, ValuesAtClock
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
-from persistent_state.sources import files, listing
+from persistent_state.sources import files, listing, moves
 from persistent_state.sources.files import FileSource
 from persistent_state.store.log import Log
 from tests import core
@@ -440,6 +440,39 @@ def test_a_copy_is_read_and_named(
     ]
 
 
+def given_another_name(folder: Path) -> str:
+    (folder / "a/0.csv").rename(folder / "a/1.csv")
+    return "a/1.csv"
+
+
+def copied_beside(folder: Path) -> str:
+    write(folder, "b/0.csv", (folder / "a/0.csv").read_bytes(), 2e9)
+    (folder / "a/0.csv").unlink()
+    return "b/0.csv"
+
+
+@pytest.mark.parametrize("move", [given_another_name, copied_beside])
+def test_a_file_that_was_read_again_under_another_name_is_not_to_be_brought_back(
+    tmp_path: Path, move: Callable[[Path], str]
+) -> None:
+    write(tmp_path, "a/0.csv", table(0, 2), 1e9)
+    write(tmp_path, "a/other.csv", table(2, 1), 1e9)
+    before = driver(tmp_path)
+    assert values(before.next()) == [0, 1, 2]
+    path = move(tmp_path)
+    # Nothing says that it is the same file.
+    assert values(before.next()) == [0, 1]
+    with pytest.raises(
+        InvalidInputError,
+        match=rf"'a/0.csv' of .* is gone, and file='{path}', which was read later, looks like it. If that is the same one, "
+        r"name the task in rebuild, .*: brought back, it would count twice. Else bring it back.$",
+    ):
+        driver(tmp_path, before).next()
+    (tmp_path / path).unlink()
+    with pytest.raises(InvalidInputError, match=r"'a/0.csv' of .* is gone; bring it back, or name the task in rebuild"):
+        driver(tmp_path, before).next()
+
+
 def add(folder: Path, number: int) -> None:
     write(folder, f"{number}.csv.part", f"value\n{number}\n", 1e9 + number + 0.5)
 
@@ -536,14 +569,14 @@ def test_a_listing_of_many_files_that_are_alike_takes_linear_time(
 ) -> None:
     def compared(count: int) -> int:
         calls: list[str] = []
-        made = source(tmp_path)
-        monkeypatch.setattr(made, "_is_like", counted(made._is_like, calls))
-        made._opened = opened = files._Opened([], 0, set(), is_opening=False)
-        opened.files = [listing.File(f"{i}/orders.csv", 7, 10**15) for i in range(count)]
+        monkeypatch.setattr(moves, "_is_like", counted(is_like, calls))
+        known = [listing.File(f"{i}/orders.csv", 7, 10**15) for i in range(count)]
         found = [listing.File(f"new/{i}/orders.csv.gz", 7, 10**15) for i in range(count)]
         found += [listing.File(f"new/{i}/orders.csv", 7, 10**15) for i in range(count)]
-        made._moved(listing.Listing(found, there={}))
+        moves.moved_and_copied(source(tmp_path)._folder, known, found, lambda known: True, {})
         return len(calls)
+
+    is_like = moves._is_like
 
     assert compared(100) < 12 * compared(10)
 
