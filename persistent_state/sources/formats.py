@@ -20,7 +20,15 @@ from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
-from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts, with_point
+from persistent_state.sources.csv_lines import (
+    CsvOptions,
+    Parser,
+    check_once,
+    csv_parser,
+    csv_texts,
+    header_names,
+    with_point,
+)
 from persistent_state.sources.json_lines import in_one_line, json_parser
 from persistent_state.sources.json_names import misnamed, unseen
 from persistent_state.sources.names import absent_columns
@@ -524,19 +532,27 @@ def _no_header(
     if not any(schema.names):
         return ""  # All columns are in the names of its folders, and the only one that is left has no name.
     if csv.header == "position":
+        with suppress(Unfit):
+            if header_names(csv, first) == schema.names:
+                return ""  # A name may be a number, too.
         piece = _text_piece(first + b"\n", 1, CSV, schema, parse)
         if piece.bad:
             # A name does not fit its column, and has a field of its own.
             return "" if piece.bad[0].reason.startswith("column ") else f"its first line: {piece.bad[0].reason}"
         has_value = any(not piece.rows.column(field.name).null_count and not _is_text(field) for field in schema)
         return "its first line is a record, which header='position' passes over" if has_value else ""
-    if any(name and [name] != name.splitlines() and name not in schema.names for name in names):
+    others = [name for name in names if name and name not in schema.names and not _is_quoted(name, first, csv.quote)]
+    if any([name] != name.splitlines() for name in others):
         return "its first line goes on behind a line end that is not read as one"
     if {*schema.names}.isdisjoint(names):
         return "its first line names no column of the schema"
     if timestamp in schema.names and timestamp not in names:
         return f"its first line does not name the timestamp {timestamp!r}"
     return ""
+
+
+def _is_quoted(name: str, header: bytes, quote: str | None) -> bool:
+    return quote is not None and f"{quote}{name.replace(quote, 2 * quote)}{quote}".encode() in header
 
 
 def _is_text(field: pa.Field) -> bool:

@@ -482,7 +482,9 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
         if options.quote == '"' and options.null == ("",) and options.header != "none" and not is_headless:
             programs.append(by_pyarrow_csv)
     as_written = replace(options, header="none") if is_headless else options
-    content, is_quoted = rng.choice(programs)(rng, texts, as_written)
+    labels = rng.sample(LABELS, len(names)) if options.header == "position" and rng.random() < 0.3 else names
+    written_texts = dict(zip(labels, texts.values(), strict=True))
+    content, is_quoted = rng.choice(programs)(rng, written_texts, as_written)
 
     def field_of(text: str | None, type: pa.DataType) -> Value:
         if text is None or (text in options.null and not is_quoted(text)):
@@ -493,19 +495,23 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
 
     raw = [{each: texts[each][i] for each in names} for i in range(count)]
     rows = [row_of(each, schema, field_of) for each in raw]
-    header = row_of({each: each for each in names}, schema, field_of)
+    header = row_of(dict(zip(names, labels, strict=True)), schema, field_of)
     if is_headless:
         rows = [NO_HEADER, *([dict.fromkeys(schema.names)] * (count - 1))]
         raw[0] = dict.fromkeys(str(texts[each][0]) for each in names)
     elif options.header == "name" and schema.names[0] not in names:
         rows.insert(0, NO_HEADER)
-    elif options.header == "position" and isinstance(header, dict) and not all(map(is_text, schema.types)):
+    elif labels != names and isinstance(header, dict) and not all(map(is_text, schema.types)):
         rows.insert(0, NO_HEADER)  # Its names are values, too.
     if options.header == "name" and not raw:
         raw = [dict.fromkeys(names)]
     if cut is not None:
         return WorldFile(name, content, rows, f"line end in {cut}", len(rows) - count + cut, count - cut - 1, raw=raw)
     return WorldFile(name, content, rows, "", len(rows), raw=raw)
+
+
+LABELS = ["2024", "1", "0.5", "true", "2026-01-01", "12:00", "x"]
+"""What columns are called where they go by their position."""
 
 
 def csv_text(rng: random.Random, type: pa.DataType, options: CsvOptions) -> str | None:
