@@ -409,7 +409,7 @@ class FileSource(TimeReplayableSource):
                             originals=originals,
                             lacks=piece.lacks,
                             has_members=self._kind(path)[0] == formats.JSON,
-                            notes={name: self._note(path, name, instead) for name, instead in piece.absent},
+                            notes={name: self._note(path, name, words) for name, words in piece.instead.items()},
                         )
                     position += piece.count
 
@@ -447,8 +447,7 @@ class FileSource(TimeReplayableSource):
         """Yield the records of a file, with the columns that its folders say."""
         schema = self._record_schema()
         values, fault = self._of_folders(path)
-        # A batch without columns has no rows. So a file without any has one that is left out.
-        rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.string())])
+        rest = pa.schema([field for field in schema if field.name not in values] or [formats.NO_COLUMN])
         # A transform may make the timestamp of other columns.
         timestamp = "" if self._transform else self.timestamp
         for piece in formats.read_pieces(
@@ -460,10 +459,9 @@ class FileSource(TimeReplayableSource):
                     pa.repeat(values[name], count) if name in values else piece.rows.column(name)
                     for name in schema.names
                 ]
-                absent = tuple(each for each in piece.absent if each[0])
-                lacks = tuple(filter(None, piece.lacks))
                 rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-                piece = replace(piece, rows=rows, absent=absent, lacks=lacks)
+                absent = {names: words for names, words in piece.absent if names != (formats.NO_COLUMN.name,)}
+                piece = replace(piece, rows=rows).without(absent)
             yield piece
 
     @property

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from persistent_state.sources.casts import is_list
-from persistent_state.sources.names import listed, other_name
-
-_Path: TypeAlias = "tuple[str, ...]"
+from persistent_state.sources.names import Path, listed, other_name
 
 _LOOKED_AT = 100
 """The most records at the start of a block of which a sentence says the names."""
@@ -66,7 +64,7 @@ def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], number
     return found
 
 
-def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: NDArray[np.int64]) -> dict[str, str]:
+def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: NDArray[np.int64]) -> dict[Path, str]:
     """Return the columns, and fields of structs, that no record has, each with words on what the records have instead.
 
     Args:
@@ -86,7 +84,7 @@ def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: N
             del left[path]
         if not left:
             return {}
-    found: dict[str, str] = {}
+    found: dict[Path, str] = {}
     for path, names in left.items():
         there = [*dict.fromkeys(name for record in first for each in _objects(record, path[:-1]) for name in each)]
         within = path[:-1]
@@ -94,13 +92,13 @@ def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: N
             # Objects without any member say nothing.
             continue
         if within and all((*within, name) in left for name in names):
-            found[".".join(within)] = f", but one with the fields {listed(there)}"
+            found[within] = f", but one with the fields {listed(there)}"
         else:
-            found[".".join(path)] = f" in any of {len(lines):,} records, the first of which have {listed(there)}"
+            found[path] = f" in any of {len(lines):,} records, the first of which have {listed(there)}"
     return found
 
 
-def _may_have(lines: pa.Array[Any], text: bytes, paths: Iterable[_Path]) -> Iterator[Any]:
+def _may_have(lines: pa.Array[Any], text: bytes, paths: Iterable[Path]) -> Iterator[Any]:
     """Yield the records of lines that may have members at these paths. A name is written as it is, or with escapes."""
     # In most texts there is none of them, and a look at the whole text is quick.
     for word in {json.dumps(path[-1], ensure_ascii=False) for path in paths}:
@@ -111,8 +109,8 @@ def _may_have(lines: pa.Array[Any], text: bytes, paths: Iterable[_Path]) -> Iter
 
 
 def _fields(
-    names: Sequence[str], columns: Iterable[pa.Array[Any]], rows: NDArray[np.int64], within: _Path = ()
-) -> Iterator[tuple[_Path, list[str], pa.Array[Any], NDArray[np.int64]]]:
+    names: Sequence[str], columns: Iterable[pa.Array[Any]], rows: NDArray[np.int64], within: Path = ()
+) -> Iterator[tuple[Path, list[str], pa.Array[Any], NDArray[np.int64]]]:
     """Yield the path of each column, and of the fields of structs and of structs in lists, with the names beside it.
 
     With them come its values, and the row of each. A struct that is null has no fields.
@@ -159,7 +157,7 @@ def _taken_apart(text: str) -> Any:
     return holders[0][0]
 
 
-def _objects(value: Any, path: _Path) -> Iterator[Mapping[str, Any]]:
+def _objects(value: Any, path: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the objects at a path within a value, also those in lists."""
     if isinstance(value, list):
         for each in value:

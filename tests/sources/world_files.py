@@ -805,9 +805,10 @@ def misses(file: WorldFile, schema: pa.Schema, found: Found) -> Iterator[str]:
     else:
         there = names_of([raw for raw, record in zip(file.raw, found, strict=True) if not isinstance(record, str)])
     right = missing(there, names_in(schema)) if there else set()
-    for what, names in (("notes", found.notes), ("lacks", found.lacks)):
-        if names != right:
-            yield f"its {what} are of {names}, not of {right}"
+    columns = right.intersection(schema.names)
+    for what, names, wanted in (("notes", found.notes, right), ("lacks", found.lacks, columns)):
+        if names != wanted:
+            yield f"its {what} are of {names}, not of {wanted}"
 
 
 def differences(file: WorldFile, found: list[dict[str, Value] | str]) -> Iterator[str]:
