@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -46,17 +47,19 @@ def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], number
     """
     found: dict[int, str] = {}
     lines = _lines_of(text, starts, numbers)
-    has_escapes = None
+    others: list[str] | None = None
     for path, names, column, rows in _fields(raw.schema.names, raw.columns, np.arange(raw.num_rows)):
         if not column.null_count:
             continue
-        if has_escapes is None:
-            has_escapes = b"\\" in text
+        if others is None:
+            # Most texts have none of these letters, and a look at the whole text is quick.
+            others = [_ESCAPED] if b"\\" in text else []
+            others += [] if text.isascii() else [_odd_letter()]
         numbers = rows[column.is_null().to_numpy(False)]
         # In their order, and those of a list follow each other.
         nulls = pa.array(numbers[np.append(True, numbers[1:] != numbers[:-1])])
         texts = lines.take(nulls)
-        alike, own = (pc.count_substring_regex(texts, each) for each in _patterns(path[-1], has_escapes))
+        alike, own = (pc.count_substring_regex(texts, each) for each in _patterns(path[-1], others))
         for row in nulls.filter(pc.greater(alike, own)).to_pylist():
             for members in _objects(_record(lines[row]), path[:-1]):
                 if path[-1] not in members and (other := other_name(path[-1], members, names)):
@@ -169,12 +172,24 @@ def _objects(value: Any, path: Path) -> Iterator[Mapping[str, Any]]:
             yield value
 
 
-def _patterns(name: str, has_escapes: bool) -> tuple[str, str]:
-    """Return a pattern of the members whose names may be `other_name`s of a column or its own, and one of its own."""
+@cache
+def _odd_letter() -> str:
+    """Return a pattern of names with a letter that is several in another case, or another one if it is composed.
+
+    Patterns know other cases of one letter only.
+    """
+    letters = (letter for letter in map(chr, [*range(0x80, 0xD800), *range(0xE000, 0x10000)]))
+    odd = [each for each in letters if len(each.casefold()) > 1 or not unicodedata.is_normalized("NFC", each)]
+    return rf'[^"\\]*[{"".join(odd)}\p{{M}}\x{{2F800}}-\x{{2FA1D}}][^"\\]*'
+
+
+def _patterns(name: str, others: Sequence[str]) -> tuple[str, str]:
+    """Return a pattern of the members whose names may be `other_name`s of a column or its own, and one of its own.
+
+    The first one is also that of all names with the patterns `others`.
+    """
     forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFD") for each in (name, name.casefold())}
     unseen = r"[\s\p{Z}\p{Cf}]*"
-    alike = "|".join(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms))
-    if has_escapes:
-        alike += f"|{_ESCAPED}"
+    alike = "|".join([*(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms)), *others])
     own = "|".join({re.escape(json.dumps(name, ensure_ascii=is_ascii)) for is_ascii in (False, True)})
     return rf'(?i)"(?:{alike})"\s*:', rf"(?:{own})\s*:"

@@ -229,14 +229,21 @@ class TestAbsent:
             ("a.b", "A.B"),
             ("İx", "İX"),
             ("(?i)x", "(?I)x"),
+            ("strasse", "straße"),
+            ("STRASSE", "straẞe"),
+            ("file", "ﬁle"),
+            ("\u03b1\u03b9", "\u1fb3"),
+            ("a\u0323\u0301", "a\u0301\u0323"),
+            ("\u8c48", "\uf900"),
+            ("e\u0301\xe9", "\xe9e\u0301"),
         ],
     )
     @pytest.mark.parametrize("is_ascii", [False, True])
     def test_a_column_of_any_letters_is_found_under_another_name(
         self, tmp_path: Path, name: str, other: str, is_ascii: bool
     ) -> None:
-        records = [json.dumps({each: 1}, ensure_ascii=is_ascii) for each in (name, other, other.replace("x", "y"))]
-        write(tmp_path, "a.json", "\n".join(records))
+        records = [{name: 1}, {other: 1}, {other.replace("x", "y"): 1}, {other: 1, "deeper": {name: 1}}]
+        write(tmp_path, "a.json", "\n".join(json.dumps(each, ensure_ascii=is_ascii) for each in records))
         chunks = read_all(tmp_path, schema=pa.schema({"ts": SCHEMA.field("ts").type, name: pa.int64()}))
         assert values(chunks, name) == ([1, None] if "x" in other else [1])
 

@@ -16,6 +16,7 @@ import math
 import random
 import sys
 import tempfile
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -631,6 +632,7 @@ def other_name(rng: random.Random, schema: pa.Schema, values: dict[str, Value]) 
     """Return another name of a column that a JSON record does not have; None if it has all."""
     absent = [name for name in schema.names if name not in values]
     others = [other for name in absent for other in (name.upper(), f" {name}", f"{name}\u200b", f"\ufeff{name} ")]
+    others += [unicodedata.normalize(form, name) for name in absent for form in ("NFC", "NFD")]
     others = [other for other in others if other not in schema.names]
     return rng.choice(others) if others else None
 
