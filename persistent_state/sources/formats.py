@@ -107,7 +107,7 @@ class Piece:
 
     @property
     def instead(self) -> dict[str, str]:
-        """What is absent, by its name with points, with what the file has instead."""
+        """Return what is absent, by its name with points, each with what the file has instead."""
         # A column may be called as a field of another one is. Then it is the column.
         return {".".join(path): words for path, words in sorted(self.absent, key=lambda each: -len(each[0]))}
 
