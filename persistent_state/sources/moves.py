@@ -18,8 +18,8 @@ Kind: TypeAlias = "tuple[str | None, Codec | None]"
 """The format and the compression of a file, by its name."""
 
 SAME_FILE, SAME_TIME, SAME_NAME, SAME_TEXT = range(4)
-"""What two files have in common: size, name and time; size and time; size, and the whole path of one at the end of that of the
-other; name and time of a text that is compressed otherwise.
+"""The kinds of looks, by what two files have in common: size, name and time; size and time; size, and the whole path of one at the
+end of that of the other; name and time of a text that is compressed otherwise.
 """
 
 
