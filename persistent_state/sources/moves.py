@@ -14,18 +14,20 @@ from persistent_state.sources.formats import BY_ENDING, CODECS, Codec
 from persistent_state.sources.listing import File
 
 Look: TypeAlias = "tuple[int, int, str, str]"
+"""The kind of the look, the size or the second of a file, what else is asked for, and the folders that hold columns."""
+
 Kind: TypeAlias = "tuple[str | None, Codec | None]"
 """The format and the compression of a file, by its name."""
 
 SAME_FILE, SAME_TIME, SAME_NAME, SAME_TEXT = range(4)
-"""The kinds of looks, by what two files have in common: size, name and time; size and time; size, and the whole path of one at the
+"""Kinds of looks, by what two files have in common: size, name and time; size and time; size, and the whole path of one at the
 end of that of the other; name and time of a text that is compressed otherwise.
 """
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What a source says of the files in its folder.
+    """The folder of a source, with answers of the source on its files.
 
     Attributes:
         kind: Returns the kind of the file at a path.
