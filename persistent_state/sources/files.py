@@ -589,11 +589,23 @@ class FileSource(TimeReplayableSource):
         """Return the path of the file that a file that is gone has become under its right name or folder, if there is one."""
         return self._first_that_is_there(moves.stand_ins(self._folder, gone, stamps))
 
-    def _read_as(self, gone: str) -> str | None:
-        """Return the path of a file that was read later than one that is gone, and may be that one; None if there is none."""
-        files = [] if self._opened is None else self._opened.files
-        place = next((i for i, file in enumerate(files) if file.path == gone), len(files))
-        return self._first_that_is_there(moves.read_again(files[place], files[place + 1 :])) if files[place:] else None
+    def _later_one(self, gone: str) -> str | None:
+        """Return in words which later file may be one that is gone, and what to do then; None if none may be."""
+        files, journalled = ([], 0) if self._opened is None else (self._opened.files, self._opened.journalled)
+        place = next((i for i, file in enumerate(files) if file.path == gone), None)
+        if place is None:
+            return None
+        for later, what, way in (
+            (
+                files[place + 1 : journalled],
+                "was read",
+                f"{_OR.removeprefix('or ')}: brought back, it would count twice",
+            ),
+            (files[journalled:], "is new", "move it back"),
+        ):
+            if (path := self._first_that_is_there(moves.alike(files[place], later))) is not None:
+                return f"file={path!r}, which {what}, looks like it. If that is the same one, {way}"
+        return None
 
     def _first_that_is_there(self, files: Iterable[File]) -> str | None:
         system, root = self._system()
@@ -793,11 +805,8 @@ class FileSource(TimeReplayableSource):
                 return InvalidInputError(
                     f"file={path!r} of {self!r} is gone, and file={new!r} looks like it; move that back, as it was, {_OR}."
                 )
-            if (new := self._read_as(path)) is not None:
-                return InvalidInputError(
-                    f"file={path!r} of {self!r} is gone, and file={new!r}, which was read later, looks like it. If that is the "
-                    f"same one, {_OR.removeprefix('or ')}: brought back, it would count twice. Else bring it back."
-                )
+            if (other := self._later_one(path)) is not None:
+                return InvalidInputError(f"file={path!r} of {self!r} is gone, and {other}. Else bring it back.")
             return InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, {_OR}.")
         why = without_secrets(error, self._options)
         what = f"{path!r} of {self!r}" if path else repr(self)

@@ -625,8 +625,10 @@ def _parsed_piece(
         bad.update({first + i: str(why) for i, why in odd.items()})
         values.update({first + i: why.value for i, why in odd.items() if isinstance(why, Unfit)})
         rows = one_batch(table.to_batches(), table.schema)
+        if not is_json:
+            return rows
         numbers = np.delete(np.arange(end - first), list(odd))
-        if is_json and (others := misnamed(rows, text, starts[first:end] - offset, numbers)):
+        if others := misnamed(rows, text, starts[first:end] - offset, numbers):
             bad.update({first + int(numbers[row]): reason for row, reason in others.items()})
             rows = rows.take(pa.array(np.delete(np.arange(rows.num_rows), [*others])))
         return rows

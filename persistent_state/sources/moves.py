@@ -67,21 +67,21 @@ def moved_and_copied(
     new = {file.path: file for file in in_order if file.size and file.path not in moved}
     if not new:
         return moved, copies
-    alike: dict[Look, list[File]] = {}
+    by_look: dict[Look, list[File]] = {}
     for file in new.values():
         for look in _looks_of_new(folder, file):
-            alike.setdefault(look, []).append(file)
+            by_look.setdefault(look, []).append(file)
     compared: set[tuple[Look, bool, int, Kind]] = set()
     for other in (*_near(known, [*new.values()]), *new.values()):
         if other.path in copies or not folder.is_opened(other.path) or not folder.is_fit(other.path):
             continue
-        looks = [look for look in _looks_of_known(folder, other) if look in alike]
+        looks = [look for look in _looks_of_known(folder, other) if look in by_look]
         has_gone = bool(looks) and other.path not in new and is_gone(other)
         if not has_gone:
             # What has less in common with a file that is still there is no copy of it.
             looks = [look for look in looks if look[0] in (SAME_FILE, SAME_TEXT)]
         keys = {look: (look, has_gone, other.size, folder.kind(other.path)) for look in looks}
-        pairs = [(look, file) for look in looks if keys[look] not in compared for file in alike[look]]
+        pairs = [(look, file) for look in looks if keys[look] not in compared for file in by_look[look]]
         compared.update(keys.values())
         for look, file in pairs:
             if file is other or not _is_like(folder, look, other, file):
@@ -154,9 +154,9 @@ def by_stamp(files: Sequence[File]) -> dict[tuple[int, int | None], list[File]]:
     return found
 
 
-def read_again(gone: File, later: Sequence[File]) -> Iterator[File]:
-    """Yield the files, of those that were read later, that may be a file that is gone, which was then read twice."""
-    for other in later:
+def alike(gone: File, others: Sequence[File]) -> Iterator[File]:
+    """Yield the files that may be one that is gone, although they have too little in common with it to be taken for that."""
+    for other in others:
         if other.size == gone.size and (other.modified == gone.modified or _name(other.path) == _name(gone.path)):
             yield other
 

@@ -460,13 +460,13 @@ def test_a_file_that_was_read_again_under_another_name_is_not_to_be_brought_back
     before = driver(tmp_path)
     assert values(before.next()) == [0, 1, 2]
     path = move(tmp_path)
+    looks = rf"'a/0.csv' of .* is gone, and file='{path}', which {{}}, looks like it. If that is the same one, {{}}. Else bring"
+    with pytest.raises(InvalidInputError, match=looks.format("is new", "move it back")):
+        driver(tmp_path, before).next()
     # Nothing says that it is the same file.
     assert values(before.next()) == [0, 1]
-    with pytest.raises(
-        InvalidInputError,
-        match=rf"'a/0.csv' of .* is gone, and file='{path}', which was read later, looks like it. If that is the same one, "
-        r"name the task in rebuild, .*: brought back, it would count twice. Else bring it back.$",
-    ):
+    twice = "name the task in rebuild, .*: brought back, it would count twice"
+    with pytest.raises(InvalidInputError, match=looks.format("was read", twice)):
         driver(tmp_path, before).next()
     (tmp_path / path).unlink()
     with pytest.raises(InvalidInputError, match=r"'a/0.csv' of .* is gone; bring it back, or name the task in rebuild"):

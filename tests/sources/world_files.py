@@ -450,8 +450,11 @@ def csv_options(rng: random.Random) -> CsvOptions:
     )
 
 
-def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptions) -> WorldFile:
-    """Return a CSV file of a program that quotes as these options say. Some have no header, though the options say so."""
+def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptions, is_mild: bool = False) -> WorldFile:
+    """Return a CSV file of a program that quotes as these options say. Some have no header, though the options say so.
+
+    If it `is_mild`, the header of columns that go by position has their names.
+    """
     count = rng.choice([0, 1, 3, 8, 20])
     names = list(schema.names)
     is_headless = options.header == "name" and count > 0 and rng.random() < 0.2
@@ -483,7 +486,9 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
         if options.quote == '"' and options.null == ("",) and options.header != "none" and not is_headless:
             programs.append(by_pyarrow_csv)
     as_written = replace(options, header="none") if is_headless else options
-    labels = rng.sample(LABELS, len(names)) if options.header == "position" and rng.random() < 0.3 else names
+    labels = (
+        rng.sample(LABELS, len(names)) if options.header == "position" and not is_mild and rng.random() < 0.3 else names
+    )
     written_texts = dict(zip(labels, texts.values(), strict=True))
     content, is_quoted = rng.choice(programs)(rng, written_texts, as_written)
 
@@ -596,8 +601,8 @@ def as_table(texts: dict[str, list[str | None]]) -> pa.Table:
     return pa.table({name: pa.array(column, pa.string()) for name, column in texts.items()})
 
 
-def json_file(rng: random.Random, name: str, schema: pa.Schema) -> WorldFile:
-    """Return a file of JSON objects, as Python, JavaScript or others write them."""
+def json_file(rng: random.Random, name: str, schema: pa.Schema, is_mild: bool = False) -> WorldFile:
+    """Return a file of JSON objects, as Python, JavaScript or others write them; `is_mild` leaves out what Spark reads not."""
     count = rng.choice([0, 1, 3, 8, 20])
     lines, rows, raw = [], [], []
     ascii, space = rng.random() < 0.5, rng.choice(["", " "])
@@ -608,12 +613,12 @@ def json_file(rng: random.Random, name: str, schema: pa.Schema) -> WorldFile:
         values = {each.name: json_value(rng, each.type, has_fields) for each in has_columns if rng.random() < 0.93}
         values = {key: value for key, value in values.items() if value is not None or rng.random() < 0.7}
         row = row_of(values, schema, of_json)
-        by_python_too = has_decimals or isinstance(row, Bad)
+        by_python_too = is_mild or has_decimals or isinstance(row, Bad)
         unused = rng.choices(UNUSED if by_python_too else [*UNUSED, *UNUSED_BY_PYTHON], k=rng.randrange(2))
         raw.append(values | dict.fromkeys(["unused"][: len(unused)]))
         members = [(key, json_text(value, ascii, space)) for key, value in values.items()]
         members += [("unused", text) for text in unused]
-        if rng.random() < 0.05 and (other := other_name(rng, schema, values)):
+        if not is_mild and rng.random() < 0.05 and (other := other_name(rng, schema, values)):
             members.append((other, rng.choice(["null", "1", '"a"'])))
             row = Bad(words="column " if isinstance(row, Bad) else " is not in it, but ")
         rows.append(row)
@@ -894,7 +899,10 @@ def spark_world(rng: random.Random, format: str) -> World:
         csv = replace(csv, delimiter=";")  # Spark leaves lines of nothing but white space out.
     endings = [rng.choice([*CODECS][:3]) for _ in range(6)]
     names = [f"{i}.{format}{ending}" for i, ending in enumerate(endings)]
-    files = [csv_file(rng, name, schema, csv) if format == "csv" else json_file(rng, name, schema) for name in names]
+    files = [
+        csv_file(rng, name, schema, csv, True) if format == "csv" else json_file(rng, name, schema, True)
+        for name in names
+    ]
     files = [replace(file, content=CODECS[ending](file.content)) for file, ending in zip(files, endings, strict=True)]
     return World(schema, [file for file in files if not file.damage], {"csv": csv} if format == "csv" else {})
 
