@@ -55,9 +55,9 @@ def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], number
             # Most texts have none of these letters, and a look at the whole text is quick.
             others = [_ESCAPED] if b"\\" in text else []
             others += [] if text.isascii() else [_odd_letter()]
-        numbers = rows[column.is_null().to_numpy(False)]
+        of_nulls = rows[column.is_null().to_numpy(False)]
         # In their order, and those of a list follow each other.
-        nulls = pa.array(numbers[np.append(True, numbers[1:] != numbers[:-1])])
+        nulls = pa.array(of_nulls[np.append(True, of_nulls[1:] != of_nulls[:-1])])
         texts = lines.take(nulls)
         alike, own = (pc.count_substring_regex(texts, each) for each in _patterns(path[-1], others))
         for row in nulls.filter(pc.greater(alike, own)).to_pylist():
