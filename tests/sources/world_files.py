@@ -612,6 +612,8 @@ def json_file(rng: random.Random, name: str, schema: pa.Schema, is_mild: bool = 
     for _ in range(count):
         values = {each.name: json_value(rng, each.type, has_fields) for each in has_columns if rng.random() < 0.93}
         values = {key: value for key, value in values.items() if value is not None or rng.random() < 0.7}
+        if not is_mild and rng.random() < 0.1:
+            values = {key: with_other_name(rng, value) for key, value in values.items()}
         row = row_of(values, schema, of_json)
         by_python_too = is_mild or has_decimals or isinstance(row, Bad)
         unused = rng.choices(UNUSED if by_python_too else [*UNUSED, *UNUSED_BY_PYTHON], k=rng.randrange(2))
@@ -640,6 +642,20 @@ def other_name(rng: random.Random, schema: pa.Schema, values: dict[str, Value]) 
     others += [unicodedata.normalize(form, name) for name in absent for form in ("NFC", "NFD")]
     others = [other for other in others if other not in schema.names]
     return rng.choice(others) if others else None
+
+
+def with_other_name(rng: random.Random, value: Value) -> Value:
+    """Return a value with another name of a field in one of its objects, if it has any."""
+    if isinstance(value, list) and value:
+        place = rng.randrange(len(value))
+        return [with_other_name(rng, each) if i == place else each for i, each in enumerate(value)]
+    if isinstance(value, dict) and value:
+        name = rng.choice([*value])
+        if isinstance(value[name], (dict, list)) and rng.random() < 0.5:
+            return {**value, name: with_other_name(rng, value[name])}
+        other = rng.choice([name.upper(), f" {name}", f"{name}\u200b", f"{name}x"])
+        return {other if each == name else each: inner for each, inner in value.items()}
+    return value
 
 
 UNUSED_BY_PYTHON = ["Inf", "-Inf", "-NaN", "[[Inf], {}]", "[" * 2_000 + "]" * 2_000]
