@@ -595,14 +595,9 @@ class FileSource(TimeReplayableSource):
         place = next((i for i, file in enumerate(files) if file.path == gone), None)
         if place is None:
             return None
-        for later, what, way in (
-            (
-                files[place + 1 : journalled],
-                "was read",
-                f"{_OR.removeprefix('or ')}: brought back, it would count twice",
-            ),
-            (files[journalled:], "is new", "move it back"),
-        ):
+        twice = f"{_OR.removeprefix('or ')}: brought back, it would count twice"
+        read, new = files[place + 1 : journalled], files[journalled:]
+        for later, what, way in ((read, "was read", twice), (new, "is new", "move it back")):
             if (path := self._first_that_is_there(moves.alike(files[place], later))) is not None:
                 return f"file={path!r}, which {what}, looks like it. If that is the same one, {way}"
         return None
