@@ -167,6 +167,11 @@ class Inputs(TimeReplayableSource):
         return by_input(values, self.sources)
 
 
+def sources_of(source: AnySource | Inputs) -> list[AnySource]:
+    """Return the sources of the inputs that a source stands for; of an only input the source itself."""
+    return [*source.sources.values()] if isinstance(source, Inputs) else [source]
+
+
 def open_source(source: TimeReplayableSource, journals: Mapping[str, Sequence[str]], known: Mapping[str, int]) -> None:
     """Open a source, which may stand for several inputs.
 

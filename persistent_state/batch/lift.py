@@ -115,17 +115,19 @@ class Read:
 class Accepted:
     """The accepted rows of a chunk, with all columns that were read, their place, and the times at which they count.
 
-    What they were read from does not have the columns of `lacks`.
+    What they were read from does not have the columns of `lacks`, but it may have some elsewhere if it `has_members`.
     """
 
     rows: pa.RecordBatch
     place: Place
     times: Times
     lacks: tuple[str, ...] = ()
+    has_members: bool = False
 
     def take(self, where: Mask) -> Accepted:
         """Return the rows that a mask picks."""
-        return Accepted(self.rows.filter(pa.array(where)), self.place.take(where), self.times[where], self.lacks)
+        rows, place = self.rows.filter(pa.array(where)), self.place.take(where)
+        return replace(self, rows=rows, place=place, times=self.times[where])
 
 
 def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: Sequence[Lifted]) -> None:
@@ -161,7 +163,7 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if not is_accepted.any():
         return
     times = np.maximum(place.timestamps, basis.clock) if flow.first.takes_late else place.timestamps
-    accepted = Accepted(chunk.rows, place, times, chunk.lacks)
+    accepted = Accepted(chunk.rows, place, times, chunk.lacks, chunk.has_members)
     if not is_accepted.all():
         accepted = accepted.take(is_accepted)
     if not flow.first.is_fed_by_task:
@@ -183,9 +185,10 @@ def _take_back(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> 
 
 def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
     """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
-    if (unfit := unfit_rows(plan, accepted.rows, accepted.lacks)).any():
+    if (unfit := unfit_rows(plan, accepted.rows, accepted.lacks, accepted.has_members)).any():
         rows = accepted.rows.select(plan.schema.names)
-        lacking = next((late_rows.NO_COLUMN + repr(name) for name in _needed(plan) if name in accepted.lacks), None)
+        needed = _needed(plan, accepted.has_members)
+        lacking = next((late_rows.NO_COLUMN + repr(name) for name in needed if name in accepted.lacks), None)
         lifted.put_aside(plan, side_table(plan, rows, unfit, lacking or late_rows.UNFIT_KEY, accepted.place))
         accepted = accepted.take(~unfit)
     if accepted.rows.num_rows == 0:
@@ -222,18 +225,22 @@ def _fold_few(
     return folded
 
 
-def _needed(plan: Plan) -> list[str]:
-    """Return the columns without which no row of a task can count."""
-    return [name for name in (*plan.task.key_columns, plan.task.value, plan.task.message_id) if name is not None]
+def _needed(plan: Plan, has_members: bool) -> list[str]:
+    """Return the columns without which no row of a task can count.
+
+    A record that has members of its own may be without a value, as another one beside it may have it.
+    """
+    value = None if has_members else plan.task.value
+    return [name for name in (*plan.task.key_columns, value, plan.task.message_id) if name is not None]
 
 
-def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacks: Collection[str] = ()) -> Mask:
+def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacks: Collection[str] = (), has_members: bool = False) -> Mask:
     """Return which rows have a key or an id that can't be stored for a task, such as a time finer than microseconds.
 
     Where user code is handed the key, a time that Python does not have is none either. Rows that were read from something
     without a column that the task needs do not fit at all.
     """
-    if lacks and not {*lacks}.isdisjoint(_needed(plan)):
+    if lacks and not {*lacks}.isdisjoint(_needed(plan, has_members)):
         return np.ones(rows.num_rows, dtype=np.bool_)
     unfit = np.zeros(rows.num_rows, dtype=np.bool_)
     for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.inputs import AnySource, Inputs, open_source
+from persistent_state.inputs import AnySource, Inputs, open_source, sources_of
 from persistent_state.kafka.source import KafkaSource
 from persistent_state.kafka.subscription import Subscription, merge_journals
 from persistent_state.outputs import Outputs
@@ -104,15 +104,11 @@ def pending(feed: Feed, entry: Entry, files: Files) -> dict[str, float]:
     Raises:
         StateError: The source does not answer.
     """
-    if not any(isinstance(each, KafkaSource) for each in _sources(feed.source)):
+    if not any(isinstance(each, KafkaSource) for each in sources_of(feed.source)):
         return {}
     flow, source = entry.flows[flows_of(feed, entry)[0]], copied(feed.source)
     open_source(source, lists.read_journals(files, flow), flow.source.known_positions)
     return {**source.reach(flow.source.next_positions, everything=True).pending}
-
-
-def _sources(source: AnySource | Inputs) -> list[object]:
-    return [*source.sources.values()] if isinstance(source, Inputs) else [source]
 
 
 def copied(source: object) -> TimeReplayableSource:

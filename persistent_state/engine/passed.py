@@ -10,7 +10,7 @@ from persistent_state.drive.worker import LogWorker
 from persistent_state.engine.feeds import Feed, copied, flows_of
 from persistent_state.engine.queries import Setup
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.inputs import Inputs
+from persistent_state.inputs import AnySource, sources_of
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -98,7 +98,6 @@ def passed(entry: Entry, feed: Feed) -> dict[str, int]:
     return lowest
 
 
-def _wants_to_know(source: object) -> bool:
-    if isinstance(source, Inputs):
-        return any(map(_wants_to_know, source.sources.values()))
-    return isinstance(source, TimeReplayableSource) and type(source).committed is not TimeReplayableSource.committed
+def _wants_to_know(source: AnySource) -> bool:
+    replayable = (each for each in sources_of(source) if isinstance(each, TimeReplayableSource))
+    return any(type(each).committed is not TimeReplayableSource.committed for each in replayable)

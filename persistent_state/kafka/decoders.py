@@ -156,7 +156,7 @@ class Json(Decoder):
     def decode(self, values: Values) -> Decoded:
         # The decoder makes a row of nulls of an object without members.
         piece = json_piece([b"{}" if value is None else value[self.skip :] for value in values], self.columns)
-        return Decoded(piece.rows, piece.bad, dict(piece.absent))
+        return Decoded(piece.rows, piece.bad, piece.instead)
 
 
 @dataclass(frozen=True)

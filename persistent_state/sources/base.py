@@ -60,6 +60,7 @@ class Chunk:
         input: The name of the task's input that the rows are of. A source leaves it out.
         lacks: The columns that are null because what the source reads does not have them at all. The rows are bad for a task
             whose key, value or message id is one of them, and for all tasks if the source's channel is.
+        has_members: True if each record has members of its own, as JSON has. Then a value that is one of `lacks` is only null.
         notes: By column: a sentence that people are to read in the log, once for each start.
 
     Example:
@@ -78,6 +79,7 @@ class Chunk:
     originals: Originals | None = field(default=None, compare=False)
     input: str = ""
     lacks: tuple[str, ...] = ()
+    has_members: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -112,22 +112,35 @@ def csv_texts(options: CsvOptions, parts: Iterable[bytes]) -> Iterator[bytes]:
     return _line_feeds(parts if is_utf8 else _encoded(parts, options.encoding))
 
 
-def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[list[str], Parser]:
-    """Return the names of the columns, and a parser of the lines below this header."""
-    rules = {
+def header_names(options: CsvOptions, header: bytes) -> list[str]:
+    """Return the names that a first line says.
+
+    Raises:
+        Unfit: It says none.
+    """
+    try:
+        whole = pa_csv.ReadOptions(block_size=len(header) + 1)
+        table = pa_csv.read_csv(io.BytesIO(header + b"\n"), whole, pa_csv.ParseOptions(**_marks(options)))
+        return list(table.column_names)
+    except UnicodeDecodeError:
+        raise Unfit("its header is not UTF-8") from None
+    except pa.ArrowInvalid:
+        raise Unfit("a name in its header does not end on the first line") from None
+
+
+def _marks(options: CsvOptions) -> dict[str, Any]:
+    return {
         "delimiter": options.delimiter,
         "quote_char": options.quote or False,
         "escape_char": options.escape or False,
     }
+
+
+def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[list[str], Parser]:
+    """Return the names of the columns, and a parser of the lines below this header."""
     names, why = schema.names, "not as many fields as columns in the schema"
     if options.header == "name":
-        why = "not as many fields as in the header"
-        try:
-            first = pa_csv.ParseOptions(**rules)
-            whole = pa_csv.ReadOptions(block_size=len(header) + 1)
-            names = pa_csv.read_csv(io.BytesIO(header + b"\n"), whole, first).column_names
-        except UnicodeDecodeError:
-            raise Unfit("its header is not UTF-8") from None
+        names, why = header_names(options, header), "not as many fields as in the header"
     wanted = [name for name in names if name in schema.names]
     names_read = wanted or names[:1]
     check_once(wanted)
@@ -159,7 +172,7 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
         shown = codecs.BOM_UTF8 * shown.startswith(codecs.BOM_UTF8) + shown + sentinel
         source: Any = pa.BufferReader(shown)
         read = pa_csv.ReadOptions(column_names=names, block_size=len(shown), use_threads=False)
-        parse_options = pa_csv.ParseOptions(**rules, invalid_row_handler=skip)
+        parse_options = pa_csv.ParseOptions(**_marks(options), invalid_row_handler=skip)
         try:
             table = pa_csv.read_csv(source, read_options=read, parse_options=parse_options, convert_options=convert)
         except pa.ArrowInvalid as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -33,7 +34,7 @@ from persistent_state.errors import (
 )
 from persistent_state.formatting import iso_time
 from persistent_state.redact import shown, without_secrets
-from persistent_state.sources import formats
+from persistent_state.sources import formats, moves
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.casts import Unfit, leaves, plain_schema
 from persistent_state.sources.csv_lines import CsvOptions
@@ -52,7 +53,6 @@ from persistent_state.sources.listing import (
 from persistent_state.sources.names import folder_column_twice, folder_columns, other_name
 from persistent_state.sources.schemas import AnySchema, arrow_schema, name_twice
 
-Look: TypeAlias = "tuple[int, int, str, str]"
 Split: TypeAlias = (
     "tuple[tuple[int, str, int, str], ...]"  # (ordinal, path, size, path where its bytes are now) of files
 )
@@ -63,8 +63,6 @@ PARTITION = ""
 ROW_BITS = 32
 ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64()), ("value", pa.string())])
 
-_FORMATS = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
-_CODECS: dict[str, formats.Codec] = {"gz": "gzip", "gzip": "gzip", "bz2": "bz2", "zst": "zstd", "zstd": "zstd"}
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
 """The protocols of stores that have no folders: one that has no file can't be told from one that nobody ever thought of."""
@@ -95,10 +93,6 @@ _WRITTEN_AGAIN = (
     "file"
 )
 """Warnings of files."""
-_SAME_FILE, _SAME_TIME, _SAME_NAME, _SAME_TEXT = range(4)
-"""The looks of two files, by what they have in common: size, name and time; size and time; size, and the whole path of one at
-the end of that of the other; name and time of a text that is compressed otherwise.
-"""
 _WHOLE = '{"finite": true}'
 """The line of the journal behind the last file of a finite source."""
 
@@ -211,7 +205,6 @@ class FileSource(TimeReplayableSource):
         self._stored = None if schema is None else plain_schema(arrow_schema(schema))
         self._takes_schema = schema is None
         self._begun: list[str] = []
-        self._schema_file: str | None = None
         self._made: pa.Schema | None = None
         self._opened: _Opened | None = None
         self._maker = os.getpid()
@@ -242,7 +235,9 @@ class FileSource(TimeReplayableSource):
         return self._takes_schema
 
     def go_on_from(self, journal: Sequence[str]) -> None:
-        """Take the schema from the first file that was read, and not from one that came later and sorts before it.
+        """Take the schema that the first start took from a file, whatever has become of that file.
+
+        Before journals had the schema it was that of the first file that had been read.
 
         Args:
             journal: A line of JSON per file that was read, in order.
@@ -250,9 +245,13 @@ class FileSource(TimeReplayableSource):
         Raises:
             InvalidInputError: The journal is another source's.
         """
+        if not self._takes_schema:
+            return
+        if (schema := _schema_in(journal)) is not None:
+            self._stored, self._made = schema, None
+            return
         begun = [file.path for file in _files_in(journal)]
-        # What one of them gave already stays, though it may have been deleted since.
-        if self._takes_schema and self._schema_file not in begun and begun[:1] != self._begun[:1]:
+        if begun[:1] != self._begun[:1]:
             self._begun, self._stored, self._made = begun, None, None
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
@@ -274,7 +273,7 @@ class FileSource(TimeReplayableSource):
                 "the task had another source: give it another name, or reset it."
             )
         if self._stored is None:
-            self._begun = [file.path for file in files]
+            self.go_on_from(journal)
         is_whole = self.finite and len(files) < len(journal)
         self._opened = _Opened(files, len(files), {file.path for file in files}, is_whole=is_whole)
         self._take()
@@ -358,7 +357,7 @@ class FileSource(TimeReplayableSource):
         with self._asking(""):
             # Some listings leave out files that they could not look at.
             missing = [file for file in again if file.path not in there and not system.exists(f"{root}/{file.path}")]
-            stamps = _by_stamp(read) if missing else {}
+            stamps = moves.by_stamp(read) if missing else {}
             gone = [file.path for file in missing if self._stand_in(file, stamps) is None]
         # Of these the state at the clock may have rows, by their places.
         changed = [path for path, size in sizes.items() if there.get(path, size) != size]
@@ -409,7 +408,8 @@ class FileSource(TimeReplayableSource):
                             start,
                             originals=originals,
                             lacks=piece.lacks,
-                            notes={name: self._note(path, name, instead) for name, instead in piece.absent},
+                            has_members=self._kind(path)[0] == formats.JSON,
+                            notes={name: self._note(path, name, words) for name, words in piece.instead.items()},
                         )
                     position += piece.count
 
@@ -447,8 +447,7 @@ class FileSource(TimeReplayableSource):
         """Yield the records of a file, with the columns that its folders say."""
         schema = self._record_schema()
         values, fault = self._of_folders(path)
-        # A batch without columns has no rows. So a file without any has one that is left out.
-        rest = pa.schema([field for field in schema if field.name not in values] or [pa.field("", pa.string())])
+        rest = pa.schema([field for field in schema if field.name not in values] or [formats.NO_COLUMN])
         # A transform may make the timestamp of other columns.
         timestamp = "" if self._transform else self.timestamp
         for piece in formats.read_pieces(
@@ -460,10 +459,9 @@ class FileSource(TimeReplayableSource):
                     pa.repeat(values[name], count) if name in values else piece.rows.column(name)
                     for name in schema.names
                 ]
-                absent = tuple(each for each in piece.absent if each[0])
-                lacks = tuple(filter(None, piece.lacks))
                 rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-                piece = replace(piece, rows=rows, absent=absent, lacks=lacks)
+                absent = {names: words for names, words in piece.absent if names != (formats.NO_COLUMN.name,)}
+                piece = replace(piece, rows=rows).without(absent)
             yield piece
 
     @property
@@ -473,7 +471,12 @@ class FileSource(TimeReplayableSource):
 
     def _lines(self, first: int, end: int) -> tuple[str, ...]:
         """Return the lines of the journal for the files from one ordinal up to another."""
-        return tuple(_line_of_file(self._state.files[ordinal], ordinal) for ordinal in range(first, end))
+        # All starts have one schema, so the first line has it.
+        schema = self._record_schema() if self._takes_schema and first == 0 < end else None
+        files = self._state.files
+        return tuple(
+            _line_of_file(files[ordinal], ordinal, None if ordinal else schema) for ordinal in range(first, end)
+        )
 
     def _whole_journal(self, start: Mapping[str, int], ends: Mapping[str, int]) -> tuple[str, ...]:
         """Return the lines for all files of a finite source, until a micro-batch has committed them."""
@@ -496,7 +499,8 @@ class FileSource(TimeReplayableSource):
         if state.present is not None:
             state.present = listing.there or {}
         self._warn_of_changes(listing)
-        state.moved, copies = self._moved(listing)
+        is_gone = partial(self._is_gone, listing)
+        state.moved, copies = moves.moved_and_copied(self._folder, state.files, listing.files, is_gone, state.moved)
         self._warn(_MOVED, {path: f"{path!r} (read as {then!r})" for path, then in state.moved.items()})
         if state.is_whole:
             return
@@ -571,72 +575,9 @@ class FileSource(TimeReplayableSource):
             return local_file(path, os.path.join(self._system()[1], path))
         return None
 
-    def _moved(self, listing: Listing) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the new files that are other files under another path, and those that may be copies of other files.
-
-        Each comes with the path of the other file. One that was moved stays so until the next start, since the other file may
-        be brought back by a copy.
-        """
-        state = self._state
-        moved = {file.path: state.moved[file.path] for file in listing.files if file.path in state.moved}
-        in_order = sorted(listing.files, key=lambda file: file.path)
-        new = {file.path: file for file in in_order if file.size and file.path not in moved}
-        alike: dict[Look, list[File]] = {}
-        for file in new.values():
-            for look in self._looks(file):
-                alike.setdefault(look, []).append(file)
-        copies: dict[str, str] = {}
-        near = _near(state.files, [*new.values()]) if new else []
-        compared = set()
-        for other in (*near, *new.values()):
-            if other.path in copies or not self._is_opened(other.path) or self._of_folders(other.path)[1]:
-                continue
-            for look in [each for each in self._looks(other, is_known=True) if each in alike]:
-                is_gone = other.path not in new and self._is_gone(other, listing)
-                key = (look, is_gone, other.size, self._kind(other.path))
-                if key in compared or not (is_gone or look[0] in (_SAME_FILE, _SAME_TEXT)):
-                    continue
-                compared.add(key)
-                for file in alike[look]:
-                    if file is other or not self._is_like(look, other, file):
-                        continue
-                    if not is_gone:
-                        copies.setdefault(file.path, other.path)
-                    # Of files that have no more than a name and a size in common with one that is gone, one may be that.
-                    elif file.path not in moved and (look[0] != _SAME_NAME or other.path not in moved.values()):
-                        moved[file.path] = other.path
-        is_copy = {path: path not in moved and self._is_opened(path) for path in copies}
-        return moved, {path: other for path, other in copies.items() if is_copy[path]}
-
-    def _looks(self, file: File, is_known: bool = False) -> Iterator[Look]:
-        """Yield what two files have in common if one of them is the other, moved, copied or compressed.
-
-        A new file may have any folders before the whole path of a known one. Its name alone does not say which it is, as those
-        of days may all be `orders.csv`. Where folders hold columns, other values of these make other rows.
-        """
-        *folders, name = file.path.split("/")
-        columns = "/".join(folder for folder in folders if "=" in folder)
-        if file.modified is not None:
-            yield _SAME_FILE, file.size, f"{file.modified} {name}", columns
-            # Many files may be of one second, such as those of an archive that was unpacked.
-            if _has_fraction(file):
-                yield _SAME_TIME, file.size, str(file.modified), ""
-            # Some programs that compress a file give the result its time without a fraction.
-            own = self._kind(file.path)[1]
-            codecs = {None, *_CODECS.values()} - {own} if is_known else [own]
-            yield from ((_SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}", columns) for codec in codecs)
-        names = [file.path] if is_known else ["/".join([*folders[i:], name]) for i in range(1, len(folders) + 1)]
-        yield from ((_SAME_NAME, file.size, each, columns) for each in names)
-
-    def _is_like(self, look: Look, other: File, new: File) -> bool:
-        """Return whether a file that has a look in common with another one, which has had records, may be what that was."""
-        then, now = self._kind(other.path), self._kind(new.path)
-        if look[0] != _SAME_TEXT:
-            # Under the name of another kind the same bytes have had other records, or none.
-            return then == now or not self._is_opened(new.path)
-        # With the same bytes it was renamed, unless by chance.
-        is_packed = other.size != new.size or (now[1] is not None and self._text_size(new, now[1]) == other.size)
-        return then[0] == now[0] and is_packed
+    @property
+    def _folder(self) -> moves.Folder:
+        return moves.Folder(self._kind, self._is_opened, lambda path: not self._of_folders(path)[1], self._text_size)
 
     def _text_size(self, file: File, codec: formats.Codec) -> int:
         """Return how many bytes a compressed file has as a text; 0 if it can't be read."""
@@ -646,14 +587,27 @@ class FileSource(TimeReplayableSource):
 
     def _stand_in(self, gone: File, stamps: Mapping[tuple[int, int | None], list[File]]) -> str | None:
         """Return the path of the file that a file that is gone has become under its right name or folder, if there is one."""
+        return self._first_that_is_there(moves.stand_ins(self._folder, gone, stamps))
+
+    def _later_one(self, gone: str) -> str | None:
+        """Return in words which later file may be one that is gone, and what to do then; None if none may be."""
+        files, journalled = ([], 0) if self._opened is None else (self._opened.files, self._opened.journalled)
+        place = next((i for i, file in enumerate(files) if file.path == gone), None)
+        if place is None:
+            return None
+        twice = f"{_OR.removeprefix('or ')}: brought back, it would count twice"
+        read, new = files[place + 1 : journalled], files[journalled:]
+        for later, what, way in ((read, "was read", twice), (new, "is new", "move it back")):
+            if (path := self._first_that_is_there(moves.alike(files[place], later))) is not None:
+                return f"file={path!r}, which {what}, looks like it. If that is the same one, {way}"
+        return None
+
+    def _first_that_is_there(self, files: Iterable[File]) -> str | None:
         system, root = self._system()
-        for other in stamps.get((gone.size, gone.modified), ()):
-            is_like = _has_fraction(gone) or _title(gone.path) == _title(other.path)
-            is_other = self._kind(gone.path) != self._kind(other.path) or self._of_folders(gone.path)[1]
-            if is_like and is_other and other.path != gone.path and self._is_opened(other.path):
-                with self._asking(other.path):
-                    if system.exists(f"{root}/{other.path}"):
-                        return other.path
+        for file in files:
+            with self._asking(file.path):
+                if system.exists(f"{root}/{file.path}"):
+                    return file.path
         return None
 
     def _is_opened(self, path: str) -> bool:
@@ -661,7 +615,7 @@ class FileSource(TimeReplayableSource):
         format = self._kind(path)[0]
         return format is not None and format not in formats.NOT_READ
 
-    def _is_gone(self, known: File, listing: Listing) -> bool:
+    def _is_gone(self, listing: Listing, known: File) -> bool:
         """Return whether a known file is no longer there, or another one is in its place."""
         return known != (self._on_this_machine(known.path) if listing.there is None else listing.there.get(known.path))
 
@@ -682,7 +636,7 @@ class FileSource(TimeReplayableSource):
                 try:
                     info = system.info(f"{root}/{file.path}")
                 except FileNotFoundError:
-                    state.stamps = state.stamps or _by_stamp(state.files)
+                    state.stamps = state.stamps or moves.by_stamp(state.files)
                     if (place := self._stand_in(file, state.stamps)) is None:
                         raise
                     state.places[file.path] = place
@@ -706,7 +660,7 @@ class FileSource(TimeReplayableSource):
             unread = None
             for file in (*begun, *self._in_order([*there.values()])):
                 try:
-                    self._stored, self._schema_file = self._schema_of(file), file.path
+                    self._stored = self._schema_of(file)
                     return self._stored
                 except formats.UNDECODABLE as error:
                     # It is a bad record, which says nothing of the others.
@@ -775,10 +729,11 @@ class FileSource(TimeReplayableSource):
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
         """Return the format and the compression of a file. A format that is not read is named, too."""
         endings = path.rpartition("/")[2].lower().split(".")
-        codec = _CODECS.get(endings[-1])
-        if endings[-1] in formats.NOT_READ and (self._format is None or not _FORMATS.keys().isdisjoint(endings[-2:-1])):
-            return endings[-1], None
-        return self._format or _FORMATS.get(endings[-2 if codec and len(endings) > 1 else -1]), codec
+        last, before = endings[-1], endings[-2:-1]
+        if last in formats.NOT_READ and (self._format is None or not formats.BY_ENDING.keys().isdisjoint(before)):
+            return last, None
+        codec = formats.CODECS.get(last)
+        return self._format or formats.BY_ENDING.get(before[0] if codec and before else last), codec
 
     def _listed(self, known: Collection[str] = ()) -> Listing:
         """List the folder. `known` are the paths of files that are known."""
@@ -845,6 +800,8 @@ class FileSource(TimeReplayableSource):
                 return InvalidInputError(
                     f"file={path!r} of {self!r} is gone, and file={new!r} looks like it; move that back, as it was, {_OR}."
                 )
+            if (other := self._later_one(path)) is not None:
+                return InvalidInputError(f"file={path!r} of {self!r} is gone, and {other}. Else bring it back.")
             return InvalidInputError(f"file={path!r} of {self!r} is gone; bring it back, {_OR}.")
         why = without_secrets(error, self._options)
         what = f"{path!r} of {self!r}" if path else repr(self)
@@ -929,8 +886,20 @@ class _StoredFile(io.RawIOBase):
         super().close()
 
 
-def _line_of_file(file: File, ordinal: int) -> str:
-    return json.dumps({"file": ordinal, "path": file.path, "size": file.size, "modified": file.modified})
+def _line_of_file(file: File, ordinal: int, schema: pa.Schema | None) -> str:
+    record = {"file": ordinal, "path": file.path, "size": file.size, "modified": file.modified}
+    if schema is not None:
+        record["schema"] = base64.b64encode(schema.serialize()).decode()
+    return json.dumps(record)
+
+
+def _schema_in(journal: Sequence[str]) -> pa.Schema | None:
+    """Return the schema that a file gave at the first start; None if the journal has none."""
+    try:
+        text = json.loads(journal[0])["schema"] if journal else None
+        return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    except (ValueError, TypeError, KeyError, OSError):
+        return None
 
 
 def _files_in(journal: Sequence[str]) -> list[File]:
@@ -993,49 +962,6 @@ def _is_written_again(file: File, now: File) -> bool:
 
 def _name(path: str) -> str:
     return path.rpartition("/")[2]
-
-
-def _unpacked(name: str) -> str:
-    """Return the name of a file without the ending of a compression."""
-    rest, _, ending = name.rpartition(".")
-    return rest if rest and ending.lower() in _CODECS else name
-
-
-def _title(path: str) -> str:
-    """Return the name of a file without the endings of its format and compression."""
-    name = _unpacked(_name(path))
-    rest, _, ending = name.rpartition(".")
-    return rest if ending.lower() in _FORMATS else name
-
-
-def _has_fraction(file: File) -> bool:
-    """Return whether the time of a file says more than a second, so that hardly another file has it."""
-    return file.modified is not None and file.modified % 1_000_000 != 0
-
-
-def _second(file: File) -> int:
-    return -1 if file.modified is None else file.modified // 1_000_000
-
-
-def _near(files: Sequence[File], new: Sequence[File]) -> list[File]:
-    """Return the files that may have a look in common with a new one. It takes little time for each file that has none."""
-    stamps = {(file.size, file.modified) for file in new}
-    sizes, seconds = {file.size for file in new}, {_second(file) for file in new}
-    plain = {_unpacked(_name(file.path)) for file in new}
-    names = {_name(file.path) for file in new} | plain | {f"{name}.{codec}" for name in plain for codec in _CODECS}
-    return [
-        file
-        for file in files
-        if (file.size in sizes and (file.size, file.modified) in stamps)
-        or ((file.size in sizes or (file.modified or 0) // 1_000_000 in seconds) and _name(file.path) in names)
-    ]
-
-
-def _by_stamp(files: Sequence[File]) -> dict[tuple[int, int | None], list[File]]:
-    found: dict[tuple[int, int | None], list[File]] = {}
-    for file in files:
-        found.setdefault((file.size, file.modified), []).append(file)
-    return found
 
 
 def _size(info: Mapping[str, Any]) -> int:

@@ -20,10 +20,18 @@ from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
-from persistent_state.sources.csv_lines import CsvOptions, Parser, check_once, csv_parser, csv_texts, with_point
+from persistent_state.sources.csv_lines import (
+    CsvOptions,
+    Parser,
+    check_once,
+    csv_parser,
+    csv_texts,
+    header_names,
+    with_point,
+)
 from persistent_state.sources.json_lines import in_one_line, json_parser
 from persistent_state.sources.json_names import misnamed, unseen
-from persistent_state.sources.names import absent_columns
+from persistent_state.sources.names import Path, absent_columns
 from persistent_state.sources.schemas import name_twice
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
@@ -31,10 +39,16 @@ Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
 
 PARQUET, CSV, JSON = "parquet", "csv", "json"
 FORMATS = (PARQUET, CSV, JSON)
+BY_ENDING = {PARQUET: PARQUET, CSV: CSV, JSON: JSON, "jsonl": JSON, "ndjson": JSON}
+CODECS: Mapping[str, Codec] = {"gz": "gzip", "gzip": "gzip", "bz2": "bz2", "zst": "zstd", "zstd": "zstd"}
+"""Formats and compressions by the ending of a file."""
 UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
 """The errors that pyarrow raises for damaged content."""
 
 PLAIN_CSV = CsvOptions()
+NO_COLUMN = pa.field("\0no column\0", pa.string())
+"""A column of which no file has the name. It is asked for where no other one is, as a batch without columns has no rows."""
+
 NO_FORMAT = "its ending tells no format"
 NOT_READ = {
     **dict.fromkeys(("orc", "avro", "xls", "xlsx", "ods", "feather", "arrow", "xml"), "it is {}, which is not read"),
@@ -75,16 +89,27 @@ class Original:
 class Piece:
     """`count` records that follow each other: the good ones as rows, the bad ones with their places among all.
 
-    `original` gives the record at a place. `absent` has the columns that the records lack, each with what their file has
-    instead. Those of `lacks` no record of the file can have.
+    `original` gives the record at a place. `absent` has the paths of the columns, and of the fields of structs, that the
+    records lack, each with what their file has instead. `lacks` has the columns among them.
     """
 
     rows: pa.RecordBatch
     count: int
     bad: tuple[BadRecord, ...] = ()
     original: Callable[[int], Original] = lambda place: Original()
-    absent: tuple[tuple[str, str], ...] = ()
+    absent: tuple[tuple[Path, str], ...] = ()
     lacks: tuple[str, ...] = ()
+
+    def without(self, absent: Mapping[Path, str]) -> Piece:
+        """Return the same records, which lack these columns and fields."""
+        columns = tuple(name for name, *fields in absent if not fields)
+        return replace(self, absent=(*absent.items(),), lacks=columns)
+
+    @property
+    def instead(self) -> dict[str, str]:
+        """Return what is absent, by its name with points, each with what the file has instead."""
+        # A column may be called as a field of another one is. Then it is the column.
+        return {".".join(path): words for path, words in sorted(self.absent, key=lambda each: -len(each[0]))}
 
 
 def read_pieces(
@@ -339,7 +364,7 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
             piece = _refused(_piece(batch, schema, {}, {}, batch.num_rows, lambda place: Original()), fault)
             bad = {record.position for record in piece.bad}
             original = partial(_parquet_original, batch, bad, first, piece.original)
-            yield replace(piece, original=original, absent=(*absent.items(),), lacks=(*absent,))
+            yield replace(piece, original=original).without(absent)
             first += batch.num_rows
     if first - 1 != parquet.metadata.num_rows:
         # pyarrow passes over rows of lists on some pages, and raises nothing.
@@ -492,7 +517,7 @@ def _text_pieces(
     blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions, timestamp: str = ""
 ) -> Iterator[Piece]:
     parse = json_parser(schema) if format == JSON else csv_parser(csv, b"", schema)[1] if csv.header == "none" else None
-    absent: dict[str, str] = {}
+    absent: dict[Path, str] = {}
     line = 1
     for block in blocks:
         end = line + block.count(b"\n")
@@ -505,7 +530,7 @@ def _text_pieces(
                     yield _bad_line(header.rstrip(b"\r"), end - block.count(b"\n") - 1, why, schema)
         if parse is not None:
             piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse)
-            yield piece if format == JSON else replace(piece, absent=(*absent.items(),), lacks=(*absent,))
+            yield piece if format == JSON else piece.without(absent)
         line = end
 
 
@@ -518,22 +543,30 @@ def _no_header(
     first: bytes, names: Sequence[str], schema: pa.Schema, csv: CsvOptions, parse: Parser, timestamp: str
 ) -> str:
     """Return why the first line of a CSV file is no header; "" if it may be one. Equal reasons have equal words."""
-    if not any(schema.names):
-        return ""  # All columns are in the names of its folders, and the only one that is left has no name.
+    if NO_COLUMN in schema:
+        return ""  # All columns are in the names of its folders.
     if csv.header == "position":
+        with suppress(Unfit):
+            if header_names(csv, first) == schema.names:
+                return ""  # A name may be a number, too.
         piece = _text_piece(first + b"\n", 1, CSV, schema, parse)
         if piece.bad:
             # A name does not fit its column, and has a field of its own.
             return "" if piece.bad[0].reason.startswith("column ") else f"its first line: {piece.bad[0].reason}"
         has_value = any(not piece.rows.column(field.name).null_count and not _is_text(field) for field in schema)
         return "its first line is a record, which header='position' passes over" if has_value else ""
-    if any(name and [name] != name.splitlines() and name not in schema.names for name in names):
+    others = [name for name in names if name and name not in schema.names and not _is_quoted(name, first, csv.quote)]
+    if any([name] != name.splitlines() for name in others):
         return "its first line goes on behind a line end that is not read as one"
     if {*schema.names}.isdisjoint(names):
         return "its first line names no column of the schema"
     if timestamp in schema.names and timestamp not in names:
         return f"its first line does not name the timestamp {timestamp!r}"
     return ""
+
+
+def _is_quoted(name: str, header: bytes, quote: str | None) -> bool:
+    return quote is not None and f"{quote}{name.replace(quote, 2 * quote)}{quote}".encode() in header
 
 
 def _is_text(field: pa.Field) -> bool:
@@ -592,8 +625,11 @@ def _parsed_piece(
         bad.update({first + i: str(why) for i, why in odd.items()})
         values.update({first + i: why.value for i, why in odd.items() if isinstance(why, Unfit)})
         rows = one_batch(table.to_batches(), table.schema)
-        if is_json and (others := misnamed(rows, text, starts[first:end] - offset)):
-            bad.update({first + i: reason for i, reason in others.items()})
+        if not is_json:
+            return rows
+        numbers = np.delete(np.arange(end - first), list(odd))
+        if others := misnamed(rows, text, starts[first:end] - offset, numbers):
+            bad.update({first + int(numbers[row]): reason for row, reason in others.items()})
             rows = rows.take(pa.array(np.delete(np.arange(rows.num_rows), [*others])))
         return rows
 
@@ -606,5 +642,4 @@ def _parsed_piece(
     if not is_json:
         return piece
     places = np.delete(np.arange(piece.count), [record.position for record in piece.bad])
-    absent = unseen(piece.rows, block, starts, places)
-    return replace(piece, absent=(*absent.items(),), lacks=(*absent,))
+    return piece.without(unseen(piece.rows, block, starts, places))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from persistent_state.sources.casts import is_list
+
+Path: TypeAlias = "tuple[str, ...]"
+"""The name of a column, and those of the fields of structs within it."""
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _NAMED = 8
@@ -44,31 +48,31 @@ def _decoded(text: str) -> str:
     return unquote(text, errors="surrogateescape")
 
 
-def absent_columns(there: Mapping[str, pa.DataType], wanted: Iterable[pa.Field], within: str = "") -> dict[str, str]:
+def absent_columns(there: Mapping[str, pa.DataType], wanted: Iterable[pa.Field], within: Path = ()) -> dict[Path, str]:
     """Return the columns, and fields of structs, that a file lacks, each with words on what the file has instead.
 
     Args:
         there: The columns of the file, and their types.
         wanted: The columns that are read.
-        within: The struct whose fields these are, and a point.
+        within: The struct whose fields these are.
 
     Example:
         >>> absent_columns({"K": pa.string()}, [pa.field("k", pa.string())])
-        {'k': ", but 'K'"}
+        {('k',): ", but 'K'"}
     """
-    found: dict[str, str] = {}
+    found: dict[Path, str] = {}
     for field in wanted:
-        name, type = within + field.name, field.type
+        path, type = (*within, field.name), field.type
         if field.name not in there:
-            found[name] = _instead(field.name, there)
+            found[path] = _instead(field.name, there)
             continue
         has = there[field.name]
         while is_list(type) and is_list(has):
             type, has = _held(type), _held(has)
         if pa.types.is_struct(type) and pa.types.is_struct(has):
-            inner = absent_columns({each.name: each.type for each in has}, type, f"{name}.")
-            if type.num_fields and all(f"{name}.{each.name}" in inner for each in type):
-                inner = {name: f", but one with the fields {listed([each.name for each in has])}"}
+            inner = absent_columns({each.name: each.type for each in has}, type, path)
+            if type.num_fields and all((*path, each.name) in inner for each in type):
+                inner = {path: f", but one with the fields {listed([each.name for each in has])}"}
             found |= inner
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
 from persistent_state.sources import BadRecord
 from persistent_state.sources.base import Chunk, Reach
+from persistent_state.sources.files import FileSource
 from persistent_state.store.log import Log
 from tests import core
 
@@ -124,6 +126,30 @@ def test_rows_that_lack_a_column_which_the_task_needs_step_aside_and_move_the_cl
     assert {reason for reason, _ in aside(found.sides)} <= {f"its file has no column {lacks!r}"}
     assert read.sightings.newest == {"p": 120}
     assert read.notes == {("", lacks): "No."}
+
+
+@pytest.mark.parametrize("files", [["ab"], ["a", "b"], ["b", "a"], ["aab", "b", "bb"]])
+def test_a_record_of_json_without_its_value_makes_no_update_whatever_stands_beside_it(
+    tmp_path: Path, files: list[str]
+) -> None:
+    lines = {"a": '{"ts": 110, "key": "a", "n": 1}\n', "b": '{"ts": 120, "key": "b"}\n'}
+    for i, records in enumerate(files):
+        (tmp_path / f"{i}.json").write_text("".join(lines[record] for record in records))
+    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA)
+    source.open([], {})
+    (split,) = source.splits({}, source.reach({}, True).ends, 1)
+    plan, basis = planned(Sums())
+    read, found = lifted(plan, basis, *source.read(split))
+    updates = [(row["key0"], row["value"]) for table in found.tables for row in table.to_pylist() if row["value"]]
+    assert (updates, aside(read.late), aside(found.sides)) == ([("a", 1)] * "".join(files).count("a"), [], [])
+    assert [*read.notes] == ([("", "n")] if any("a" not in records for records in files) else [])
+
+
+def test_records_that_have_members_of_their_own_need_a_key_all_the_same() -> None:
+    plan, basis = planned(Sums())
+    chunk = chunk_of([(110, None, 1), (120, None, None)], lacks=("key", "n"), has_members=True)
+    _, found = lifted(plan, basis, chunk)
+    assert aside(found.sides) == [("its file has no column 'key'", 0), ("its file has no column 'key'", 1)]
 
 
 def test_the_notes_of_a_chunk_without_rows_are_kept() -> None:

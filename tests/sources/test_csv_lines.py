@@ -218,6 +218,8 @@ def test_a_first_line_that_is_no_header_is_a_bad_row_itself(
     [
         ("ts,k,v\n", {}),
         ("x,ts\n", {}),
+        *[(f'ts,"a{end}""b{end}",k\n', {}) for end in "\x85\u2028\x0b\x0c\x1e"],
+        ("ts,|a\u2028b|\n", {"quote": "|"}),
         ("Time,Key,Value\n", {"header": "position"}),
         ("a,b,c\n", {"header": "position"}),
         (",,\n", {"header": "position"}),
@@ -235,6 +237,21 @@ def test_a_first_line_that_may_be_a_header_is_no_record(content: str, options: d
         timestamp="ts",  # type: ignore[arg-type]
     )
     assert [piece.count for piece in pieces if piece.count] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "is_header"),
+    [(b"k,2024\na,1\n", True), (b'"k","2024"\r\na,1\n', True), (b"k,2025\na,1\n", False), (b"2024,k\na,1\n", True)],
+)
+def test_names_of_the_schema_are_no_record_although_one_is_a_number(content: bytes, is_header: bool) -> None:
+    schema = pa.schema([("k", pa.string()), ("2024", pa.int64())])
+    rows, bad = read(content, schema, header="position")
+    assert (rows, [line for line, _ in bad]) == ([("a", 1)], [] if is_header else [1])
+
+
+@pytest.mark.parametrize("content", [b'"a\nb",k,v\n1,a,3\n', b'k,v,"a\r\nb"\r\na,1,2\r\n', b'k,"v', b'"\n'])
+def test_a_header_with_a_line_end_in_quotes_is_one_bad_row_that_says_so(content: bytes) -> None:
+    assert read(content) == ([], [(0, "unreadable file: a name in its header does not end on the first line")])
 
 
 @pytest.mark.parametrize("type", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())])

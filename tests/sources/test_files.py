@@ -270,6 +270,39 @@ class TestFormats:
         made.go_on_from(before.journal)
         assert made.schema == SCHEMA
 
+    @pytest.mark.parametrize("left", [("a.parquet", "b.parquet"), ("a.parquet",), ()])
+    def test_all_starts_have_the_schema_of_the_first_one_whatever_file_came_first_or_is_gone(
+        self, tmp_path: Path, left: Sequence[str]
+    ) -> None:
+        write(tmp_path, "b.parquet", table(0, 1))
+        made = source(tmp_path, schema=None)
+        # A start asks for the schema before it lists the files.
+        assert made.schema == SCHEMA
+        write(tmp_path, "a.parquet", table(1, 1).drop(["key"]))
+        before = Driver(lambda: made)
+        before.next()
+        assert [json.loads(line)["path"] for line in before.journal] == ["a.parquet", "b.parquet"]
+        for name in {"a.parquet", "b.parquet"}.difference(left):
+            (tmp_path / name).unlink()
+        asked, opened = source(tmp_path, schema=None), source(tmp_path, schema=None)
+        asked.go_on_from(before.journal)
+        opened.open(before.journal, {"": 2 * FILE})
+        assert asked.schema == opened.schema == pickle.loads(pickle.dumps(asked)).schema == SCHEMA
+
+    def test_a_journal_of_an_older_version_has_no_schema_and_gives_that_of_its_first_file(self, tmp_path: Path) -> None:
+        write(tmp_path, "b.parquet", table(0, 1))
+        before = Driver(lambda: source(tmp_path, schema=None))
+        before.next()
+        (line,) = map(json.loads, before.journal)
+        del line["schema"]
+        write(tmp_path, "a.parquet", table(1, 1).drop(["key"]))
+        again = source(tmp_path, schema=None)
+        again.go_on_from([json.dumps(line)])
+        assert again.schema == SCHEMA
+        given = Driver(lambda: source(tmp_path), [json.dumps(line)], start=FILE)
+        given.next()
+        assert "schema" not in given.journal[1]
+
     def test_the_schema_stays_that_of_the_first_file_that_was_read(self, tmp_path: Path) -> None:
         write(tmp_path, "b.parquet", table(0, 1))
         before = Driver(lambda: source(tmp_path, schema=None))

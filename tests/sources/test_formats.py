@@ -126,6 +126,18 @@ def test_zeros_behind_the_point_are_no_digits_of_a_decimal_of_json(written: str)
     assert json(["65504.0"], pa.decimal128(5, 0), f"[{written}]") == ["bad"]
 
 
+@pytest.mark.parametrize("written", ["{}", '"{}"'])
+@pytest.mark.parametrize(
+    ("type", "most"),
+    [(pa.decimal128(10, 2), 38), (pa.decimal128(38, 0), 38), (pa.decimal64(18, 2), 18), (pa.decimal256(50, 2), 50)],
+)
+def test_a_decimal_of_json_is_written_with_as_many_digits_as_the_page_says(
+    type: pa.DataType, most: int, written: str
+) -> None:
+    texts = ["1." + "0" * (most - 1), "1." + "0" * most, "0." + "0" * most, "0." + "0" * (most + 1)]
+    assert json(texts, type, written) == [1, "bad", 0, "bad"]
+
+
 def test_decimals_within_lists_and_records_of_json_are_looked_at_too() -> None:
     type = pa.struct([("b", pa.list_(TYPES[0]))])
     good, bad = '{{"b": [1, {}]}}', '{{"b": [1, 2e-99999999]}}'

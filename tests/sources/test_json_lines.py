@@ -145,12 +145,19 @@ def test_times_within_structs_and_lists_are_texts_as_those_of_columns_are() -> N
 
 @pytest.mark.parametrize("count", [1, 2, 40])
 @pytest.mark.parametrize(
-    "beside", [b'{"f": "x"}', b'{"f": 1} {"f": 2}', b"{", b"[1]", b'{"x": "\xff", "f": []}', b'{"x": 1e999, "f": 1}']
-)
+    "beside",
+    [
+        b'{"f": "x"}', b'{"f": 1} {"f": 2}', b"{", b"[1]", b'{"x": "\xff", "f": []}', b'{"x": 1e999, "f": 1}', b'{"F": 1}',
+        b'{"D": 1, "f": 2}',
+    ],
+)  # fmt: skip
 def test_a_line_is_read_beside_bad_ones_as_it_is_alone(beside: bytes, count: int) -> None:
     schema = pa.schema([("f", pa.float64()), ("d", pa.decimal128(10, 2))])
     deep = b'{"f": 1.5, "x": %b%b}' % (b"[" * 2_000, b"]" * 2_000)
-    lines = [b'{"f": Inf}', b'{"f": -Inf, "d": 1.50}', b'{"x": Inf, "f": 1}', b'{"x": Inf, "d": 1e-99999999}', deep]
+    lines = [
+        b'{"f": Inf}', b'{"f": -Inf, "d": 1.50}', b'{"x": Inf, "f": 1}', b'{"x": Inf, "d": 1e-99999999}', deep, b'{"F": 2}',
+        b'{"x": Inf, "F": 1}',
+    ]  # fmt: skip
     alone = [read([line], schema)[0] for line in [*lines, beside]]
     assert alone[0] == {"f": float("inf"), "d": None}
     assert read([*lines, *[beside] * count, *lines] * 2, schema) == [*alone[:-1], *alone[-1:] * count, *alone[:-1]] * 2
@@ -163,15 +170,48 @@ def test_an_infinite_number_is_one_where_it_is_written() -> None:
     ]  # fmt: skip
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text("ab\ud83dé\"\\", max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["k", "v", "s", "x"]), inner, max_size=3),
-    max_leaves=5,
+@pytest.mark.parametrize("name", [b"K", b" k", b"\\u004b", b"k\\u200b"])
+@pytest.mark.parametrize(
+    "unread",
+    [
+        b"Inf", b"-Inf", b"-NaN", b"[Inf, {}]", b"%b%b" % (b"[" * 3_000, b"]" * 3_000),
+        b"%b1%b" % (b'{"k": ' * 3_000, b"}" * 3_000), b'[Inf, {"k": "\\"k\\": 1"}, "k"]',
+    ],
+    ids=["Inf", "-Inf", "-NaN", "in an array", "arrays", "objects", "names elsewhere"],
 )  # fmt: skip
+def test_another_name_is_seen_in_a_line_that_pyarrow_reads_and_python_does_not(name: bytes, unread: bytes) -> None:
+    line = b'{"%b": "a", "x": %b, "v": 1}' % (name, unread)
+    other = json.loads(b'"%b"' % name)
+    assert read([line, b'{"k": null, "x": %b}' % unread, b'{"k": "b"}']) == [
+        f"column k is not in it, but {other!a}", {"k": None, "v": None}, {"k": "b", "v": None},
+    ]  # fmt: skip
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["k", "v", "s", "x"]), VALUES, max_size=4), min_size=1, max_size=5))
+def values(letters: str, names: list[str]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(letters, max_size=3),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(names), inner, max_size=3),
+        max_leaves=5,
+    )  # fmt: skip
+
+
+def records(letters: str, names: list[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
+    one = st.dictionaries(st.sampled_from(names), values(letters, names), max_size=4)
+    return st.lists(one, min_size=1, max_size=5)
+
+
+@given(records('k:{é"\\', ["k", "K", "v", "s", "\\", '"k":']), st.booleans())
+def test_a_member_that_python_does_not_read_changes_no_judgement(records: list[dict[str, Any]], is_ascii: bool) -> None:
+    schema = pa.schema([*SCHEMA, ("s", pa.struct({"k": pa.string(), "v": pa.int64()}))])
+    lines = [json.dumps({**record, "x": []}, ensure_ascii=is_ascii).encode() for record in records]
+    found = read([line.replace(b'"x": []', b'"x": Inf') for line in lines], schema)
+    for got, right in zip(found, read(lines, schema), strict=True):
+        # Of a value that does not fit, nothing names the column then.
+        assert got == right or (got == "not a JSON object" and right.startswith("column ") and "but" not in right)
+
+
+@given(records('ab\ud83dé"\\', ["k", "v", "s", "x"]))
 def test_members_that_are_read_decide_alone(records: list[dict[str, Any]]) -> None:
     schema = pa.schema([*SCHEMA, ("s", pa.struct({"k": pa.string(), "v": pa.int64()}))])
     found = read([json.dumps(record).encode() for record in records], schema)

@@ -80,6 +80,22 @@ class TestFolders:
         assert values(chunks, "key") == ["a"] * 3
         assert (bad(chunks), notes(chunks), [chunk.lacks for chunk in chunks]) == ([], {}, [()])
 
+    def test_no_member_of_json_is_taken_for_a_column_where_folders_have_all(self, tmp_path: Path) -> None:
+        lines = [
+            '{"": 1}',
+            '{" ": "x"}',
+            '{"\\u200b": []}',
+            '{"": {}, "x": Inf}',
+            "{}",
+            '{"key": 1}',
+            '{"KEY": 1}',
+            "[]",
+        ]
+        write(tmp_path, "ts=2026-01-01/key=a/a.json", "\n".join(lines))
+        chunks = read_all(tmp_path, schema=SCHEMA.remove(2))
+        assert values(chunks, "key") == ["a"] * 7
+        assert ([(place, why) for place, why, _ in bad(chunks)], notes(chunks)) == ([(7, "not a JSON object")], {})
+
     @pytest.mark.parametrize("header", ["name", "position", "none"])
     @pytest.mark.parametrize("text", ["x\n1\n2\n", '"",x\n0,1\n1,2\n', '""\n0\nb\n'])
     def test_a_csv_file_needs_no_column_where_its_folders_have_all(
@@ -119,10 +135,28 @@ class TestAbsent:
             "k": f"file={name!r} of FileSource({str(tmp_path)!r}) has no column 'k'{instead}: it is null there."
         }
 
+    @pytest.mark.parametrize("name", ["a.json", "a.parquet"])
+    @pytest.mark.parametrize("lacking", [["s.a"], ["a"], ["s.a", "a"], []])
+    def test_a_column_may_be_called_as_a_field_of_another_one_is(
+        self, tmp_path: Path, name: str, lacking: list[str]
+    ) -> None:
+        fields = {field: pa.array([1]) for field in ("a", "b") if field not in lacking}
+        inner = pa.StructArray.from_arrays([*fields.values()], [*fields])
+        rows = table(0, 1).append_column("s.a", pa.array(["x"])).append_column("s", inner)
+        write(tmp_path, name, rows.drop(["s.a"] if "s.a" in lacking else []))
+        schema = SCHEMA.append(pa.field("s.a", pa.string()))
+        schema = schema.append(pa.field("s", pa.struct({"a": pa.int64(), "b": pa.int64()})))
+        (chunk,) = read_all(tmp_path, schema=schema)
+        assert chunk.lacks == (("s.a",) if "s.a" in lacking else ())
+        assert [*chunk.notes] == (["s.a"] if lacking else [])
+        if lacking == ["s.a", "a"]:
+            # Of the two it is the column that is named.
+            assert "'key'" in chunk.notes["s.a"]
+
     def test_a_composed_name_is_not_the_decomposed_one(self) -> None:
         composed, decomposed = (unicodedata.normalize(form, "größe") for form in ("NFC", "NFD"))
         field = pa.field(composed, pa.string())
-        assert absent_columns({decomposed: pa.string()}, [field]) == {composed: r", but 'gro\u0308\xdfe'"}
+        assert absent_columns({decomposed: pa.string()}, [field]) == {(composed,): r", but 'gro\u0308\xdfe'"}
         assert absent_columns({composed: pa.string()}, [field]) == {}
 
     def test_a_struct_without_its_fields_is_absent_and_one_that_lacks_some_says_which(self) -> None:
@@ -130,13 +164,13 @@ class TestAbsent:
             {"s": pa.struct({"a": pa.int8(), "b": pa.int8()}), "l": pa.list_(pa.struct({"x": pa.int8()}))}
         )
         both = {"s": pa.struct({"x": pa.int8(), "y": pa.int8()}), "l": pa.list_(pa.struct({"x": pa.int8()}))}
-        assert absent_columns(both, wanted) == {"s": ", but one with the fields 'x', 'y'"}
+        assert absent_columns(both, wanted) == {("s",): ", but one with the fields 'x', 'y'"}
         some = {"s": pa.struct({"A": pa.int8(), "b": pa.int8()}), "l": pa.list_(pa.struct({"y": pa.int8()}))}
-        assert absent_columns(some, wanted) == {"s.a": ", but 'A'", "l": ", but one with the fields 'y'"}
+        assert absent_columns(some, wanted) == {("s", "a"): ", but 'A'", ("l",): ", but one with the fields 'y'"}
 
     def test_a_header_of_many_names_is_cut_in_the_note(self) -> None:
         many = {f"c{i}": pa.string() for i in range(1000)}
-        assert absent_columns(many, [pa.field("k", pa.string())])["k"].endswith("'c7' and 992 more")
+        assert absent_columns(many, [pa.field("k", pa.string())])[("k",)].endswith("'c7' and 992 more")
 
     def test_a_json_record_with_another_name_of_a_column_is_bad_by_itself(self, tmp_path: Path) -> None:
         lines = [
@@ -195,14 +229,21 @@ class TestAbsent:
             ("a.b", "A.B"),
             ("İx", "İX"),
             ("(?i)x", "(?I)x"),
+            ("strasse", "straße"),
+            ("STRASSE", "straẞe"),
+            ("file", "ﬁle"),
+            ("\u03b1\u03b9", "\u1fb3"),
+            ("a\u0323\u0301", "a\u0301\u0323"),
+            ("\u8c48", "\uf900"),
+            ("e\u0301\xe9", "\xe9e\u0301"),
         ],
     )
     @pytest.mark.parametrize("is_ascii", [False, True])
     def test_a_column_of_any_letters_is_found_under_another_name(
         self, tmp_path: Path, name: str, other: str, is_ascii: bool
     ) -> None:
-        records = [json.dumps({each: 1}, ensure_ascii=is_ascii) for each in (name, other, other.replace("x", "y"))]
-        write(tmp_path, "a.json", "\n".join(records))
+        records = [{name: 1}, {other: 1}, {other.replace("x", "y"): 1}, {other: 1, "deeper": {name: 1}}]
+        write(tmp_path, "a.json", "\n".join(json.dumps(each, ensure_ascii=is_ascii) for each in records))
         chunks = read_all(tmp_path, schema=pa.schema({"ts": SCHEMA.field("ts").type, name: pa.int64()}))
         assert values(chunks, name) == ([1, None] if "x" in other else [1])
 
@@ -289,7 +330,8 @@ class TestAbsent:
             assert (chunk.rows.num_rows, len(chunk.bad)) == (0, 3)
             return
         others = {"ts", "s", "l"} - {value[2]}
-        assert {*chunk.lacks} - others == {*instead}
+        assert {*chunk.notes} - others == {*instead}
+        assert {*chunk.lacks} - others == {column for column in instead if "." not in column}
         for column, words in instead.items():
             assert f"has no column {column!r}{words}: it is null there" in chunk.notes[column]
 

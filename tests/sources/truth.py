@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -273,7 +274,7 @@ def of_json(value: Value, type: pa.DataType) -> Value:
     if value is None:
         return None
     if pa.types.is_struct(type):
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or has_other_name(value, type):
             raise Misfit
         return {each.name: of_json(value.get(each.name), each.type) for each in type}
     if is_list(type):
@@ -290,6 +291,18 @@ def of_json(value: Value, type: pa.DataType) -> Value:
     if not is_number and (pa.types.is_integer(type) or pa.types.is_floating(type)):
         raise Misfit
     return read_as(str(value), type)
+
+
+def has_other_name(value: Mapping[str, Value], fields: pa.DataType) -> bool:
+    """Return whether an object has a field under another name only, by its case or by what can't be seen."""
+    names = [each.name for each in fields]
+    others = {seen(name) for name in value if name not in names}
+    return any(name not in value and seen(name) in others for name in names)
+
+
+def seen(name: str) -> str:
+    shown = unicodedata.normalize("NFC", "".join(each for each in name if unicodedata.category(each) != "Cf"))
+    return unicodedata.normalize("NFC", shown.casefold()).strip()
 
 
 # Names

@@ -16,6 +16,7 @@ import math
 import random
 import sys
 import tempfile
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -449,8 +450,11 @@ def csv_options(rng: random.Random) -> CsvOptions:
     )
 
 
-def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptions) -> WorldFile:
-    """Return a CSV file of a program that quotes as these options say. Some have no header, though the options say so."""
+def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptions, is_mild: bool = False) -> WorldFile:
+    """Return a CSV file of a program that quotes as these options say. Some have no header, though the options say so.
+
+    If it `is_mild`, the header of columns that go by position has their names.
+    """
     count = rng.choice([0, 1, 3, 8, 20])
     names = list(schema.names)
     is_headless = options.header == "name" and count > 0 and rng.random() < 0.2
@@ -482,7 +486,11 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
         if options.quote == '"' and options.null == ("",) and options.header != "none" and not is_headless:
             programs.append(by_pyarrow_csv)
     as_written = replace(options, header="none") if is_headless else options
-    content, is_quoted = rng.choice(programs)(rng, texts, as_written)
+    labels = (
+        rng.sample(LABELS, len(names)) if options.header == "position" and not is_mild and rng.random() < 0.3 else names
+    )
+    written_texts = dict(zip(labels, texts.values(), strict=True))
+    content, is_quoted = rng.choice(programs)(rng, written_texts, as_written)
 
     def field_of(text: str | None, type: pa.DataType) -> Value:
         if text is None or (text in options.null and not is_quoted(text)):
@@ -493,19 +501,23 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
 
     raw = [{each: texts[each][i] for each in names} for i in range(count)]
     rows = [row_of(each, schema, field_of) for each in raw]
-    header = row_of({each: each for each in names}, schema, field_of)
+    header = row_of(dict(zip(names, labels, strict=True)), schema, field_of)
     if is_headless:
         rows = [NO_HEADER, *([dict.fromkeys(schema.names)] * (count - 1))]
         raw[0] = dict.fromkeys(str(texts[each][0]) for each in names)
     elif options.header == "name" and schema.names[0] not in names:
         rows.insert(0, NO_HEADER)
-    elif options.header == "position" and isinstance(header, dict) and not all(map(is_text, schema.types)):
+    elif labels != names and isinstance(header, dict) and not all(map(is_text, schema.types)):
         rows.insert(0, NO_HEADER)  # Its names are values, too.
     if options.header == "name" and not raw:
         raw = [dict.fromkeys(names)]
     if cut is not None:
         return WorldFile(name, content, rows, f"line end in {cut}", len(rows) - count + cut, count - cut - 1, raw=raw)
     return WorldFile(name, content, rows, "", len(rows), raw=raw)
+
+
+LABELS = ["2024", "1", "0.5", "true", "2026-01-01", "12:00", "x"]
+"""What columns are called where they go by their position."""
 
 
 def csv_text(rng: random.Random, type: pa.DataType, options: CsvOptions) -> str | None:
@@ -589,21 +601,29 @@ def as_table(texts: dict[str, list[str | None]]) -> pa.Table:
     return pa.table({name: pa.array(column, pa.string()) for name, column in texts.items()})
 
 
-def json_file(rng: random.Random, name: str, schema: pa.Schema) -> WorldFile:
-    """Return a file of JSON objects, as Python, JavaScript or others write them."""
+def json_file(rng: random.Random, name: str, schema: pa.Schema, is_mild: bool = False) -> WorldFile:
+    """Return a file of JSON objects, as Python, JavaScript or others write them; `is_mild` leaves out what Spark reads not."""
     count = rng.choice([0, 1, 3, 8, 20])
     lines, rows, raw = [], [], []
     ascii, space = rng.random() < 0.5, rng.choice(["", " "])
     has_columns = [each for each in schema if rng.random() < 0.93]
     has_fields = rng.random() < 0.9
+    has_decimals = any(map(pa.types.is_decimal, leaves(schema.types)))
     for _ in range(count):
         values = {each.name: json_value(rng, each.type, has_fields) for each in has_columns if rng.random() < 0.93}
         values = {key: value for key, value in values.items() if value is not None or rng.random() < 0.7}
-        unused = rng.choices(UNUSED, k=rng.randrange(2))
+        if not is_mild and rng.random() < 0.1:
+            values = {key: with_other_name(rng, value) for key, value in values.items()}
+        row = row_of(values, schema, of_json)
+        by_python_too = is_mild or has_decimals or isinstance(row, Bad)
+        unused = rng.choices(UNUSED if by_python_too else [*UNUSED, *UNUSED_BY_PYTHON], k=rng.randrange(2))
         raw.append(values | dict.fromkeys(["unused"][: len(unused)]))
-        rows.append(row_of(values, schema, of_json))
         members = [(key, json_text(value, ascii, space)) for key, value in values.items()]
         members += [("unused", text) for text in unused]
+        if not is_mild and rng.random() < 0.05 and (other := other_name(rng, schema, values)):
+            members.append((other, rng.choice(["null", "1", '"a"'])))
+            row = Bad(words="column " if isinstance(row, Bad) else " is not in it, but ")
+        rows.append(row)
         rng.shuffle(members)
         line = (
             "{"
@@ -615,6 +635,31 @@ def json_file(rng: random.Random, name: str, schema: pa.Schema) -> WorldFile:
     return WorldFile(name, (end.join(lines) + end * (rng.random() < 0.8)).encode(), rows, "", count, raw=raw)
 
 
+def other_name(rng: random.Random, schema: pa.Schema, values: dict[str, Value]) -> str | None:
+    """Return another name of a column that a JSON record does not have; None if it has all."""
+    absent = [name for name in schema.names if name not in values]
+    others = [other for name in absent for other in (name.upper(), f" {name}", f"{name}\u200b", f"\ufeff{name} ")]
+    others += [unicodedata.normalize(form, name) for name in absent for form in ("NFC", "NFD")]
+    others = [other for other in others if other not in schema.names]
+    return rng.choice(others) if others else None
+
+
+def with_other_name(rng: random.Random, value: Value) -> Value:
+    """Return a value with another name of a field in one of its objects, if it has any."""
+    if isinstance(value, list) and value:
+        place = rng.randrange(len(value))
+        return [with_other_name(rng, each) if i == place else each for i, each in enumerate(value)]
+    if isinstance(value, dict) and value:
+        name = rng.choice([*value])
+        if isinstance(value[name], (dict, list)) and rng.random() < 0.5:
+            return {**value, name: with_other_name(rng, value[name])}
+        other = rng.choice([name.upper(), f" {name}", f"{name}\u200b", f"{name}x"])
+        return {other if each == name else each: inner for each, inner in value.items()}
+    return value
+
+
+UNUSED_BY_PYTHON = ["Inf", "-Inf", "-NaN", "[[Inf], {}]", "[" * 2_000 + "]" * 2_000]
+"""Values that pyarrow reads and Python does not. What is bad in such a line, or an odd decimal, is not named."""
 UNUSED = ["1e999", '"\\ud83d"', "null", "[1, {}]", '{"a": [null]}', "-0", '"\\u0000"', "1" * 50]
 
 
@@ -783,9 +828,10 @@ def misses(file: WorldFile, schema: pa.Schema, found: Found) -> Iterator[str]:
     else:
         there = names_of([raw for raw, record in zip(file.raw, found, strict=True) if not isinstance(record, str)])
     right = missing(there, names_in(schema)) if there else set()
-    for what, names in (("notes", found.notes), ("lacks", found.lacks)):
-        if names != right:
-            yield f"its {what} are of {names}, not of {right}"
+    columns = right.intersection(schema.names)
+    for what, names, wanted in (("notes", found.notes, right), ("lacks", found.lacks, columns)):
+        if names != wanted:
+            yield f"its {what} are of {names}, not of {wanted}"
 
 
 def differences(file: WorldFile, found: list[dict[str, Value] | str]) -> Iterator[str]:
@@ -869,7 +915,10 @@ def spark_world(rng: random.Random, format: str) -> World:
         csv = replace(csv, delimiter=";")  # Spark leaves lines of nothing but white space out.
     endings = [rng.choice([*CODECS][:3]) for _ in range(6)]
     names = [f"{i}.{format}{ending}" for i, ending in enumerate(endings)]
-    files = [csv_file(rng, name, schema, csv) if format == "csv" else json_file(rng, name, schema) for name in names]
+    files = [
+        csv_file(rng, name, schema, csv, True) if format == "csv" else json_file(rng, name, schema, True)
+        for name in names
+    ]
     files = [replace(file, content=CODECS[ending](file.content)) for file, ending in zip(files, endings, strict=True)]
     return World(schema, [file for file in files if not file.damage], {"csv": csv} if format == "csv" else {})
 
