@@ -230,6 +230,10 @@ class RecordingSink(Sink):
             StoreUnavailableError: The place does not answer now. It is asked again later.
         """
 
+    def records(self, task: str) -> frozenset[Hashable]:
+        """Name the records that this sink keeps, as `Sink.records` does: by default one, by the sink's `name`."""
+        return frozenset([self.name])
+
 
 class OfTimeline(Protocol):
     """A writer of one timeline, or the origin of what it writes."""

@@ -171,10 +171,11 @@ MIXED = pa.schema([
 GOOD = b'{"ts":"2026-01-01T00:00:30Z","k":"good","v":1}'
 MEMBERS = [
     b'"v":1', b'"v":"x"', b'"V":1', b'"v ":1', b'"\\u0056":1', b'"v":null,"V":1', b'"K":"a"', b'"k":5', b'"k":"a","k":"b"',
-    b'"k":"\\ud83d"', b'"k":"\\u0000"', b'"i":3000000000', b'"I":1', b'"day":"2026-01-01"', b'"day":5', b'"ts":"x"', b'"ts":null',
-    b'"TS":"2026-01-01"', b'"d":1.505', b'"d":1e5', b'"D":1', b'"g":{"c":"x"}', b'"g":{"C":"x"}', b'"g":{"c":"x","V":1}',
-    b'"g":{}', b'"g":"{}"', b'"g":null', b'"G":{}', b'"items":[]', b'"items":[{"sku":"a"},{"Sku":"b"}]', b'"items":[null,{"sku":1}]',
-    b'"items":[{},{}]', b'"x":1e999', b'"x":Inf', b'"x":{"v":1,"v":2}',
+    b'"k":"\\ud83d"', b'"k":"\\u0000"', b'"i":3000000000', b'"I":1', b'"day":"2026-01-01"', b'"day":5', b'"ts":"x"',
+    b'"ts":null', b'"TS":"2026-01-01"', b'"d":1.505', b'"d":1e5', b'"D":1', b'"g":{"c":"x"}', b'"g":{"C":"x"}',
+    b'"g":{"c":"x","V":1}',
+    b'"g":{}', b'"g":"{}"', b'"g":null', b'"G":{}', b'"items":[]', b'"items":[{"sku":"a"},{"Sku":"b"}]',
+    b'"items":[null,{"sku":1}]', b'"items":[{},{}]', b'"x":1e999', b'"x":Inf', b'"x":{"v":1,"v":2}',
 ]  # fmt: skip
 LINES = [
     GOOD, b"{}", b"{bad", b"[]", b"1", b"null", b"  ", GOOD + GOOD, GOOD + b" " + GOOD, GOOD + b" x", GOOD[:-1], b"\xff",
