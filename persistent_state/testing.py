@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from monoids.scalars import exact
 from persistent_state.application import Application
@@ -134,7 +135,8 @@ def run_local(
 
     Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
     Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
-    says it.
+    says it. A message that lacks the column of its source's timestamps has its timestamp there, if the source's schema has the
+    column. A task alone is given the columns that you write.
 
     Args:
         task: The task, or the application.
@@ -286,7 +288,8 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
                 )
             bounds = source.bounds if isinstance(source, TimeReplayableSource) else _NO_BOUNDS
             is_finite = isinstance(source, FileSource) and source.finite
-            local = _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite)
+            time = getattr(source, "timestamp", None), getattr(source, "timestamp_unit", None)
+            local = _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite, time=time)
             if pa.types.is_int64(local.schema.field(LOCAL_TIMESTAMP).type):
                 # They are microseconds, as a Message has them, and nobody could say so here.
                 local.timestamp_unit = "us"
@@ -513,6 +516,25 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
     return pa.array(stamps, pa.timestamp("us", "UTC") if kinds == {False} else pa.int64())
 
 
+def _with_times(
+    rows: pa.Table, messages: Sequence[Message], stamps: pa.Array[Any], column: str | None, unit: str | None
+) -> pa.Table:
+    """Return rows with the timestamps of their messages in this column, if it is one, where a message does not have it."""
+    place = rows.schema.get_field_index(column or "")
+    absent = [column not in message for message in messages]
+    if place < 0 or not any(absent):
+        return rows
+    type = rows.schema.field(place).type
+    times = stamps.cast(pa.int64()).cast(pa.timestamp("us"))
+    if pa.types.is_int64(type):
+        times = times.cast(pa.timestamp(unit or "us"), safe=False).cast(type)
+    elif pa.types.is_timestamp(type):
+        times = times.cast(type, safe=False)
+    else:
+        return rows
+    return rows.set_column(place, rows.schema.field(place), pc.if_else(pa.array(absent), times, rows.column(place)))
+
+
 class _Messages(TimeReplayableSource):
     """A source of messages in memory, as one partition."""
 
@@ -526,6 +548,7 @@ class _Messages(TimeReplayableSource):
         timestamp_unit: str | None = None,
         bounds: Bounds = _NO_BOUNDS,
         is_finite: bool = False,
+        time: tuple[str | None, str | None] = (None, None),
     ) -> None:
         if batch_size < 1:
             raise InvalidInputError(f"batch_size={batch_size}; a micro-batch holds at least one message.")
@@ -549,6 +572,7 @@ class _Messages(TimeReplayableSource):
             raise InvalidInputError(
                 f"the name of column {LOCAL_TIMESTAMP!r} of the messages is this package's own; rename it."
             )
+        rows = _with_times(rows, messages, stamps, *time)
         self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
         self._messages, self._batch_size = messages, batch_size
         self.timestamp_unit = timestamp_unit
