@@ -528,7 +528,7 @@ def _with_times(
     times = stamps.cast(pa.int64()).cast(pa.timestamp("us"))
     if pa.types.is_int64(type):
         times = times.cast(pa.timestamp(unit or "us"), safe=False).cast(type)
-    elif pa.types.is_timestamp(type):
+    elif pa.types.is_timestamp(type) or pa.types.is_date(type):
         times = times.cast(type, safe=False)
     else:
         return rows

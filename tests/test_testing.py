@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -993,6 +993,7 @@ class TestApplications:
     [
         ("timestamp", None, datetime(1970, 1, 1, 0, 1, 0, 5_000, timezone.utc)),
         ("bigint", None, MINUTE + 5_000), ("bigint", "ms", 60_005), ("bigint", "s", 60),
+        ("date", None, date(1970, 1, 1)),
     ],
 )  # fmt: skip
 def test_a_message_without_its_sources_timestamp_column_has_its_time_there(

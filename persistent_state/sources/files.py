@@ -50,7 +50,7 @@ from persistent_state.sources.listing import (
     microseconds,
     table_mark,
 )
-from persistent_state.sources.names import folder_column_twice, folder_columns, other_name
+from persistent_state.sources.names import folder_column_twice, folder_columns, listed, other_name
 from persistent_state.sources.schemas import AnySchema, arrow_schema, name_twice
 
 Split: TypeAlias = (
@@ -409,9 +409,19 @@ class FileSource(TimeReplayableSource):
                             originals=originals,
                             lacks=piece.lacks,
                             has_members=self._kind(path)[0] == formats.JSON,
-                            notes={name: self._note(path, name, words) for name, words in piece.instead.items()},
+                            notes=self._notes(path, piece),
                         )
                     position += piece.count
+
+    def _notes(self, path: str, piece: formats.Piece) -> dict[str, str]:
+        notes = {name: self._note(path, name, words) for name, words in piece.instead.items()}
+        if piece.misplaced:
+            columns = [name for name in self._record_schema().names if name not in folder_columns(path)]
+            notes[columns[0]] = (
+                f"file={path!r} of {self!r} has a first line that names {listed(piece.misplaced)}, and header='position' reads "
+                f"its columns as {listed(columns)}: leave header out to read them by their names."
+            )
+        return notes
 
     def _note(self, path: str, column: str, instead: str) -> str:
         """Return the sentence on a column that a file lacks, with the words `instead` on what the file has."""
@@ -729,7 +739,7 @@ class FileSource(TimeReplayableSource):
         lacks = tuple(
             name for name in piece.lacks if name in rows.schema.names and rows.column(name).null_count == rows.num_rows
         )
-        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks)
+        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks, piece.misplaced)
 
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
         """Return the format and the compression of a file. A format that is not read is named, too."""
