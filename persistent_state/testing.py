@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import uuid
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -516,6 +517,25 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
     return pa.array(stamps, pa.timestamp("us", "UTC") if kinds == {False} else pa.int64())
 
 
+def _misfit(messages: Sequence[Message], schema: pa.Schema | None) -> str:
+    """Return in words the first message whose value does not fit its column, or those before it; "" if there is none."""
+    for name in dict.fromkeys(itertools.chain(*messages)) if schema is None else schema.names:
+        type = None if schema is None else schema.field(name).type
+        values = [message.get(name) for message in messages]
+
+        def is_unfit(count: int, values: list[Any] = values, type: pa.DataType | None = type) -> bool:
+            try:
+                pa.array(values[:count] if type is None else [exact(value, type) for value in values[:count]], type)
+            except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
+                return True
+            return False
+
+        if is_unfit(len(values)):
+            place = bisect_left(range(len(values)), True, key=is_unfit) - 1
+            return f"message {place} has {name}={shortened(repr(values[place]))}: "
+    return ""
+
+
 def _with_times(
     rows: pa.Table, messages: Sequence[Message], stamps: pa.Array[Any], column: str | None, unit: str | None
 ) -> pa.Table:
@@ -566,7 +586,8 @@ class _Messages(TimeReplayableSource):
         except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
             columns = "" if schema is None else f" ({', '.join(f'{column.name}: {column.type}' for column in schema)})"
             raise InvalidInputError(
-                f"messages={len(messages)} are no rows of the same columns{columns}: {error}; correct values or schema."
+                f"messages={len(messages)} are no rows of the same columns{columns}: {_misfit(messages, schema)}{error}; "
+                "correct values or schema."
             ) from error
         if LOCAL_TIMESTAMP in rows.column_names:
             raise InvalidInputError(

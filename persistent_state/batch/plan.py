@@ -19,6 +19,7 @@ from persistent_state.ordered import OrderedPart, named
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
+from persistent_state.sources.base import TIMESTAMP_UNITS
 from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
 from persistent_state.sources.tasks import Changes, InOrder, TaskSource
 from persistent_state.state import KeptState
@@ -29,7 +30,6 @@ from persistent_state.windows import length
 KEEP, FAIL = "keep", "fail"
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-least-once", "at-most-once")
 
-TIMESTAMP_UNITS = ("s", "ms", "us", "ns")
 
 COLUMN = "_persistent_state_update_"
 """The beginning of the name of a column that holds the updates which Spark computed for a task."""
@@ -116,7 +116,7 @@ class Plan:
     def fitting(self) -> str:
         """The kind of updates that fit, in words."""
         if isinstance(self.task, OrderedPart):
-            return "a state or a row does not fit the types that the task says"
+            return "a state or a row does not fit the types that the task says; on_bad_row='fail' says the first that does not"
         monoid = self.layout.monoid
         of = f"; {monoid.name}(...).of(item) makes one of an item" if isinstance(monoid, Summary) else ""
         return f"{monoid.name} holds {monoid.type}{of}"

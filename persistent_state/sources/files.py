@@ -35,7 +35,7 @@ from persistent_state.errors import (
 from persistent_state.formatting import iso_time
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats, moves
-from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource, check_timestamp_unit
 from persistent_state.sources.casts import Unfit, leaves, plain_schema
 from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.listing import (
@@ -192,6 +192,7 @@ class FileSource(TimeReplayableSource):
         is_url = "://" in path or path.startswith("file:")
         self.path = path if is_url else os.path.abspath(os.path.expanduser(path))
         self.timestamp = timestamp
+        check_timestamp_unit(timestamp_unit)
         self.timestamp_unit = timestamp_unit
         self.channel = channel
         self.finite = finite

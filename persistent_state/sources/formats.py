@@ -160,6 +160,8 @@ def check_text(format: str, schema: pa.Schema) -> None:
         else:
             list(_text_pieces([b"{}\n"], format, schema, PLAIN_CSV))
     except pa.ArrowNotImplementedError as error:
+        if format == JSON and " to map<" in str(error):
+            raise InvalidInputError("A map can't be read from JSON: name the members in a struct.") from error
         raise InvalidInputError(
             f"the schema does not fit {format} files: {error}; read another type, and transform it."
         ) from error
