@@ -528,7 +528,7 @@ class InOrder(OrderedTask):
     [
         (lambda context: context.emit(n=1, timestamp=3), "the row gets 'timestamp' by itself; leave it out."),
         (lambda context: context.delete_timer("silent"), "was given a name for a time; write name='silent'."),
-        (lambda context: {"mesages": 1}, "unknown field 'mesages': value={'mesages': 1} does not fit struct<messages: int64, "),
+        (lambda context: {"message": 1}, "unknown field 'message': value={'message': 1} does not fit struct<messages: int64, "),
         (lambda context: {"more": {"m": 1}}, "field 'more': unknown field 'm': value={'m': 1} does not fit struct<n: int64>"),
     ],
 )  # fmt: skip
@@ -537,7 +537,7 @@ def test_what_an_ordered_task_does_wrong_is_named(act: Callable[[Context], Any],
 
 
 def test_what_does_not_fit_an_ordered_task_has_a_way_to_be_named(caplog: pytest.LogCaptureFixture) -> None:
-    run_local(InOrder(lambda context: {"mesages": 1}), MESSAGES)
+    run_local(InOrder(lambda context: {"message": 1}), MESSAGES)
     assert "on_bad_row='fail' says the first that does not" in caplog.text
 
 

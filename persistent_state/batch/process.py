@@ -234,10 +234,9 @@ class _Turn(Context):
             _check_name(name)
             self._wishes.append((False, None, name))
             return
-        if isinstance(timestamp, str):
-            raise InvalidInputError(
-                f"delete_timer({timestamp!r}) was given a name for a time; write name={timestamp!r}."
-            )
+        given: Any = timestamp
+        if isinstance(given, str):
+            raise InvalidInputError(f"delete_timer({given!r}) was given a name for a time; write name={given!r}.")
         timestamp = _time_of(timestamp, name, self.timestamp)
         # A time of long ago may be that of a timer that was called.
         if (unlikely := _unlikely(timestamp, self.timestamp)) and _meant(timestamp, self.timestamp):
