@@ -231,7 +231,14 @@ class RecordingSink(Sink):
         """
 
     def records(self, task: str) -> frozenset[Hashable]:
-        """Name the records that this sink keeps, as `Sink.records` does: by default one, by the sink's `name`."""
+        """Name the records that this sink keeps: by default one, its `name`, so that two sinks of one name are refused.
+
+        Args:
+            task: The task's name.
+
+        Returns:
+            The names, as `Sink.records` has them.
+        """
         return frozenset([self.name])
 
 

@@ -257,7 +257,7 @@ class TestAbsent:
         (chunk,) = read_all(tmp_path)
         assert chunk.lacks == ("ts", "value") == (*chunk.notes,)
         assert (
-            "has no column 'value' in any of 2 records, the first of which have 'key', 'values': it is null there"
+            "has no column 'value' in any of 2 good records, the first of which have 'key', 'values': it is null there"
             in chunk.notes["value"]
         )
 
@@ -310,7 +310,7 @@ class TestAbsent:
         ("value", "instead"),
         [
             ('{"s": {"x": 1, "y": 2}}', {"s": ", but one with the fields 'x', 'y'"}),
-            ('{"s": {"a": 1}}', {"s.b": " in any of 3 records, the first of which have 'a'"}),
+            ('{"s": {"a": 1}}', {"s.b": " in any of 3 good records, the first of which have 'a'"}),
             ('{"s": {"a": 1, "b": null}}', {}),
             ('{"s": {}}', {}),
             ('{"s": null}', {}),
@@ -373,7 +373,7 @@ class TestAbsent:
     def test_what_no_record_of_a_kafka_chunk_has_is_named_and_its_rows_count_as_before(self) -> None:
         decoder = Json("id string, n bigint")
         assert decoder.decode([b'{"n": 1, "user": {"id": "a"}}', None]).absent == {
-            "id": " in any of 2 records, the first of which have 'n', 'user'"
+            "id": " in any of 2 good records, the first of which have 'n', 'user'"
         }
         assert decoder.decode([None, b"{}"]).absent == {}
 
