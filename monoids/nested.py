@@ -158,8 +158,13 @@ class StructCodec(Codec[Any]):
 
     def fields(self, value: Any) -> Mapping[str, Any]:
         """Return a value's fields by name."""
-        if not isinstance(value, Mapping) or not self.parts.keys() >= value.keys():
-            raise self.refused_value(value, f"dictionaries with the keys {', '.join(self.parts)}")
+        taken = f"dictionaries with the keys {', '.join(self.parts)}"
+        if not isinstance(value, Mapping):
+            raise self.refused_value(value, taken)
+        unknown = [name for name in value if name not in self.parts]
+        if unknown:
+            with told_by(f"unknown field {unknown[0]!r}"):
+                raise self.refused_value(value, taken)
         return value
 
     def value(self, fields: tuple[Any, ...]) -> Any:

@@ -193,7 +193,9 @@ class OrderedPart(PersistentTask):
     sides: Mapping[str, str] = MappingProxyType({})
     hands_keys: bool = False
     keeps: str = "-"
-    fitting: ClassVar[str] = "a state or a row does not fit the types that the task says"
+    fitting: ClassVar[str] = (
+        "a state or a row does not fit the types that the task says; on_bad_row='fail' says the first that does not"
+    )
     without_updates: ClassVar[str] = (
         ", and process() has returned no state and emitted no row. Let it return the state that is to be kept"
     )

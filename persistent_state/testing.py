@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import uuid
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from monoids.scalars import exact
 from persistent_state.application import Application
@@ -134,7 +136,8 @@ def run_local(
 
     Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
     Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
-    says it.
+    says it. A message that lacks the column of its source's timestamps has its timestamp there, if the source's schema has the
+    column. A task alone is given the columns that you write.
 
     Args:
         task: The task, or the application.
@@ -286,7 +289,8 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
                 )
             bounds = source.bounds if isinstance(source, TimeReplayableSource) else _NO_BOUNDS
             is_finite = isinstance(source, FileSource) and source.finite
-            local = _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite)
+            time = getattr(source, "timestamp", None), getattr(source, "timestamp_unit", None)
+            local = _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite, time=time)
             if pa.types.is_int64(local.schema.field(LOCAL_TIMESTAMP).type):
                 # They are microseconds, as a Message has them, and nobody could say so here.
                 local.timestamp_unit = "us"
@@ -504,6 +508,44 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
     return pa.array(stamps, pa.timestamp("us", "UTC") if kinds == {False} else pa.int64())
 
 
+def _misfit(messages: Sequence[Message], schema: pa.Schema | None) -> str:
+    """Return in words the first message whose value does not fit its column, or those before it; "" if there is none."""
+    for name in dict.fromkeys(itertools.chain(*messages)) if schema is None else schema.names:
+        type = None if schema is None else schema.field(name).type
+        values = [message.get(name) for message in messages]
+
+        def is_unfit(count: int, values: list[Any] = values, type: pa.DataType | None = type) -> bool:
+            try:
+                pa.array(values[:count] if type is None else [exact(value, type) for value in values[:count]], type)
+            except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
+                return True
+            return False
+
+        if is_unfit(len(values)):
+            place = bisect_left(range(len(values)), True, key=is_unfit) - 1
+            return f"message {place} has {name}={shortened(repr(values[place]))}: "
+    return ""
+
+
+def _with_times(
+    rows: pa.Table, messages: Sequence[Message], stamps: pa.Array[Any], column: str | None, unit: str | None
+) -> pa.Table:
+    """Return rows with the timestamps of their messages in this column, if it is one, where a message does not have it."""
+    place = rows.schema.get_field_index(column or "")
+    absent = [column not in message for message in messages]
+    if place < 0 or not any(absent):
+        return rows
+    type = rows.schema.field(place).type
+    times = stamps.cast(pa.int64()).cast(pa.timestamp("us"))
+    if pa.types.is_int64(type):
+        times = times.cast(pa.timestamp(unit or "us"), safe=False).cast(type)
+    elif pa.types.is_timestamp(type) or pa.types.is_date(type):
+        times = times.cast(type, safe=False)
+    else:
+        return rows
+    return rows.set_column(place, rows.schema.field(place), pc.if_else(pa.array(absent), times, rows.column(place)))
+
+
 class _Messages(TimeReplayableSource):
     """A source of messages in memory, as one partition."""
 
@@ -517,6 +559,7 @@ class _Messages(TimeReplayableSource):
         timestamp_unit: str | None = None,
         bounds: Bounds = _NO_BOUNDS,
         is_finite: bool = False,
+        time: tuple[str | None, str | None] = (None, None),
     ) -> None:
         if batch_size < 1:
             raise InvalidInputError(f"batch_size={batch_size}; a micro-batch holds at least one message.")
@@ -534,12 +577,14 @@ class _Messages(TimeReplayableSource):
         except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
             columns = "" if schema is None else f" ({', '.join(f'{column.name}: {column.type}' for column in schema)})"
             raise InvalidInputError(
-                f"messages={len(messages)} are no rows of the same columns{columns}: {error}; correct values or schema."
+                f"messages={len(messages)} are no rows of the same columns{columns}: {_misfit(messages, schema)}{error}; "
+                "correct values or schema."
             ) from error
         if LOCAL_TIMESTAMP in rows.column_names:
             raise InvalidInputError(
                 f"the name of column {LOCAL_TIMESTAMP!r} of the messages is this package's own; rename it."
             )
+        rows = _with_times(rows, messages, stamps, *time)
         self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
         self._messages, self._batch_size = messages, batch_size
         self.timestamp_unit = timestamp_unit

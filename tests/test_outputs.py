@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,9 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.sinks import Sink
+from tests.page_code import run
 
+PAGE = Path(__file__).parents[1] / "docs" / "write-a-sink.md"
 SOURCE = FileSource("in", timestamp="ts")
 
 
@@ -109,3 +112,16 @@ def test_a_place_behind_a_link_is_the_same(tmp_path: Path) -> None:
     named = [ValuesAtClock(ParquetSink(tmp_path / name), name=name) for name in ("real", "link")]
     with pytest.raises(InvalidInputError, match="sink='link' writes to the place of task=Total, sink='real'"):
         Application("app", "store").add(Total(), SOURCE, named)
+
+
+@pytest.mark.parametrize("name", ["JsonLines", "Newest"])
+def test_a_place_of_the_sinks_of_the_guide_is_refused_to_a_second_task(name: str) -> None:
+    names: dict[str, Any] = {}
+    run(PAGE.read_text(encoding="utf-8").partition("## Test it")[0], names)
+    place = names[name]
+    app = Application("app", "store").add(Total(), SOURCE, place("out"))
+    with pytest.raises(
+        InvalidInputError, match=r"^task=More writes to the place of task=Total, .*; give each a place of its own"
+    ):
+        app.add(More(), SOURCE, place(f"{Path.cwd()}/in/../out"))
+    app.add(More(), SOURCE, place("other"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -860,7 +860,7 @@ class TestApplications:
     def test_columns_have_the_types_of_the_source(self) -> None:
         class Typed(Words):
             def process_message(self, state: PersistentState[Any], message: Message) -> None:
-                assert message["ts"] is None
+                assert message["ts"] == datetime(1970, 1, 1, 0, 0, 0, 1, timezone.utc)
                 state.update(message.timestamp, message["n"] or 0)
 
         source = FileSource("no/such/folder", timestamp="ts", schema="ts timestamp, word string, n int")
@@ -986,3 +986,22 @@ class TestApplications:
             InvalidInputError, match=r"^task=BySpark says its update in process_column, which needs Spark; "
         ):
             run_local(shops().add(BySpark(), files()), {"BySpark": said((1, "a"))})
+
+
+@pytest.mark.parametrize(
+    ("type", "unit", "shown"),
+    [
+        ("timestamp", None, datetime(1970, 1, 1, 0, 1, 0, 5_000, timezone.utc)),
+        ("bigint", None, MINUTE + 5_000), ("bigint", "ms", 60_005), ("bigint", "s", 60),
+        ("date", None, date(1970, 1, 1)),
+    ],
+)  # fmt: skip
+def test_a_message_without_its_sources_timestamp_column_has_its_time_there(
+    type: str, unit: str | None, shown: Any
+) -> None:
+    seen = Kept(List(pa.string()), lambda state, message: state.update(message.timestamp, [str(message["ts"])]))
+    source = FileSource("none/", timestamp="ts", schema=f"ts {type}, word string", timestamp_unit=unit)
+    app = Application("told", "memory://unused", checkpoint_interval="1 minute").add(seen, source)
+    for moment in (MINUTE + 5_000, datetime(1970, 1, 1, 0, 1, 0, 5_000)):
+        messages = [Message(moment, {"word": "a"}), Message(moment, {"word": "b", "ts": None})]
+        assert run_local(app, {"Kept": messages})["Kept"].state == {"a": [str(shown)], "b": ["None"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from persistent_state import (
     Changes,
     Context,
     FileSource,
+    KafkaSource,
     Message,
     NonWindowState,
     OrderedTask,
@@ -32,6 +34,7 @@ from persistent_state import (
 )
 from persistent_state.batch.update import _copied
 from persistent_state.cli.commands import main
+from persistent_state.kafka.decoders import Json
 from persistent_state.open_state import OpenApplication
 from persistent_state.store.files import open_files
 from persistent_state.windows import from_identity
@@ -506,3 +509,73 @@ def test_a_server_of_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsy
     assert [main([command, missing]) for command in ("serve", "verify")] == [2, 2]
     said = f"there is no application in store={missing}; look at its address."
     assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines() if line] == [said, said]
+
+
+class InOrder(OrderedTask):
+    key = "k"
+    state = pa.struct({"messages": pa.int64(), "more": pa.struct({"n": pa.int64()})})
+    emits = pa.schema([("n", pa.int64())])
+
+    def __init__(self, act: Callable[[Context], Any]) -> None:
+        self.act = act
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return self.act(context)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda context: context.emit(n=1, timestamp=3), "the row gets 'timestamp' by itself; leave it out."),
+        (lambda context: context.delete_timer("silent"), "was given a name for a time; write name='silent'."),
+        (lambda context: {"message": 1}, "unknown field 'message': value={'message': 1} does not fit struct<messages: int64, "),
+        (lambda context: {"more": {"m": 1}}, "field 'more': unknown field 'm': value={'m': 1} does not fit struct<n: int64>"),
+    ],
+)  # fmt: skip
+def test_what_an_ordered_task_does_wrong_is_named(act: Callable[[Context], Any], said: str) -> None:
+    assert said in problem(lambda: run_local(InOrder(act), MESSAGES, on_bad_row="fail"), TaskFailedError)
+
+
+def test_what_does_not_fit_an_ordered_task_has_a_way_to_be_named(caplog: pytest.LogCaptureFixture) -> None:
+    run_local(InOrder(lambda context: {"message": 1}), MESSAGES)
+    assert "on_bad_row='fail' says the first that does not" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "schema", "said"),
+    [
+        ([{"k": b"x", "v": 1}, {"k": b"y", "v": 1}, {"k": 5}], None, "message 2 has k=5: "),
+        ([{"k": "a", "n": {"a": 1}}, {"k": "b", "n": {"a": "x"}}], None, "message 1 has n={'a': 'x'}: "),
+        ([{"k": "a", "v": 1}, {"k": "b", "v": "x"}], "k string, v long", "message 1 has v='x': "),
+        ([{"k": "a"}, {"k": "b", "v": Decimal("1.5")}], "k string, v decimal(5, 0)", "message 1 has v=Decimal('1.5'): "),
+    ],
+)  # fmt: skip
+def test_the_message_whose_value_does_not_fit_its_column_is_named(
+    rows: list[Any], schema: str | None, said: str
+) -> None:
+    messages = [Message(1, row) for row in rows]
+    assert said in problem(lambda: run_local(Column(), messages, schema=schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (None, "key type=null cannot be a key: no value tells its type; give schema=, which says it."),
+        (pa.schema([("k", pa.uuid()), ("v", pa.int64())]),
+         "key type=extension<arrow.uuid> cannot be a key; give schema=, and say binary for it there."),
+    ],
+)  # fmt: skip
+def test_a_key_whose_type_the_schema_must_say_is_refused_with_what_to_say(schema: Any, said: str) -> None:
+    assert problem(lambda: run_local(Column(), [Message(1, {"k": None, "v": 1})], schema=schema)).endswith(said)
+
+
+def test_a_unit_of_timestamps_that_is_none_is_refused_where_it_is_written() -> None:
+    said = "timestamp_unit='sec'; say one of 's', 'ms', 'us', 'ns'."
+    assert problem(lambda: FileSource("a", timestamp="ts", timestamp_unit="sec")) == said
+    assert problem(lambda: KafkaSource("t", "a:1", timestamp_unit="sec")) == said
+
+
+@pytest.mark.parametrize("type", [pa.map_(pa.string(), pa.string()), pa.list_(pa.map_(pa.string(), pa.int64()))])
+def test_a_map_of_json_is_refused_with_what_is_read(type: pa.DataType) -> None:
+    said = "A map can't be read from JSON: name the members in a struct."
+    assert problem(lambda: Json(pa.schema([("m", type)])).schema) == said

@@ -18,6 +18,7 @@ from persistent_state.ordered import OrderedPart, named, part_of
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
+from persistent_state.sources.base import TIMESTAMP_UNITS
 from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
 from persistent_state.sources.tasks import TaskSource
 from persistent_state.state import KeptState
@@ -28,7 +29,6 @@ from persistent_state.windows import length
 KEEP, FAIL = "keep", "fail"
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-least-once", "at-most-once")
 
-TIMESTAMP_UNITS = ("s", "ms", "us", "ns")
 
 COLUMN = "_persistent_state_update_"
 """The beginning of the name of a column that holds the updates which Spark computed for a task."""

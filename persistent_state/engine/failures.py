@@ -105,6 +105,13 @@ def as_own_error(error: Exception, of: str) -> StateError:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, StateError):
             return kind(message.strip())
+    if "CONTEXT_ONLY_VALID_ON_DRIVER" in text:
+        modules = re.findall(r'File "([^"]+)", line \d+, in <module>', text)
+        which = f"the module {modules[-1]}" if modules else "a module of a task"
+        return InvalidInputError(
+            f"{of}: {which} makes a SparkSession when it is imported, which only the driver may: put that under "
+            "`if __name__ == '__main__':`."
+        )
     # A condition belongs to the next SQLSTATE, if there is no other condition between the two.
     conditions = re.findall(
         r"(\[[A-Z][A-Z0-9_.]+\] (?:(?!\[[A-Z][A-Z0-9_.]+\] ).)*?) SQLSTATE: (\w{5})", text, re.DOTALL

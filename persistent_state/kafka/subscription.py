@@ -25,7 +25,7 @@ from persistent_state.kafka.topics import (
     time_at,
     topic_of,
 )
-from persistent_state.sources.base import Reach
+from persistent_state.sources.base import Reach, check_timestamp_unit
 
 EARLIEST, LATEST = "earliest", "latest"
 COMMITTED = "read_committed"
@@ -103,6 +103,7 @@ class Subscription:
         self.topics: Sequence[str] | re.Pattern[str] = names if isinstance(names, re.Pattern) else sorted(set(names))
         self.bootstrap_servers = bootstrap_servers
         self.timestamp = timestamp
+        check_timestamp_unit(timestamp_unit)
         self.timestamp_unit = timestamp_unit
         self.starting_offsets = starting_offsets
         self.max_offsets_per_batch = max_offsets_per_batch

@@ -69,6 +69,10 @@ def normal_type(type: pa.DataType) -> pa.DataType:
         return pa.date32()
     if kind.is_decimal128(type):
         return pa.decimal128(38, type.scale)
+    if kind.is_null(type):
+        raise InvalidInputError("key type=null cannot be a key: no value tells its type; give schema=, which says it.")
+    if isinstance(type, pa.BaseExtensionType) and kind.is_fixed_size_binary(type.storage_type):
+        raise InvalidInputError(f"key type={type} cannot be a key; give schema=, and say binary for it there.")
     raise InvalidInputError(
         f"key type={type} cannot be a key; cast the column to a bool, integer, float, string, binary, date, timestamp"
         " or decimal128."

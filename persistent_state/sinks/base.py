@@ -243,6 +243,17 @@ class RecordingSink(Sink):
             StoreUnavailableError: The place does not answer now. It is asked again later.
         """
 
+    def records(self, task: str) -> frozenset[Hashable]:
+        """Name the records that this sink keeps: by default one, its `name`, so that two sinks of one name are refused.
+
+        Args:
+            task: The task's name.
+
+        Returns:
+            The names, as `Sink.records` has them.
+        """
+        return frozenset([self.name])
+
 
 def _write_frame(sink: Any, values: Values, clock: int) -> None:
     sink.write(values.to_spark(), clock)

@@ -19,6 +19,19 @@ from persistent_state.formatting import Clock, full_clock, read_clock
 _S = TypeVar("_S", bound="TimeReplayableSource")
 
 
+TIMESTAMP_UNITS = ("s", "ms", "us", "ns")
+
+
+def check_timestamp_unit(unit: str | None) -> None:
+    """Refuse a unit of integer timestamps that is not one.
+
+    Raises:
+        InvalidInputError: It is another.
+    """
+    if unit not in (None, *TIMESTAMP_UNITS):
+        raise InvalidInputError(f"timestamp_unit={unit!r}; say one of {', '.join(map(repr, TIMESTAMP_UNITS))}.")
+
+
 @dataclass(frozen=True)
 class BadRecord:
     """A record that could not be made a row.

@@ -53,7 +53,8 @@ class CsvOptions:
         delimiter: The character between two fields.
         quote: The character around a field that may hold delimiters; it is doubled within. None: there is none.
         escape: The character that takes its meaning from the one behind it; None: there is none.
-        encoding: The name by which Python knows the encoding, such as "cp1252" or "utf-16".
+        encoding: The name by which Python knows the encoding, such as "cp1252" or "utf-16". A file that begins with a byte
+            order mark of UTF-8 is UTF-8, unless the encoding has other bytes for ASCII, as UTF-16 has.
         decimal: The decimal mark of numbers in columns of floats and decimals, "." or ",".
         null: The texts that are null, unless they are quoted.
         header: "name": the first line names the columns. "position": the first line is passed over, and the columns are those
@@ -225,9 +226,19 @@ def _utf8(text: bytes) -> bytes:
 
 
 def _encoded(parts: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield a text of another encoding as UTF-8."""
+    """Yield a text of another encoding as UTF-8; if it begins with a byte order mark of UTF-8, it is UTF-8."""
+    parts, head = iter(parts), b""
+    for data in parts:
+        head += data
+        if len(head) >= len(codecs.BOM_UTF8):
+            break
+    # Where letters of ASCII are other bytes, as in UTF-16, the mark may be a text.
+    if head.startswith(codecs.BOM_UTF8) and "a".encode(encoding) == b"a":
+        yield head
+        yield from parts
+        return
     decoder = codecs.getincrementaldecoder(encoding)("persistent-state.no-text")
-    for data in chain(parts, [b""]):
+    for data in chain([head] if head else [], parts, [b""]):
         try:
             text = decoder.decode(data, not data)
         except UnicodeError as error:

@@ -35,7 +35,7 @@ from persistent_state.errors import (
 from persistent_state.formatting import iso_time
 from persistent_state.redact import shown, without_secrets
 from persistent_state.sources import formats, moves
-from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource, check_timestamp_unit
 from persistent_state.sources.casts import Unfit, leaves, plain_schema
 from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.listing import (
@@ -50,7 +50,7 @@ from persistent_state.sources.listing import (
     microseconds,
     table_mark,
 )
-from persistent_state.sources.names import folder_column_twice, folder_columns, other_name
+from persistent_state.sources.names import folder_column_twice, folder_columns, listed, other_name
 from persistent_state.sources.schemas import AnySchema, arrow_schema, name_twice
 
 Split: TypeAlias = (
@@ -192,6 +192,7 @@ class FileSource(TimeReplayableSource):
         is_url = "://" in path or path.startswith("file:")
         self.path = path if is_url else os.path.abspath(os.path.expanduser(path))
         self.timestamp = timestamp
+        check_timestamp_unit(timestamp_unit)
         self.timestamp_unit = timestamp_unit
         self.channel = channel
         self.finite = finite
@@ -409,9 +410,19 @@ class FileSource(TimeReplayableSource):
                             originals=originals,
                             lacks=piece.lacks,
                             has_members=self._kind(path)[0] == formats.JSON,
-                            notes={name: self._note(path, name, words) for name, words in piece.instead.items()},
+                            notes=self._notes(path, piece),
                         )
                     position += piece.count
+
+    def _notes(self, path: str, piece: formats.Piece) -> dict[str, str]:
+        notes = {name: self._note(path, name, words) for name, words in piece.instead.items()}
+        if piece.misplaced:
+            columns = [name for name in self._record_schema().names if name not in folder_columns(path)]
+            notes[columns[0]] = (
+                f"file={path!r} of {self!r} has a first line that names {listed(piece.misplaced)}, and header='position' reads "
+                f"its columns as {listed(columns)}: leave header out to read them by their names."
+            )
+        return notes
 
     def _note(self, path: str, column: str, instead: str) -> str:
         """Return the sentence on a column that a file lacks, with the words `instead` on what the file has."""
@@ -724,7 +735,7 @@ class FileSource(TimeReplayableSource):
         lacks = tuple(
             name for name in piece.lacks if name in rows.schema.names and rows.column(name).null_count == rows.num_rows
         )
-        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks)
+        return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks, piece.misplaced)
 
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:
         """Return the format and the compression of a file. A format that is not read is named, too."""

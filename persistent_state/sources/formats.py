@@ -90,7 +90,8 @@ class Piece:
     """`count` records that follow each other: the good ones as rows, the bad ones with their places among all.
 
     `original` gives the record at a place. `absent` has the paths of the columns, and of the fields of structs, that the
-    records lack, each with what their file has instead. `lacks` has the columns among them.
+    records lack, each with what their file has instead. `lacks` has the columns among them. `misplaced` has the names in the
+    first line of a CSV file, if columns go by position and the line has some of their names at other places.
     """
 
     rows: pa.RecordBatch
@@ -99,6 +100,7 @@ class Piece:
     original: Callable[[int], Original] = lambda place: Original()
     absent: tuple[tuple[Path, str], ...] = ()
     lacks: tuple[str, ...] = ()
+    misplaced: tuple[str, ...] = ()
 
     def without(self, absent: Mapping[Path, str]) -> Piece:
         """Return the same records, which lack these columns and fields."""
@@ -158,6 +160,8 @@ def check_text(format: str, schema: pa.Schema) -> None:
         else:
             list(_text_pieces([b"{}\n"], format, schema, PLAIN_CSV))
     except pa.ArrowNotImplementedError as error:
+        if format == JSON and " to map<" in str(error):
+            raise InvalidInputError("A map can't be read from JSON: name the members in a struct.") from error
         raise InvalidInputError(
             f"the schema does not fit {format} files: {error}; read another type, and transform it."
         ) from error
@@ -518,6 +522,7 @@ def _text_pieces(
 ) -> Iterator[Piece]:
     parse = json_parser(schema) if format == JSON else csv_parser(csv, b"", schema)[1] if csv.header == "none" else None
     absent: dict[Path, str] = {}
+    misplaced: tuple[str, ...] = ()
     line = 1
     for block in blocks:
         end = line + block.count(b"\n")
@@ -526,12 +531,22 @@ def _text_pieces(
             if header:
                 names, parse = csv_parser(csv, header, schema)
                 absent = absent_columns({name: pa.string() for name in names}, schema)
+                misplaced = _misplaced(header, schema.names, csv)
                 if why := _no_header(header, names, schema, csv, parse, timestamp):
                     yield _bad_line(header.rstrip(b"\r"), end - block.count(b"\n") - 1, why, schema)
         if parse is not None:
             piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse)
-            yield piece if format == JSON else piece.without(absent)
+            yield piece if format == JSON else replace(piece, misplaced=misplaced).without(absent)
         line = end
+
+
+def _misplaced(header: bytes, columns: list[str], csv: CsvOptions) -> tuple[str, ...]:
+    """Return the names in a first line that is passed over, if it has some of the columns at other places; else none."""
+    with suppress(Unfit):
+        names = header_names(csv, header) if csv.header == "position" else []
+        if any(name in columns and columns[i : i + 1] != [name] for i, name in enumerate(names)):
+            return tuple(names)
+    return ()
 
 
 def _bad_line(text: bytes, line: int, why: str, schema: pa.Schema) -> Piece:

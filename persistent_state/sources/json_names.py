@@ -97,7 +97,7 @@ def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: N
         if within and all((*within, name) in left for name in names):
             found[within] = f", but one with the fields {listed(there)}"
         else:
-            found[path] = f" in any of {len(lines):,} records, the first of which have {listed(there)}"
+            found[path] = f" in any of {len(lines):,} good records, the first of which have {listed(there)}"
     return found
 
 

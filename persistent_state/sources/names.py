@@ -91,7 +91,7 @@ def _instead(name: str, there: Iterable[str]) -> str:
     return f", but {alike[0]}" if alike else f", only {listed(names)}"
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return names for a sentence, the first few of them."""
     more = f" and {len(names) - _NAMED:,} more" if names[_NAMED:] else ""
     return ", ".join(map(repr, names[:_NAMED])) + more if names else "none"

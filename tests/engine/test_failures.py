@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 
 from persistent_state import InvalidInputError, StateError, TaskFailedError
 from persistent_state.engine import failures
+from persistent_state.engine.dataframe_source import update_column
 
 
 @pytest.mark.parametrize(("attempt", "is_row"), [(0, False), (2, False), (3, True)])
@@ -86,3 +87,27 @@ def test_a_process_that_did_not_connect_in_time_is_told_from_all_other_failures(
     # What a user's code says is no word of Spark.
     assert not failures.is_too_slow(TaskFailedError(f"process_message raised {text}"))
     assert not failures.may_pass(TaskFailedError("Python worker exited unexpectedly"))
+
+
+def test_a_module_that_makes_a_session_in_a_worker_is_named() -> None:
+    error = PySparkException(
+        'Job aborted: File "/app/main.py", line 3, in <module>\n  File "/app/tasks.py", line 4, in <module>\n'
+        "    spark = SparkSession.builder.getOrCreate()\npyspark.errors.exceptions.base.PySparkRuntimeError: "
+        "[CONTEXT_ONLY_VALID_ON_DRIVER] It appears that you are attempting to reference SparkContext from a broadcast variable."
+    )
+    made = failures.as_own_error(error, "application=app")
+    assert (type(made), str(made)) == (
+        InvalidInputError,
+        "application=app: the module /app/tasks.py makes a SparkSession when it is imported, which only the driver may: put "
+        "that under `if __name__ == '__main__':`.",
+    )
+
+
+def test_an_error_of_process_column_lists_the_columns() -> None:
+    def process_column(rows: Any) -> Any:
+        raise PySparkException("[UNRESOLVED_COLUMN] `costs` cannot be resolved.")
+
+    task: Any = SimpleNamespace(task_name="Turnover", process_column=process_column)
+    rows: Any = SimpleNamespace(columns=["shop", "cents"])
+    with pytest.raises(InvalidInputError, match=r"of rows with the columns shop, cents: \[UNRESOLVED_COLUMN\]"):
+        update_column(task, rows)

@@ -227,6 +227,6 @@ def test_a_column_that_no_record_of_a_chunk_has_is_named_and_its_rows_count() ->
     # A chunk of a replay has other records. So no row may stand aside for what its chunk lacks.
     assert (chunk.lacks, chunk.rows.num_rows) == ((), 2)
     assert chunk.notes == {
-        "s": f"topic='t' partition=0 of {source!r}, from offset 7, has no column 's' in any of 2 records, the first of which "
-        "have 'n', 'x': it is null there."
+        "s": f"topic='t' partition=0 of {source!r}, from offset 7, has no column 's' in any of 2 good records, the first of "
+        "which have 'n', 'x': it is null there."
     }

@@ -111,7 +111,7 @@ FLOAT = "which takes floats, and integers to 2**53, no NaN"
         (
             Struct(a=Sum()),
             {"b": 1},
-            "Struct: value={'b': 1} does not fit struct<a: int64>, which takes dictionaries with",
+            "Struct: unknown field 'b': value={'b': 1} does not fit struct<a: int64>, which takes dictionaries with",
         ),
         (
             Struct(a=Sum()),

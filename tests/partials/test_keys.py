@@ -280,7 +280,7 @@ def test_a_type_that_cannot_be_a_key_is_refused_by_name(type: Any) -> None:
     named = type.value_type if pa.types.is_dictionary(type) else type
     with pytest.raises(InvalidInputError) as refused:
         normalise(pa.nulls(1, type))
-    assert str(refused.value).startswith(f"key type={named} cannot be a key; cast the column to ")
+    assert str(refused.value).startswith(f"key type={named} cannot be a key")
 
 
 @pytest.mark.parametrize(

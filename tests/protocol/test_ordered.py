@@ -429,7 +429,7 @@ BAD, GOOD = Message(3, {"k": 1, "n": -1}), Message(4, {"k": 1, "n": 1})
 
 
 def test_a_bad_message_tells_where_it_came_from() -> None:
-    row = {"ts": None, "k": 1, "n": -1}
+    row = {"ts": 3, "k": 1, "n": -1}
     (aside,) = positive(SOURCE, [GOOD, BAD]).late
     assert aside["row"] == row
     assert (aside["reason"], aside["partition"], aside["channel"], aside["position"]) == (UNFIT, "", "", 1)

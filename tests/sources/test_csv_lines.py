@@ -108,6 +108,24 @@ def test_an_encoding_is_read_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPat
     assert read(content, schema, encoding=encoding) == ([("ü", 1), ("ñ", 2)], [])
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "ascii", "utf-8-sig", "UTF8", "gb18030"])
+@pytest.mark.parametrize("size", [3, 7, 1 << 20])
+def test_a_byte_order_mark_of_utf_8_wins_over_the_encoding(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, size: int
+) -> None:
+    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    schema = pa.schema([("größe", pa.string()), ("v", pa.int64())])
+    content = "\ufeffgröße,v\nKöln,1\nñ,2\n".encode()
+    assert read(content, schema, encoding=encoding) == ([("Köln", 1), ("ñ", 2)], [])
+    assert read(content + b"\xf6,3\n", schema, encoding=encoding)[1] == [(4, "column größe is not UTF-8")]
+
+
+def test_a_byte_order_mark_of_utf_8_is_a_text_where_letters_are_other_bytes() -> None:
+    first = b"\xef\xbb\xbf\xbf".decode("utf-16-le")
+    schema = pa.schema([(first, pa.string()), ("v", pa.int64())])
+    assert read(f"{first},v\na,1\n".encode("utf-16-le"), schema, encoding="utf-16-le") == ([("a", 1)], [])
+
+
 @pytest.mark.parametrize(("encoding", "broken"), [("cp1252", b"\x81"), ("utf-16-le", b"\x00\xd8"), ("ascii", b"\xe4")])
 def test_what_is_no_text_of_the_encoding_is_a_bad_row_and_no_other_text(encoding: str, broken: bytes) -> None:
     mark = "#".encode(encoding)

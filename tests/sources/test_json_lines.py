@@ -6,11 +6,12 @@ import io
 import json
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from persistent_state.kafka.decoders import Json
@@ -161,6 +162,48 @@ def test_a_line_is_read_beside_bad_ones_as_it_is_alone(beside: bytes, count: int
     alone = [read([line], schema)[0] for line in [*lines, beside]]
     assert alone[0] == {"f": float("inf"), "d": None}
     assert read([*lines, *[beside] * count, *lines] * 2, schema) == [*alone[:-1], *alone[-1:] * count, *alone[:-1]] * 2
+
+
+MIXED = pa.schema([
+    ("ts", UTC), ("k", pa.string()), ("v", pa.int64()), ("i", pa.int32()), ("day", pa.date32()), ("d", pa.decimal128(10, 2)),
+    ("g", pa.struct({"c": pa.string(), "v": pa.int64()})), ("items", pa.list_(pa.struct({"sku": pa.string()}))),
+])  # fmt: skip
+GOOD = b'{"ts":"2026-01-01T00:00:30Z","k":"good","v":1}'
+MEMBERS = [
+    b'"v":1', b'"v":"x"', b'"V":1', b'"v ":1', b'"\\u0056":1', b'"v":null,"V":1', b'"K":"a"', b'"k":5', b'"k":"a","k":"b"',
+    b'"k":"\\ud83d"', b'"k":"\\u0000"', b'"i":3000000000', b'"I":1', b'"day":"2026-01-01"', b'"day":5', b'"ts":"x"',
+    b'"ts":null', b'"TS":"2026-01-01"', b'"d":1.505', b'"d":1e5', b'"D":1', b'"g":{"c":"x"}', b'"g":{"C":"x"}',
+    b'"g":{"c":"x","V":1}',
+    b'"g":{}', b'"g":"{}"', b'"g":null', b'"G":{}', b'"items":[]', b'"items":[{"sku":"a"},{"Sku":"b"}]',
+    b'"items":[null,{"sku":1}]', b'"items":[{},{}]', b'"x":1e999', b'"x":Inf', b'"x":{"v":1,"v":2}',
+]  # fmt: skip
+LINES = [
+    GOOD, b"{}", b"{bad", b"[]", b"1", b"null", b"  ", GOOD + GOOD, GOOD + b" " + GOOD, GOOD + b" x", GOOD[:-1], b"\xff",
+    b" " + GOOD + b"\r", GOOD.replace(b"}", b',"x":"\xff"}'),
+]  # fmt: skip
+
+
+@cache
+def beside_a_good_line(line: bytes) -> Any:
+    good, found = read([GOOD, line], MIXED)
+    assert good["k"] == "good"
+    return found
+
+
+@given(
+    st.lists(
+        st.sampled_from(LINES)
+        | st.lists(st.sampled_from(MEMBERS), max_size=2).map(
+            lambda members: b'{"k":"a",%b}' % b",".join(members or [b'"v":2'])
+        ),
+        min_size=2,
+        max_size=20,
+    )
+)
+@example([b'{"v":"x"}', b'{"V":1}', b"{}"])
+@example([GOOD + GOOD, b'{"items":[{"Sku":"a"}]}', GOOD, b'{"ts":"x"}', b'{"g":{"C":"x"}}', GOOD])
+def test_what_a_line_is_does_not_depend_on_its_neighbours(lines: list[bytes]) -> None:
+    assert read([GOOD, *lines], MIXED)[1:] == [*map(beside_a_good_line, lines)]
 
 
 def test_an_infinite_number_is_one_where_it_is_written() -> None:

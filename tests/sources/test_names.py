@@ -257,7 +257,7 @@ class TestAbsent:
         (chunk,) = read_all(tmp_path)
         assert chunk.lacks == ("ts", "value") == (*chunk.notes,)
         assert (
-            "has no column 'value' in any of 2 records, the first of which have 'key', 'values': it is null there"
+            "has no column 'value' in any of 2 good records, the first of which have 'key', 'values': it is null there"
             in chunk.notes["value"]
         )
 
@@ -310,7 +310,7 @@ class TestAbsent:
         ("value", "instead"),
         [
             ('{"s": {"x": 1, "y": 2}}', {"s": ", but one with the fields 'x', 'y'"}),
-            ('{"s": {"a": 1}}', {"s.b": " in any of 3 records, the first of which have 'a'"}),
+            ('{"s": {"a": 1}}', {"s.b": " in any of 3 good records, the first of which have 'a'"}),
             ('{"s": {"a": 1, "b": null}}', {}),
             ('{"s": {}}', {}),
             ('{"s": null}', {}),
@@ -373,6 +373,37 @@ class TestAbsent:
     def test_what_no_record_of_a_kafka_chunk_has_is_named_and_its_rows_count_as_before(self) -> None:
         decoder = Json("id string, n bigint")
         assert decoder.decode([b'{"n": 1, "user": {"id": "a"}}', None]).absent == {
-            "id": " in any of 2 records, the first of which have 'n', 'user'"
+            "id": " in any of 2 good records, the first of which have 'n', 'user'"
         }
         assert decoder.decode([None, b"{}"]).absent == {}
+
+
+@pytest.mark.parametrize(
+    ("header", "is_warned"),
+    [
+        ("ts,value,key", True), ("ts,x,key", True), ("value,key,ts", True), ("key,key,value", True), ("ts,key,value", False),
+        ("Time,Key,Value", False), ('"ts","key","amount"', False), ("a,b,c", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("transform", [None, as_it_is])
+def test_a_header_that_is_passed_over_and_names_columns_at_other_places_is_named_once(
+    tmp_path: Path, header: str, is_warned: bool, transform: Any
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n2026-01-01,a,1\n2026-01-01,b,2\n")
+    chunks = read_all(tmp_path, csv=CsvOptions(header="position"), transform=transform)
+    assert (values(chunks, "key"), values(chunks), bad(chunks)) == (["a", "b"], [1, 2], [])
+    listed = ", ".join(map(repr, header.split(",")))
+    assert [note.partition(" has a ")[2] for chunk in chunks for note in chunk.notes.values()] == is_warned * [
+        f"first line that names {listed}, and header='position' reads its columns as 'ts', 'key', 'value': leave header out to "
+        "read them by their names."
+    ]
+    # By their names nothing is at a wrong place.
+    assert "leave header out" not in str(notes(read_all(tmp_path, csv=CsvOptions())))
+
+
+def test_columns_of_folders_have_no_place_in_a_header_that_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "key=a").mkdir()
+    for header, is_warned in (("ts,value", False), ("value,ts", True)):
+        (tmp_path / "key=a" / "a.csv").write_text(f"{header}\n2026-01-01,1\n")
+        (chunk,) = read_all(tmp_path, csv=CsvOptions(header="position"))
+        assert ["reads its columns as 'ts', 'value':" in note for note in chunk.notes.values()] == is_warned * [True]

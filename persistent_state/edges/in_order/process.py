@@ -21,6 +21,7 @@ from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.durations import UNITS
 from persistent_state.formatting import COARSER_UNITS, read_clock, show_clock
 from persistent_state.ordered import Context, OrderedTask, Timer, TimerTime
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.task import Message
 
 MOST_TIMERS = 100_000
@@ -207,6 +208,10 @@ class _Turn(Context):
                 f"{', or **{...} for a dictionary' if isinstance(unnamed[0], dict) else ''}."
             )
         if wrong := columns.keys() - emits.names:
+            if TIMESTAMP in wrong:
+                raise InvalidInputError(
+                    f"context.emit({TIMESTAMP}=...): the row gets {TIMESTAMP!r} by itself; leave it out."
+                )
             raise InvalidInputError(f"emits has no column {min(wrong)!r}, but {', '.join(emits.names)}; add it there.")
         try:
             row = self._program.as_row(columns)
@@ -229,6 +234,9 @@ class _Turn(Context):
             _check_name(name)
             self._wishes.append((False, None, name))
             return
+        given: Any = timestamp
+        if isinstance(given, str):
+            raise InvalidInputError(f"delete_timer({given!r}) was given a name for a time; write name={given!r}.")
         timestamp = _time_of(timestamp, name, self.timestamp)
         # A time of long ago may be that of a timer that was called.
         if (unlikely := _unlikely(timestamp, self.timestamp)) and _meant(timestamp, self.timestamp):
