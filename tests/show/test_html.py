@@ -31,6 +31,7 @@ from persistent_state import (
 )
 from persistent_state.kafka import Json
 from tests import core
+from tests.local_application import LocalApplication
 from tests.two_tasks import TwoTasks
 from tests.words import SCHEMA, Words
 
@@ -146,11 +147,10 @@ def test_names_are_text_and_no_html() -> None:
     name = "<script>alert('&amp;')</script>"
     files = core.memory()
     plan = core.plan_of(Words(name), SCHEMA, files=files, channel="word")
-    world = TwoTasks()
-    world.plans = {name: plan}
-    world.log = type(world.log)(files, "app")
+    world = LocalApplication({name: plan})
     world.start()
-    world.read(name, {"<i>": 25}, ["<i>"])
+    world.source(name).channels = {"<i>": False}
+    world.play(name, [(25_000_000, "<i>")])
     app = open_store(files.url).application("app")
     for page in (
         shown(app),
