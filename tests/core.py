@@ -20,7 +20,7 @@ from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol import commits, graph, rewind, takeover
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind import Choice
 from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.sinks.base import CLOCK

@@ -22,7 +22,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry

@@ -50,7 +50,7 @@ from persistent_state.partials import keys
 from persistent_state.partials.since import Since
 from persistent_state.protocol import rewind
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.naming import keep
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.state import KeptState

@@ -26,7 +26,8 @@ from persistent_state import (
 )
 from persistent_state.batch import compaction
 from persistent_state.event_time.clocks import Settings
-from persistent_state.protocol.commits import Keeping, close
+from persistent_state.protocol.commits import close
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.state import KeptState
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below

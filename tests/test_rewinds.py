@@ -41,7 +41,7 @@ from persistent_state.engine import rewinds
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.naming import keep
 from persistent_state.protocol.next_entry import amend
 from persistent_state.protocol.rewind_plan import OutputPlan, ReadAgain, made

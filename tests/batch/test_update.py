@@ -69,7 +69,8 @@ from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.partials import keys
 from persistent_state.partials.fold import fold_keys
-from persistent_state.protocol.commits import Keeping, close, plan_batch
+from persistent_state.protocol.commits import close, plan_batch
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store import late_rows
 from persistent_state.store import runs as runs_io

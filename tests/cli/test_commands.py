@@ -28,7 +28,7 @@ from persistent_state.cli.commands import main
 from persistent_state.event_time.durations import show_duration
 from persistent_state.formatting import read_clock, show_clock
 from persistent_state.partials.waiting import Rows
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.show.words import size
 from persistent_state.state import KeptState
 from persistent_state.store.files import open_files

@@ -23,7 +23,7 @@ from persistent_state import (
 )
 from persistent_state.edges import base
 from persistent_state.edges.base import Span
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk
 from persistent_state.store.log import Log
 from tests import core

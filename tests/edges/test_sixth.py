@@ -28,7 +28,7 @@ from persistent_state.edges.base import Edge, Span
 from persistent_state.edges.values import fields_of, rows_of, schema_of, shown
 from persistent_state.partials.layout import one_chunk
 from persistent_state.protocol import graph
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below

@@ -22,7 +22,8 @@ from persistent_state.engine.idle_source import IdleReader
 from persistent_state.engine.spark_versions import ReadMaxRows
 from persistent_state.errors import FencedError, StoreUnavailableError
 from persistent_state.event_time.clocks import Settings
-from persistent_state.protocol.commits import Keeping, close, plan_batch, wake
+from persistent_state.protocol.commits import close, plan_batch, wake
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log

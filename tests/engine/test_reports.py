@@ -19,7 +19,7 @@ from persistent_state.engine import reports as reports_module
 from persistent_state.engine.reports import EVERY, Reports, TaskReport
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.late_rows import LATE, NO_TIMESTAMP, UNFIT

@@ -19,7 +19,7 @@ from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import check_start
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals

@@ -33,7 +33,7 @@ from persistent_state.engine.store_source import StoreSource
 from persistent_state.engine.store_stream import MOST_CLOCKS, StoreStream
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core

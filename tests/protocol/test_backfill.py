@@ -31,7 +31,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, Timer
 from persistent_state.partials.since import Since
 from persistent_state.protocol import commits
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import LATE
 from persistent_state.store.state_at import seen_below

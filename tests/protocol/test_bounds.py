@@ -17,7 +17,7 @@ from persistent_state import Application, InvalidInputError, NonWindowState, Per
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.event_time.clocks import BEGINNING, END, Bounds
 from persistent_state.protocol import commits, holding
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import LATE, OUTSIDE

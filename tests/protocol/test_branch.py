@@ -15,7 +15,7 @@ from persistent_state.batch.plan import AT_LEAST_ONCE
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import branch, deliver
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, MemoryFiles

@@ -15,8 +15,9 @@ from persistent_state.batch.messages import Answers, Descriptor, Report, Sender,
 from persistent_state.event_time import clocks
 from persistent_state.protocol import commits
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping, shard_digests
+from persistent_state.protocol.commits import shard_digests
 from persistent_state.protocol.deliver import Giver
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Reach
 from persistent_state.store import late_rows, lists
 from persistent_state.store import runs as runs_io

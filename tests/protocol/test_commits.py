@@ -17,7 +17,8 @@ from persistent_state.errors import FencedError, StoreUnavailableError
 from persistent_state.event_time import clocks, positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits, global_clock
-from persistent_state.protocol.commits import Keeping, close
+from persistent_state.protocol.commits import close
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store import lists
 from persistent_state.store.flow_state import FlowProgress, FlowState, SourceState

@@ -11,7 +11,7 @@ import pytest
 from persistent_state import DamagedError, InvalidInputError, open_store, read_state, verify
 from persistent_state.batch.plan import AT_LEAST_ONCE
 from persistent_state.protocol import branch, naming, rewind
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import codec, kept_entries
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log

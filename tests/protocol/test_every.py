@@ -21,7 +21,7 @@ from persistent_state.edges.changes import Changes
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import graph
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
 from tests import core

@@ -26,7 +26,7 @@ from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.partials.evolve import misfits
 from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, evolution
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_state, state_at
 from persistent_state.task import Message

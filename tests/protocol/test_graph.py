@@ -31,7 +31,7 @@ from persistent_state.errors import DisagreementError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.state_at import seen_below

@@ -10,7 +10,7 @@ from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Settings
 from persistent_state.formatting import show_clock
 from persistent_state.protocol import commits, graph, holding
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.holding import BEHIND, READ, SILENT, STEP, UNHEARD, UNREAD, Holder
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import SourceState

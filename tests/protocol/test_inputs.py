@@ -30,7 +30,7 @@ from persistent_state.drive import local, turn
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs
 from persistent_state.protocol import commits, deliver, graph
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources import Reach
 from persistent_state.store import lists
 from tests import core

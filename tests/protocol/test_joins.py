@@ -41,7 +41,7 @@ from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import fold, newest, waiting
 from persistent_state.partials.since import Since
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.state_at import seen_below
 from persistent_state.task import parts_of as names

@@ -16,7 +16,7 @@ from persistent_state.errors import DamagedError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import naming
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import kept_entries
 from persistent_state.store.codec import to_bytes
 from persistent_state.store.entry import Kept

@@ -40,7 +40,7 @@ from persistent_state.ordered import Context, Timer
 from persistent_state.partials import fold
 from persistent_state.partials.since import Since
 from persistent_state.protocol import graph
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import blocks
 from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
 from persistent_state.store.named_files import ShardRuns

@@ -22,7 +22,7 @@ from persistent_state import (
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.protocol import deliver, rewind
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_state

@@ -19,8 +19,8 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.partials.since import Since
 from persistent_state.protocol import deliver, naming, rewind
-from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.next_entry import amend
 from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, OutputPlan
 from persistent_state.store.entry import Entry, Owed

@@ -15,7 +15,7 @@ from persistent_state import InvalidInputError, NonWindowState, NotThereError, P
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import commits, refusals
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.output_state import LEFT, RETIRED

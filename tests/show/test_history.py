@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from persistent_state import InvalidInputError, open_store
 from persistent_state.protocol import rewind
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from tests import core
 from tests.two_tasks import TwoTasks
 from tests.words import SCHEMA, Words

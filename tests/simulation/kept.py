@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.layout import Layout
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import kept_entries, late_rows
 from persistent_state.store.codec import from_bytes
 from persistent_state.store.entry import Entry, Kept

@@ -26,8 +26,8 @@ from persistent_state.drive.output_values import local_values
 from persistent_state.engine.places import Place
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
-from persistent_state.protocol.commits import Keeping
 from persistent_state.protocol.deliver import Due
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RETRACT
 from persistent_state.sinks.base import Origin, RecordingSink
 from persistent_state.sinks.delta import DeltaSink

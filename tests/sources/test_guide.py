@@ -13,7 +13,7 @@ from monoids import Sum
 from persistent_state import InvalidInputError, NonWindowState, PersistentTask
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import commits
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.log import Log
 from tests import core
 from tests.sentences import problem

@@ -23,7 +23,7 @@ from persistent_state import StateError, application
 from persistent_state.drive import backoff
 from persistent_state.engine import garbage
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log

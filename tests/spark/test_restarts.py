@@ -39,7 +39,7 @@ from persistent_state import (
 )
 from persistent_state.drive import backoff
 from persistent_state.engine import queries
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import kept_entries
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log

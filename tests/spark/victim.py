@@ -49,7 +49,7 @@ from persistent_state.drive import backoff
 from persistent_state.engine import garbage, micro_batch
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.files import Ages, BytesLike, Files, LocalFiles, Names
 from tests.spark import beside, pipeline, stream
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles

@@ -14,7 +14,7 @@ import pytest
 from monoids import Sum
 from persistent_state import DamagedError, NonWindowState, PersistentTask
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import log as logs
 from persistent_state.store.changes import Kind, Listed, Named, Numbered, Plain, Record
 from persistent_state.store.files import MemoryFiles

@@ -27,7 +27,7 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.event_time.clocks import Settings
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.naming import keep
 from persistent_state.store import blocks, codec, late_rows, lists
 from persistent_state.store.files import open_files

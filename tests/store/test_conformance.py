@@ -45,7 +45,8 @@ from persistent_state.cli.doctor.store import CLOCK, CREATE, STORE, check_store
 from persistent_state.errors import ExistsError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import branch
-from persistent_state.protocol.commits import Keeping, close
+from persistent_state.protocol.commits import close
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import blocks
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import Files, cache, open_files

@@ -14,7 +14,7 @@ from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import MOST_SPANS
-from persistent_state.protocol.commits import Keeping
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
