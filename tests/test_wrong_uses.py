@@ -577,5 +577,5 @@ def test_a_unit_of_timestamps_that_is_none_is_refused_where_it_is_written() -> N
 
 @pytest.mark.parametrize("type", [pa.map_(pa.string(), pa.string()), pa.list_(pa.map_(pa.string(), pa.int64()))])
 def test_a_map_of_json_is_refused_with_what_is_read(type: pa.DataType) -> None:
-    said = "A map can't be read from JSON: name the members in a struct."
+    said = f"column 'm' is {type}. A map can't be read from JSON: name the members in a struct."
     assert problem(lambda: Json(pa.schema([("m", type)])).schema) == said

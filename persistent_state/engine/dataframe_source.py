@@ -252,8 +252,8 @@ def update_column(task: PersistentTask, rows: DataFrame) -> Column:
     except PySparkException as error:
         where = places(error)
         raise InvalidInputError(
-            f"process_column of task={task.task_name} can't be worked out{where}, of rows with the columns "
-            f"{', '.join(rows.columns)}: {error}"
+            f"process_column of task={task.task_name} can't be worked out{where}: {str(error).rstrip('.')}. Its rows have the "
+            f"columns {', '.join(rows.columns)}."
         ) from error
     except Exception as error:
         raise InvalidInputError(f"process_column of task={task.task_name} raised {raised(error)}; fix it.") from error

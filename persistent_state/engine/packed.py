@@ -51,11 +51,12 @@ def packed_source(name: str, what: str, reader: DataSourceStreamReader, schema: 
                 except Exception as error:
                     from persistent_state.errors import InvalidInputError
 
-                    why = f"{type(error).__name__}: {error}"
-                    raise InvalidInputError(
-                        f"{what} can't be loaded by Spark's Python: {why}. Install what it imports where Spark runs Python, or "
-                        "let PYTHONPATH name the folder."
-                    ) from error
+                    why = f"{type(error).__name__}: {error}. Install what it imports where Spark runs Python, or let "
+                    why += "PYTHONPATH name the folder."
+                    if "CONTEXT_ONLY_VALID_ON_DRIVER" in str(error):
+                        why = "its module makes a SparkSession when it is imported: put that under "
+                        why += "`if __name__ == '__main__':`."
+                    raise InvalidInputError(f"{what} can't be loaded by Spark's Python: {why}") from error
             return self._reader
 
     class PackedSource(DataSource):

@@ -160,8 +160,10 @@ def check_text(format: str, schema: pa.Schema) -> None:
         else:
             list(_text_pieces([b"{}\n"], format, schema, PLAIN_CSV))
     except pa.ArrowNotImplementedError as error:
-        if format == JSON and " to map<" in str(error):
-            raise InvalidInputError("A map can't be read from JSON: name the members in a struct.") from error
+        if maps := [field for field in schema if format == JSON and "map<" in str(field.type)]:
+            raise InvalidInputError(
+                f"column {maps[0].name!r} is {maps[0].type}. A map can't be read from JSON: name the members in a struct."
+            ) from error
         raise InvalidInputError(
             f"the schema does not fit {format} files: {error}; read another type, and transform it."
         ) from error

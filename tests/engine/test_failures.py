@@ -109,5 +109,5 @@ def test_an_error_of_process_column_lists_the_columns() -> None:
 
     task: Any = SimpleNamespace(task_name="Turnover", process_column=process_column)
     rows: Any = SimpleNamespace(columns=["shop", "cents"])
-    with pytest.raises(InvalidInputError, match=r"of rows with the columns shop, cents: \[UNRESOLVED_COLUMN\]"):
+    with pytest.raises(InvalidInputError, match=r"resolved\. Its rows have the columns shop, cents\.$"):
         update_column(task, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import subprocess
 import sys
@@ -74,6 +75,24 @@ def test_what_can_not_be_loaded_is_a_sentence_with_its_cause(tmp_path: Path) -> 
     assert done.stderr.strip().endswith(
         "persistent_state.errors.InvalidInputError: task=Counts can't be loaded by Spark's Python: ModuleNotFoundError: "
         "No module named 'shop'. Install what it imports where Spark runs Python, or let PYTHONPATH name the folder."
+    )
+
+
+def test_a_module_that_makes_a_session_when_it_is_imported_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "till.py").write_text(
+        "import sys\nfrom pyspark.errors import PySparkRuntimeError\n"
+        "if 'pytest' not in sys.modules:\n"
+        "    raise PySparkRuntimeError(errorClass='CONTEXT_ONLY_VALID_ON_DRIVER', messageParameters={})\n"
+        "class Reader:\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    done = run(PASSES_ON + "reader.initialOffset()", kept(tmp_path, importlib.import_module("till").Reader()))
+    assert done.stderr.strip().endswith(
+        "persistent_state.errors.InvalidInputError: task=Counts can't be loaded by Spark's Python: its module makes a "
+        "SparkSession when it is imported: put that under `if __name__ == '__main__':`."
     )
 
 

@@ -372,7 +372,8 @@ def test_the_parts_of_an_ordered_task_are_told_as_the_task() -> None:
     # What a step makes is no message.
     assert report.note("Steps", 4, {UNFIT: 2}, 2 * EVERY) == (
         "task=Steps: 3 of 5 rows did not count: 2 'value does not fit' (a state or a row does not fit the types that the task "
-        "says), 1 'late' (they came after the clock had passed them; allowed_delay waits for longer). "
+        "says; on_bad_row='fail' says the first that does not), "
+        "1 'late' (they came after the clock had passed them; allowed_delay waits for longer). "
         f"{SEE.format('Steps')}{STOP}"
     )
     assert report.end(entry, is_whole=False)[1].startswith("task=Steps: 5 messages read.")
