@@ -104,6 +104,11 @@ class LocalValues:
     Attributes:
         schema: The columns of the rows.
         readers: One for each part. Each returns batches with these columns.
+
+    Example:
+        >>> table = pa.table({"value": [1, 2]})
+        >>> LocalValues(table.schema, [table.to_batches]).map_parts(lambda part, batches: next(batches)["value"].to_pylist())
+        [[1, 2]]
     """
 
     schema: pa.Schema
@@ -132,7 +137,13 @@ class LocalValues:
     def map_parts(
         self, function: OfPart[Result], *, parts: int | None = None, by: Sequence[str] | None = None
     ) -> list[Result]:
-        """Call a function for one part after the other, as `Values.map_parts` does. With `by` all rows are held in memory."""
+        """Call a function for one part after the other, as `Values.map_parts` does. With `by` all rows are held in memory.
+
+        Args:
+            function: Called as function(part, batches).
+            parts: The most parts; by default one for each reader.
+            by: Columns of a key, if rows with the same key must come to the same part.
+        """
         if by is not None:
             rows: list[list[pa.RecordBatch]] = [[] for _ in range(count_of_parts(parts, by))]
             for batch in self.batches():
@@ -150,7 +161,9 @@ class LocalValues:
         Raises:
             InvalidInputError: Always.
         """
-        raise InvalidInputError("these values are read without Spark; read batches(), or use map_parts().")
+        raise InvalidInputError(
+            f"the values with columns={self.schema.names} are read without Spark; read batches(), or use map_parts()."
+        )
 
 
 def with_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:

@@ -44,7 +44,11 @@ class TaskSource(ABC):
         return None
 
     def read_by(self, application: str) -> TaskSource:
-        """Return the source as an application of this name reads it."""
+        """Return the source as an application of this name reads it.
+
+        Args:
+            application: The application's name.
+        """
         return self
 
     @property

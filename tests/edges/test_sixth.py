@@ -27,12 +27,11 @@ from persistent_state.batch.plan import Plan
 from persistent_state.edges.base import Edge, Span
 from persistent_state.edges.values import fields_of, rows_of, schema_of, shown
 from persistent_state.partials.layout import one_chunk
-from persistent_state.protocol import graph
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk
-from persistent_state.store.log import Log
 from persistent_state.store.state_at import seen_below
 from tests import core
+from tests.local_application import LocalApplication
 
 HOUR = 3_600_000_000
 MINUTE = HOUR // 60
@@ -131,22 +130,15 @@ def test_a_task_may_be_fed_in_a_sixth_way(batch_size: int) -> None:
 
 
 def test_the_core_reads_it_step_by_step_from_all_shards() -> None:
-    plans = planned(Hourly("PerShop"))
-    log, sold = Log(plans["PerShop"].files, "app"), sales(0)
-    core.start(log, [*plans.values()])
+    played, sold = LocalApplication(planned(Hourly("PerShop")), keeping=Keeping(100, 0), parts=2), sales(0)
+    played.start()
     for begin in range(0, len(sold), 6):
-        rows = pa.RecordBatch.from_pylist(sold[begin : begin + 6], SALES)
-        core.play(log, plans["PerShop"], rows, parts=2, keeping=Keeping(100, 0))
-        while due := graph.due(core.newest(log)):
-            core.step(log, plans, due[0], Keeping(100, 0))
-    core.play(log, plans["PerShop"], pa.RecordBatch.from_pylist([{**sold[-1], "ts": 6 * HOUR}], SALES))
-    while due := graph.due(core.newest(log)):
-        core.step(log, plans, due[0])
-    newest = core.newest(log)
-    assert newest.clock == 6 * HOUR
-    assert core.state_at(newest, plans["ByTheHour"], 6 * HOUR) == {
-        (shop,): values for shop, values in by_the_hour(sold, 6).items()
-    }
+        played.play("PerShop", [tuple(sale.values()) for sale in sold[begin : begin + 6]])
+        played.steps()
+    played.play("PerShop", [(6 * HOUR, 0, 1)])
+    played.steps()
+    assert played.clock == 6 * HOUR
+    assert played.state("ByTheHour") == {(shop,): values for shop, values in by_the_hour(sold, 6).items()}
 
 
 def planned(source: Edge) -> dict[str, Plan]:
@@ -157,18 +149,17 @@ def planned(source: Edge) -> dict[str, Plan]:
 
 def test_it_is_named_where_it_is_refused() -> None:
     before, now = planned(Changes("PerShop", every="1 hour")), planned(Hourly("PerShop"))
-    log = Log(before["PerShop"].files, "app")
-    core.start(log, [*before.values()])
+    played = LocalApplication(before)
+    played.start()
     for at in (1, 2 * HOUR + 1):
-        core.play(log, before["PerShop"], pa.RecordBatch.from_pylist([{"ts": at, "shop": 1, "amount": 1}], SALES))
-        while due := graph.due(core.newest(log)):
-            core.step(log, before, due[0])
+        played.play("PerShop", [(at, 1, 1)])
+        played.steps()
     with pytest.raises(
         InvalidInputError,
         match=r'task=ByTheHour can\'t go on, as it was fed by Changes\("PerShop", every="1 hour"\) when the store was '
         r'written, and is fed by Hourly\("PerShop"\) now, .* and it loses what it has and begins with the values of PerShop '
         r"at each hour after clock=1970-01-01T02:00:00Z",
     ):
-        core.start(log, [replace(plan, files=log.files) for plan in now.values()])
+        played.start(*(replace(plan, files=played.files) for plan in now.values()))
     with pytest.raises(InvalidInputError, match=r"an ordered task feeds others .*; give it Emitted\('Rule'\)\."):
         run_local(application(Hourly("Rule"), Rule()), {"Rule": [Message(1, {"shop": 1, "amount": 1})]})
