@@ -114,8 +114,10 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
                 records = pa.ipc.open_stream(batch.column(_ORIGINALS)[end - 1].as_buffer()).read_all()
                 originals = {partition: partial(_looked_up, records)}
             elif are_notes:
-                notes, lacks = pickle.loads(batch.column(_HEADER)[begin].as_py())
-                yield Chunk(partition, 0, rows.slice(0, 0), at=positions[:0], notes=notes)
+                # Of pieces without rows, several come next to each other.
+                for header in batch.column(_HEADER).slice(begin, end - begin).to_pylist():
+                    notes, lacks = pickle.loads(header)
+                    yield Chunk(partition, 0, rows.slice(0, 0), at=positions[:0], notes=notes)
             elif is_bad:
                 reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
                 bad = tuple(BadRecord(*record) for record in zip(at.tolist(), reasons, strict=True))

@@ -28,6 +28,7 @@ from persistent_state.formatting import shortened
 from persistent_state.protocol import commits
 from persistent_state.sources import formats
 from persistent_state.sources.base import Chunk, TimeReplayableSource
+from persistent_state.sources.formats import one_batch
 from persistent_state.store import late_rows
 from persistent_state.store.log import Log
 from persistent_state.store.runs import write_table
@@ -88,10 +89,10 @@ def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
 
 
 def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split: Any) -> Iterator[Chunk]:
-    """The chunks of a split after Spark was handed their rows, and has cut them up elsewhere."""
-    batches = RowReader(alone(plan), source, 1, 1, {}, 1).read(InputPartition(Part(0, 1, basis, split)))
-    next(batches)
-    cut = [batch.slice(first, 3) for batch in batches for first in range(0, batch.num_rows, 3)]
+    """The chunks of a split after Spark was handed their rows, has joined them, and has cut them up elsewhere."""
+    header, *batches = RowReader(alone(plan), source, 1, 1, {}, 1).read(InputPartition(Part(0, 1, basis, split)))
+    whole = one_batch(batches, header.schema)
+    cut = [whole.slice(first, 7) for first in range(0, whole.num_rows, 7)]
     return _replaced((batch.append_column(plan.column, batch.column("n")) for batch in cut), alone(plan))
 
 
@@ -130,6 +131,23 @@ def test_what_a_file_lacks_is_noted_however_its_rows_come(tmp_path: Path, task: 
     ]
     assert [table["reason"].to_pylist() for table in blob.late] == [["column ts is not timestamp[us, tz=UTC]"]]
     assert report.counts["messages"] == 1
+
+
+@pytest.mark.parametrize("task", [Total(), Said()])
+def test_what_a_file_without_rows_lacks_bears_on_no_other(tmp_path: Path, task: PersistentTask) -> None:
+    (tmp_path / "a.csv").write_text("ts,n\n")
+    (tmp_path / "b.csv").write_text(f"ts,n,k\n{ON_TIME},1,x\n")
+    schema, task.key = SCHEMA.append(pa.field("k", pa.string())), "k"
+    source, plan = FileSource(tmp_path, timestamp="ts", schema=schema), plan_of(task, schema)
+    entry = start(Log(plan.files, plan.application), [plan])
+    source.open([], {})
+    reach = source.reach({}, everything=True)
+    basis = replace(commits.plan_batch(entry, alone(plan), reach, 0), now=2 * CLOCK)
+    (split,) = source.splits({}, reach.ends, 1)
+    chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
+    (blob,), _ = combine(alone(plan), basis, 0, 1, chunks)
+    assert (blob.late, blob.of(plan.name).sides) == ((), ())
+    assert sum(table.num_rows for table in blob.of(plan.name).tables) == 1
 
 
 @pytest.mark.parametrize("task", [Total(), Said()])
