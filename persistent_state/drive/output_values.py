@@ -19,7 +19,7 @@ ROWS_OF_A_PART = 50_000
 """The number of rows of an output for which one more part pays."""
 
 ROWS = 10_000
-"""The largest number of rows in an Arrow batch; a batch of large rows has fewer."""
+"""The largest number of rows in an Arrow batch."""
 
 
 def local_values(state: StateAt, plan: Plan, schema: pa.Schema) -> LocalValues:

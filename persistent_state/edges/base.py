@@ -53,11 +53,17 @@ class Edge(TaskSource):
     def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
         """Yield what a shard of a task gives between two clocks.
 
+        Runs may be rewritten and deleted meanwhile. So open all of them before the first chunk is given, as `open_runs` and
+        `seen_below` do. If one is gone, all is read again from the newest runs.
+
         Args:
             plan: The plan of the task that gives.
             fed: The plan of the task that is fed.
             span: The runs of the shard, and the clocks.
             name: The partition that the rows are of.
+
+        Raises:
+            FileNotFoundError: A run is gone.
         """
 
     @abstractmethod
@@ -255,13 +261,16 @@ def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
         FencedError: A file is gone, and a newer driver owns the application.
     """
     plan = fed.feeders[input]
-    partition = named(input, plan.name)
+    partition, given = named(input, plan.name), False
     try:
-        # All files that others may rewrite are open before the first chunk comes. States of an ordered task are opened slice by
-        # slice, and nothing rewrites them but the step itself.
-        chunks = span.edge.read(plan, fed, span, partition)
-        yield from (replace(chunk, input=input) for chunk in chunks)
+        # States of an ordered task are opened slice by slice, and nothing rewrites them but the step itself.
+        for chunk in span.edge.read(plan, fed, span, partition):
+            given = True
+            yield replace(chunk, input=input)
     except FileNotFoundError:
+        if given:
+            # What was given would be given again.
+            raise
         # The runs were rewritten, and collected. The clocks are kept apart in the new ones, so these give the same.
         with runs_io.named_by_newest():
             chunks = span.edge.read(plan, fed, _with_newest_runs(fed, plan, span), partition)

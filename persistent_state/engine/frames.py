@@ -1,4 +1,4 @@
-"""Return what a store holds as DataFrames. Executors read the files, and only their names go through the driver."""
+"""Return what a store holds as DataFrames or as values. Executors read the files; only their names go through the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from persistent_state.store.state_at import StateAt
 NO_SINK = "leave the sink out"
 
 BYTES = 64 << 20
-"""About the largest number of bytes in such a batch."""
+"""About the largest number of bytes in a batch that an executor reads."""
 
 
 def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> SparkValues:

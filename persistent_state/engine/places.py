@@ -1,4 +1,4 @@
-"""The sink of one output as the library opens it and takes it back. To write to it takes Spark, and is the delivery's."""
+"""The sink of one output as the library opens it and takes it back. The delivery writes to it."""
 
 from __future__ import annotations
 

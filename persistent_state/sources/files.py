@@ -109,9 +109,9 @@ class FileSource(TimeReplayableSource):
 
     In CSV and JSON a line is a record, so that quoted fields hold no line ends. An empty field of CSV is null, a quoted empty
     field is "". Timestamps are ISO 8601, in UTC if they have no zone. Times that are finer than the schema are cut; no other
-    value changes without a word. A column that a file lacks is null, with a warning; where it is a task's key or value, the
-    rows are bad ones. A record that can't
-    be decoded or does not fit the schema is a bad record by itself; the unreadable rest of a damaged file is one bad record.
+    value changes without a word. A column that a file lacks is null, with a warning. Where it is a task's key, or its value in
+    a file that is not JSON, the rows are bad ones. A record that can't be decoded or does not fit the schema is a bad record by
+    itself; the unreadable rest of a damaged file is one bad record.
 
     A `finite` source has the files that its first start finds, and ends when they are read: then the clock waits for it no
     more. So it can be the history of a task, beside an input that goes on from where the history ends.

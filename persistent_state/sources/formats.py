@@ -478,7 +478,11 @@ def _behind(count: int, parts: Iterable[bytes]) -> Iterator[bytes]:
 
 def _skip(stream: pa.NativeFile, count: int) -> None:
     while count:
-        count -= len(stream.read(min(count, _BLOCK_BYTES)))
+        passed = len(stream.read(min(count, _BLOCK_BYTES)))
+        if not passed:
+            # It was longer when it was read before.
+            raise OSError(_CUT_OFF)
+        count -= passed
 
 
 def _line_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:

@@ -61,8 +61,10 @@ class Hourly(Edge):
 
     def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
         since = max(span.since, min(run.first for run in span.runs))
-        for hour in range((since // HOUR + 1) * HOUR, span.clock + 1, HOUR):
-            table = seen_below(plan.files, span.runs, plan.layout, hour, anew=True)
+        hours = range((since // HOUR + 1) * HOUR, span.clock + 1, HOUR)
+        # All runs are read before the first chunk is given.
+        tables = [seen_below(plan.files, span.runs, plan.layout, hour, anew=True) for hour in hours]
+        for hour, table in zip(hours, tables, strict=True):
             values = shown(plan, one_chunk(table["value"]))
             yield Chunk(**rows_of(plan, table, values, np.full(len(table), hour), name))
 
@@ -139,6 +141,27 @@ def test_the_core_reads_it_step_by_step_from_all_shards() -> None:
     played.steps()
     assert played.clock == 6 * HOUR
     assert played.state("ByTheHour") == {(shop,): values for shop, values in by_the_hour(sold, 6).items()}
+
+
+class Torn(Hourly):
+    """It loses its runs the first time, once it has given something of them."""
+
+    torn: ClassVar[list[Span]] = []
+
+    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+        yield from super().read(plan, fed, span, name)
+        if not self.torn:
+            self.torn.append(span)
+            raise FileNotFoundError("a run")
+
+
+def test_what_was_given_is_not_given_again_when_a_run_is_gone() -> None:
+    played = LocalApplication(planned(Torn("PerShop")))
+    played.start()
+    played.play("PerShop", [(1, 0, 5), (2 * HOUR, 0, 1)])
+    with pytest.raises(FileNotFoundError, match="a run"):
+        played.steps()
+    assert played.state("ByTheHour", HOUR) == {}
 
 
 def planned(source: Edge) -> dict[str, Plan]:

@@ -182,6 +182,7 @@ class TestAbsent:
             '{"value": 6, "more": {"KEY": 1}}',
             '{"key": null, "KEY": "d", "value": 7}',
             '{"value": 8, "text": "\\"KEY\\": 1"}',
+            '{"key\x85": "e", "value": 9}',
         ]
         write(tmp_path, "a.json", "\n".join(lines))
         chunks = read_all(tmp_path)
@@ -189,6 +190,7 @@ class TestAbsent:
             (1, "column key is not in it, but 'Key'"),
             (3, r"column key is not in it, but ' key\u200b'"),
             (4, r"column key is not in it, but 'key\u200b'"),
+            (8, r"column key is not in it, but 'key\x85'"),
         ]
         assert values(chunks) == [1, 3, 6, 7, 8]
         assert at(chunks) == [0, 2, 5, 6, 7]

@@ -638,7 +638,11 @@ def json_file(rng: random.Random, name: str, schema: pa.Schema, is_mild: bool = 
 def other_name(rng: random.Random, schema: pa.Schema, values: dict[str, Value]) -> str | None:
     """Return another name of a column that a JSON record does not have; None if it has all."""
     absent = [name for name in schema.names if name not in values]
-    others = [other for name in absent for other in (name.upper(), f" {name}", f"{name}\u200b", f"\ufeff{name} ")]
+    others = [
+        other
+        for name in absent
+        for other in (name.upper(), f" {name}", f"{name}\u200b", f"\ufeff{name} ", f"{name}\x85")
+    ]
     others += [unicodedata.normalize(form, name) for name in absent for form in ("NFC", "NFD")]
     others = [other for other in others if other not in schema.names]
     return rng.choice(others) if others else None
