@@ -189,8 +189,7 @@ def _patterns(name: str, others: Sequence[str]) -> tuple[str, str]:
     The first one is also that of all names with the patterns `others`.
     """
     forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFD") for each in (name, name.casefold())}
-    # Python takes more characters for white space than \s does.
-    unseen = r"[\s\x0B\x1C-\x1F\x{85}\p{Z}\p{Cf}]*"
+    unseen = r"[\s\p{Z}\p{Cf}]*"
     alike = "|".join([*(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms)), *others])
     own = "|".join({re.escape(json.dumps(name, ensure_ascii=is_ascii)) for is_ascii in (False, True)})
     return rf'(?i)"(?:{alike})"\s*:', rf"(?:{own})\s*:"
