@@ -608,17 +608,17 @@ def test_offsets_that_a_broker_refuses_are_one_warning_and_no_failed_start(
 
     world = World(Guest())
     telling = world.telling()
-    for task in (0, 1):
-        world.play(task, 1, 12)
-        world.play(task, 23)
+    for task in "AB":
+        world.read(task, 1, 12)
+        world.read(task, 23)
     with caplog.at_level(logging.WARNING, "persistent_state"):
         for _ in range(3):
             telling.tell()
     (warning,) = caplog.records
     assert f"the user lacks READ on group={group!r}" in warning.getMessage()
-    assert world.source.told == []
+    assert world.told.told == []
     allow(secured, "READ", "group", group)
-    while not world.source.told:
+    while not world.told.told:
         assert time.monotonic() < end
         telling.tell()
     assert committed(secured, group) == {(topic, 0): 2}

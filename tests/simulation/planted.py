@@ -1734,6 +1734,13 @@ BUGS = (
         theme="graph",
     ),
     bug(
+        "no change without a message",
+        "Nobody looks for windows whose end changed a value where no message came.",
+        Changes.may_give,
+        ("span.changed_runs or span.ending_runs(plan)", "span.changed_runs"),
+        theme="graph",
+    ),
+    bug(
         "closed again",
         "A step is fed all windows that have closed, those of the steps before too.",
         ClosedWindows.read,

@@ -26,7 +26,7 @@ from persistent_state.event_time.positions import Position
 from persistent_state.sources.files import PARTITION, ROW_BITS
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
-from tests.soak import drawn, soak_or
+from tests.soak import IS_SOAK, drawn, soak_or
 from tests.spark.conftest import Launch, Rehearsal
 from tests.spark.sessions import Jvm
 from tests.spark.stream import NAME, Stream, check_clocks, check_cut, check_end, progress
@@ -184,7 +184,7 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
         of_jvm = soak_or(ci=writes, soak=[*found]) if phase in OF_JVM else writes[:1]
         found += [f"{JVM} {point}" for point in of_jvm]
     # What collects need not die in mid-stream: it also comes at the end of a run, and before the first commit.
-    anywhere = [*points["commit"], *points["collect"], *at_random, GROUP]
+    anywhere = [*points["commit"], *points["collect"], *at_random, *[GROUP] * CHAINS]
     plans = [
         [
             point
@@ -213,13 +213,14 @@ def test_a_store_is_exact_whatever_step_its_drivers_are_killed_at(
 
     with ThreadPoolExecutor(CHAINS) as pool:
         ends = list(pool.map(run, chains, plans))
-    for chain, end in zip(chains, ends, strict=True):
-        replayed = sum(told["replayed"] for told in progress(chain.folder))
+    replayed = [sum(told["replayed"] for told in progress(chain.folder)) for chain in chains]
+    for chain, again, end in zip(chains, replayed, ends, strict=True):
         record_property(
-            "told", f"{chain.links - 1} drivers killed, {replayed} messages replayed, and both tasks hold: {end}"
+            "told", f"{chain.links - 1} drivers killed, {again} messages replayed, and both tasks hold: {end}"
         )
-        assert replayed > 0
         assert end["late"] > 0
+    # Of the few kills of a commit, those of one chain may all come when nothing is under way.
+    assert all(replayed) if IS_SOAK else any(replayed)
 
 
 @pytest.mark.soak
