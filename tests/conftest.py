@@ -1,8 +1,7 @@
-"""How tests run: hypothesis with the same examples each time under CI, real Spark in two processes, and first."""
+"""How tests run: hypothesis with the same examples each time but under `make soak`, real Spark in two processes, and first."""
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from examples.broker import Broker
 from tests.lanes import LANES, lane_of, left_out
 from tests.processes import start_guarded
-from tests.soak import is_run
+from tests.soak import IS_SOAK, is_run
 from tests.store.servers import Servers, needed
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     database=None,
-    derandomize="CI" in os.environ,
+    derandomize=not IS_SOAK,
     print_blob=True,
 )
 settings.load_profile("project")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import sys
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.hostile.doors import DOORS
+from tests.soak import IS_SOAK
 
 faulthandler.enable()
 door, examples, file = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
@@ -20,7 +20,7 @@ strategy, enter = DOORS[door]
     max_examples=examples,
     deadline=None,
     database=None,
-    derandomize="CI" in os.environ,
+    derandomize=not IS_SOAK,
     suppress_health_check=[*HealthCheck],
     # What has killed a process can't be made smaller within it.
     phases=[Phase.generate, Phase.shrink],

@@ -71,9 +71,9 @@ class Plugin:
         self.failed = False
 
     def pytest_sessionstart(self) -> None:
-        # The same examples each time, as in CI. A failure is enough: to look for a smaller one takes long.
+        # A failure is enough: to look for a smaller one takes long.
         phases = (Phase.explicit, Phase.generate)
-        settings.register_profile("layers", settings.get_profile("project"), derandomize=True, phases=phases)
+        settings.register_profile("layers", settings.get_profile("project"), phases=phases)
         settings.load_profile("layers")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
