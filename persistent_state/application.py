@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
-from persistent_state.edges.base import Edge, check
+from persistent_state.edges.base import check
 from persistent_state.edges.in_order import parts as in_order
 from persistent_state.edges.in_order.edge import InOrder
 from persistent_state.edges.in_order.rows import emits_rows
@@ -27,7 +27,7 @@ from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.formatting import Clock
-from persistent_state.inputs import AnySource, Input, Inputs
+from persistent_state.inputs import AnySource, Input
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask, OrderedTask, named
@@ -35,6 +35,8 @@ from persistent_state.outputs import Output, Outputs, check_places, check_takes,
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.redact import shown
+from persistent_state.setup import graph
+from persistent_state.setup.added import Added, edge_of
 from persistent_state.show import definition, html
 from persistent_state.show.tables import Table
 from persistent_state.sources.base import TimeReplayableSource
@@ -57,39 +59,6 @@ _logger = logging.getLogger("persistent_state")
 
 SourceAsRead: TypeAlias = TimeReplayableSource | DataFrameSource
 ColumnsOf: TypeAlias = "Callable[[PersistentTask, AnySource], tuple[SourceAsRead, pa.Schema, pa.DataType | None]]"
-
-
-@dataclass(frozen=True)
-class _Added:
-    """A task with its inputs and its outputs."""
-
-    task: PersistentTask
-    inputs: Mapping[str, Input]
-    outputs: Outputs
-    on_bad_row: str
-    delivery: str
-    without: tuple[str, ...]
-
-    @property
-    def named(self) -> str:
-        """The name by which a user knows the task; of a part of an ordered task that of the ordered one."""
-        return named(self.task)
-
-    @property
-    def upstream(self) -> dict[str, Edge]:
-        """The tasks that feed it, by input."""
-        edges = {name: _edge(of) for name, of in self.inputs.items()}
-        return {name: edge for name, edge in edges.items() if edge is not None}
-
-    def source(self, read_by: Callable[[AnySource], AnySource]) -> AnySource:
-        """Return the source of the task's flow: the only one, or several as one. Of a derived task it is one that feeds it.
-
-        `read_by` returns a source as the application reads it.
-        """
-        if [*self.inputs] == [INPUT] or len(self.upstream) == len(self.inputs):
-            return read_by(next(iter(self.inputs.values())).source)
-        sources = {name: read_by(of.source) for name, of in self.inputs.items() if name not in self.upstream}
-        return Inputs({name: source for name, source in sources.items() if isinstance(source, TimeReplayableSource)})
 
 
 @dataclass
@@ -123,6 +92,9 @@ class Application:
         delivery: How often a message and an output count when something fails: "exactly-once", "at-least-once" or
             "at-most-once". It may change at any start.
 
+    Attributes:
+        added: The tasks with their inputs and outputs, as `add` was given them. An `OrderedTask` is several.
+
     Raises:
         InvalidInputError: An argument is wrong.
 
@@ -148,7 +120,7 @@ class Application:
     max_restarts: int = 5
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     delivery: str = EXACTLY_ONCE
-    _added: list[_Added] = field(default_factory=list, init=False, repr=False)
+    added: tuple[Added, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -177,8 +149,8 @@ class Application:
             "delivery": self.delivery,
         }
         # An ordered task is several, of which the first is given its messages.
-        parts = dict[str, list[_Added]]()
-        for added in self._added:
+        parts = dict[str, list[Added]]()
+        for added in self.added:
             parts.setdefault(added.named, []).append(added)
         rows = [
             (
@@ -232,8 +204,8 @@ class Application:
             added = _in_parts(task, inputs, sink, on_bad_row, delivery, without)
         else:
             outputs = outputs_of(task.task_name, sink)
-            added = [_Added(task, inputs, outputs, on_bad_row, delivery, tuple(without))]
-        taken = {each.task.task_name: named(each.task) for each in self._added}
+            added = [Added(task, inputs, outputs, on_bad_row, delivery, tuple(without))]
+        taken = {each.task.task_name: named(each.task) for each in self.added}
         for name in (each.task.task_name for each in added):
             if taken.get(name) == task.task_name:
                 raise InvalidInputError(f"two tasks are named {task.task_name}; give one a name of its own.")
@@ -241,9 +213,9 @@ class Application:
                 raise InvalidInputError(
                     f"task={task.task_name} and task={taken[name]} need the name {name} in the store; give one another name."
                 )
-        check_places({each.task.task_name: each.outputs for each in (*self._added, *added)})
-        _check_apart([*self._added, *added], self)
-        self._added += added
+        check_places({each.task.task_name: each.outputs for each in (*self.added, *added)})
+        _check_apart([*self.added, *added], self)
+        self.added = (*self.added, *added)
         return self
 
     def start(
@@ -351,17 +323,17 @@ class Application:
             check_takes("on_progress", on_progress, "progress")
         endpoint = None if metrics is None else address(metrics)
         session: object = spark
-        if session is None and self._added:
+        if session is None and self.added:
             raise InvalidInputError(
                 "spark=None is not a session; give one, such as SparkSession.builder.getOrCreate()."
             )
         check_session(spark)
-        settings = self._settings()
-        if settings.interval > positive("checkpoint_interval", self.checkpoint_interval):
+        own = self._settings().interval
+        if (interval := graph.common_interval(self.added, own)) > own:
             _logger.info(
                 "application %s: tasks are fed by Changes(every=), so its checkpoints are %s apart, and outputs wait for them",
                 self.name,
-                show_duration(settings.interval),
+                show_duration(interval),
             )
         setup = self._setup(
             spark,
@@ -464,7 +436,7 @@ class Application:
         from persistent_state.engine.feeds import FedTask
         from persistent_state.engine.queries import Setup
 
-        if not self._added:
+        if not self.added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
         shards = self.shards or shards or (1 if spark is None else parallelism(spark))
@@ -479,14 +451,14 @@ class Application:
             return shared.setdefault(id(source), source.read_by(self.name))
 
         parts = [
-            FedTask(plans[added.task.task_name], added.source(read_by), added.outputs) for added in self._in_order()
+            FedTask(plans[added.name], added.source(read_by), added.outputs) for added in graph.topological(self.added)
         ]
         return Setup(
             spark,
             self.name,
             files,
             parts,
-            interval=self._settings().interval,
+            interval=graph.common_interval(self.added, self._settings().interval),
             shards=shards,
             keeping=self._keeping(),
             scratch=self.scratch,
@@ -502,8 +474,8 @@ class Application:
     def _take_up_schemas(self, files: Files) -> None:
         """Let sources whose schema is that of a file take it from what they have read, before they are asked for it."""
         sources = [
-            (added.task.task_name, name, of.source)
-            for added in self._added
+            (added.name, name, of.source)
+            for added in self.added
             for name, of in added.inputs.items()
             if isinstance(of.source, FileSource) and of.source.takes_schema
         ]
@@ -543,8 +515,8 @@ class Application:
         if isinstance(names, str):
             raise InvalidInputError(f"{argument}={names!r} is a text; give a list, {argument}=[{names!r}].")
         parts = dict[str, list[str]]()
-        for added in self._added:
-            parts.setdefault(added.named, []).append(added.task.task_name)
+        for added in self.added:
+            parts.setdefault(added.named, []).append(added.name)
         whole = {part: name for name, some in parts.items() for part in some if part != name}
         if wrong := next((name for name in names if name in whole), None):
             raise InvalidInputError(f"{argument}={wrong!r} is a part of task={whole[wrong]}; name that.")
@@ -567,9 +539,11 @@ class Application:
         Raises:
             InvalidInputError: A task does not fit what feeds it.
         """
-        settings, plans, every = self._settings(), dict[str, Plan](), self._every()
-        for added in self._in_order():
-            apart = every.get(added.task.task_name, ())
+        settings, plans = self._settings(), dict[str, Plan]()
+        every = graph.every(self.added, settings.interval)
+        settings = replace(settings, interval=graph.common_interval(self.added, settings.interval))
+        for added in graph.topological(self.added):
+            apart = every.get(added.name, ())
             plan = Plan(
                 application=self.name,
                 files=files,
@@ -605,57 +579,9 @@ class Application:
             plans[plan.name] = plan
         return plans
 
-    def _in_order(self) -> list[_Added]:
-        """Return the tasks so that each comes after those that feed it.
-
-        Raises:
-            InvalidInputError: A task is fed by one that is not added, or by itself in the end.
-        """
-        by_name = {added.task.task_name: added for added in self._added}
-        order: dict[str, _Added] = {}
-        every_task = {name: added.task for name, added in by_name.items()}
-
-        def visit(name: str, path: tuple[str, ...]) -> None:
-            if name in path:
-                tasks = [*dict.fromkeys(by_name[each].named for each in path[path.index(name) :])]
-                circle = " -> ".join((*tasks, tasks[0]))
-                raise InvalidInputError(f"tasks feed each other in a circle: {circle}; let one of them read a source.")
-            if name in order:
-                return
-            for source in by_name[name].upstream.values():
-                if why := source.misfit(every_task):
-                    raise InvalidInputError(f"task={by_name[name].named} is fed by {source!r}, and {why}.")
-                if source.task not in by_name:
-                    known = ", ".join(known for known, added in by_name.items() if added.named == known)
-                    raise InvalidInputError(
-                        f"task={by_name[name].named} is fed by task={source.named}, which is not added; the tasks are {known}."
-                    )
-                visit(source.task, (*path, name))
-            order[name] = by_name[name]
-
-        for name in by_name:
-            visit(name, ())
-        return list(order.values())
-
-    def _every(self) -> dict[str, set[int]]:
-        """Return by task: the times, in microseconds, after which others are fed its changes, or those of what it feeds.
-
-        Raises:
-            InvalidInputError: One is no multiple of the checkpoint interval.
-        """
-        interval, found = positive("checkpoint_interval", self.checkpoint_interval), dict[str, set[int]]()
-        # Each comes before those that feed it.
-        for added in reversed(self._in_order()):
-            for source in added.upstream.values():
-                name = added.task.task_name
-                found.setdefault(source.task, set()).update(source.apart(name, interval, found.get(name, set())))
-        return found
-
     def _settings(self) -> Settings:
-        every = {every for some in self._every().values() for every in some}
         return Settings(
-            # All tasks that are fed `every` so often have come to a checkpoint.
-            interval=math.lcm(positive("checkpoint_interval", self.checkpoint_interval), *every),
+            interval=positive("checkpoint_interval", self.checkpoint_interval),
             delay=duration("allowed_delay", self.allowed_delay),
             idle_after=positive("idle_after", self.idle_after) if self.idle_after is not None else None,
             ahead=duration("max_ahead", self.max_ahead),
@@ -710,7 +636,7 @@ def _in_parts(
     on_bad_row: str,
     delivery: str,
     without: Sequence[str],
-) -> list[_Added]:
+) -> list[Added]:
     """Return an ordered task as the tasks of the graph that it is."""
     for name, each in inputs.items():
         for what, given in (("value", each.value), ("batch", each.batch)):
@@ -734,13 +660,13 @@ def _in_parts(
     nothing = Outputs((), ())
     messages, with_states, with_rows = in_order.parts(task)
     return [
-        _Added(messages, inputs, nothing, on_bad_row, delivery, tuple(without)),
-        _Added(with_states, fed, states, on_bad_row, delivery, ()),
-        _Added(with_rows, fed, rows, on_bad_row, delivery, ()),
+        Added(messages, inputs, nothing, on_bad_row, delivery, tuple(without)),
+        Added(with_states, fed, states, on_bad_row, delivery, ()),
+        Added(with_rows, fed, rows, on_bad_row, delivery, ()),
     ]
 
 
-def _check_apart(tasks: Sequence[_Added], application: Application) -> None:
+def _check_apart(tasks: Sequence[Added], application: Application) -> None:
     """Refuse a store, Spark's scratch folder, or the folder of a sink, in a folder whose files are read.
 
     Raises:
@@ -793,11 +719,6 @@ def _inputs(task: str, source: AnySource | Mapping[str, AnySource | Input]) -> d
     return inputs
 
 
-def _edge(input: Input) -> Edge | None:
-    """Return the other task that an input is; None if it is a source."""
-    return input.source if isinstance(input.source, Edge) else None
-
-
 def _check_input(task: str, name: str, input: Input) -> None:
     """Refuse what an input can't have.
 
@@ -814,7 +735,7 @@ def _check_input(task: str, name: str, input: Input) -> None:
         )
     if input.batch is not None and not callable(input.batch):
         raise InvalidInputError(f"task={task}: input={name!r} has batch={input.batch!r}; give a function of a batch.")
-    if _edge(input) is not None:
+    if edge_of(input) is not None:
         for what, given in (("allowed_delay", input.allowed_delay), ("idle_after", input.idle_after)):
             if given is not None:
                 raise InvalidInputError(
@@ -857,7 +778,7 @@ def _of_input(
     settings, source, task = plan.settings, input.source, plan.task
     if input != Input(source):
         task = OfInput(task, input)
-    if (edge := _edge(input)) is not None:
+    if (edge := edge_of(input)) is not None:
         # The moments of changes are clocks, and no clock is broken.
         settings = replace(settings, ahead=FURTHEST, delay=0, jump=None)
         schema, update = edge.schema(plan.feeders[name], plan.task), None

@@ -29,11 +29,11 @@ from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import shortened
 from persistent_state.inputs import AnySource, Inputs
 from persistent_state.ordered import InOrderTask
-from persistent_state.outputs import outputs_of
 from persistent_state.partials import layout
 from persistent_state.partials.since import Since
 from persistent_state.protocol import takeover
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.setup.added import with_output, with_sources
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.schemas import AnySchema, arrow_schema
@@ -238,12 +238,7 @@ def _on_messages(app: Application, messages: Any, batch_size: int) -> Applicatio
     """Return an application of the same tasks on messages in place of sources."""
     sources = _sources(app, messages, batch_size)
     local = replace(app, store=_STORE, max_ahead=_NO_LIMIT)
-    for added in app._added:
-        inputs = {
-            name: of if name in added.upstream else replace(of, source=sources[id(of.source)])
-            for name, of in added.inputs.items()
-        }
-        local._added.append(replace(added, inputs=inputs, without=()))
+    local.added = with_sources(app.added, sources)
     return local
 
 
@@ -259,10 +254,9 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
             "each task that a source feeds to its messages."
         )
     fed = dict[str, dict[str, Any]]()
-    for added in app._added:
-        own = {name: of.source for name, of in added.inputs.items() if name not in added.upstream}
-        if own:
-            fed[added.named] = own
+    for added in app.added:
+        if added.sources:
+            fed[added.named] = added.sources
     found: dict[int, tuple[str, _Messages]] = {}
     for task, given in messages.items():
         sources = fed.get(task)
@@ -319,11 +313,10 @@ def _schema_of(source: AnySource) -> pa.Schema | None:
 
 def _run(app: Application) -> dict[str, LocalRun]:
     """Run an application whose sources are messages, and return what each task made of them."""
-    if not app._added:
+    if not app.added:
         raise InvalidInputError(f"application {app.name} has no task; add one.")
     files = open_files(f"{_STORE}-{uuid.uuid4().hex}")
-    for place, added in enumerate(app._added):
-        app._added[place] = replace(added, outputs=outputs_of(added.task.task_name, _output))
+    app.added = with_output(app.added, _output)
     plans = app.plans(files, 1, _columns_of)
     for plan in plans.values():
         if plan.update_way == "column":
@@ -334,9 +327,7 @@ def _run(app: Application) -> dict[str, LocalRun]:
     try:
         driver = _Driver(app, plans, Log(files, app.name))
         entry = driver.run()
-        return {
-            name: _result(name, plans, entry, driver) for name in dict.fromkeys(added.named for added in app._added)
-        }
+        return {name: _result(name, plans, entry, driver) for name in dict.fromkeys(added.named for added in app.added)}
     finally:
         for plan in plans.values():
             _delete_all(plan)
@@ -344,8 +335,8 @@ def _run(app: Application) -> dict[str, LocalRun]:
 
 def _warn_of_absent_keys(app: Application, plans: Mapping[str, Plan]) -> None:
     """Warn of messages that lack a key column of their task: null is their key, as it is for a source's record."""
-    for added in app._added:
-        plan = plans[added.task.task_name]
+    for added in app.added:
+        plan = plans[added.name]
         for input, of in added.inputs.items():
             if isinstance(of.source, _Messages):
                 for column in plan.inputs.get(input, plan).task.key_columns:
@@ -364,10 +355,10 @@ class _Driver:
         # Tasks that only sources feed come first: what others make of them is known before the next messages.
         flows = sorted(flows_of(plans), key=lambda flow: bool(flow.first.upstream))
         sources = {
-            added.task.task_name: Inputs(
+            added.name: Inputs(
                 {name: of.source for name, of in added.inputs.items() if isinstance(of.source, _Messages)}
             )
-            for added in app._added
+            for added in app.added
         }
         interval = flows[0].first.settings.interval
         takeover.take_over(log, flows, interval=interval, shards=1, writer="local", now=0)

@@ -85,10 +85,10 @@ def compiled(
     """The plans of an application's tasks, and the sources of those that have some."""
     plans = dict(app.plans(files, shards, lambda _, source: (source, source.schema, None)))
     sources = dict[str, TimeReplayableSource]()
-    for added in app._added:
-        own = {name: of.source for name, of in added.inputs.items() if isinstance(of.source, TimeReplayableSource)}
+    for added in app.added:
+        own = {name: each for name, each in added.sources.items() if isinstance(each, TimeReplayableSource)}
         if own:
-            sources[added.task.task_name] = Inputs(own)
+            sources[added.name] = Inputs(own)
     return plans, sources
 
 

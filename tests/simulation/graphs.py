@@ -28,6 +28,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import keys as hashes
 from persistent_state.partials.layout import one_chunk
 from persistent_state.protocol import graph
+from persistent_state.setup import graph as tasks_graph
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import NonWindowState, PersistentState, WindowState
@@ -296,8 +297,8 @@ def every_of(interval: int, jobs: Sequence[Job], derived: Sequence[Derived | Par
         application.add(job.task(lambda *read: None), inputs)
     for each in derived:
         application.add(each.task(), each.source if len(each.inputs) == 1 else each.inputs)
-    apart = {name: math.gcd(*some) for name, some in application._every().items() if some}
-    return application._settings().interval, apart
+    apart = {name: math.gcd(*some) for name, some in tasks_graph.every(application.added, interval).items() if some}
+    return tasks_graph.common_interval(application.added, interval), apart
 
 
 def _number_columns(task: Job | Derived) -> tuple[str, ...]:

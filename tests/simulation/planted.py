@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state import application
 from persistent_state import inputs as several
 from persistent_state.batch import (
     advance,
@@ -67,6 +66,7 @@ from persistent_state.protocol import (
     tidy,
 )
 from persistent_state.protocol.collect import Collector
+from persistent_state.setup import graph as tasks_graph
 from persistent_state.store import (
     blocks,
     changes,
@@ -2087,8 +2087,8 @@ BUGS = (
     bug(
         "clocks between multiples",
         "Tasks come together where some of them were not fed what has changed.",
-        application.Application._settings,
-        ("math.lcm(positive", "max(0, positive"),
+        tasks_graph.common_interval,
+        ("math.lcm(interval", "max(0, interval"),
         theme="every",
     ),
     bug(

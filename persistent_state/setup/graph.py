@@ -1,0 +1,68 @@
+"""The graph of an application's tasks: the order in which they feed each other, and the clocks at which they come together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from persistent_state.errors import InvalidInputError
+from persistent_state.setup.added import Added
+
+
+def topological(added: Sequence[Added]) -> list[Added]:
+    """Return the tasks so that each comes after those that feed it.
+
+    Raises:
+        InvalidInputError: A task is fed by one that is not added, or by itself in the end.
+    """
+    by_name = {each.name: each for each in added}
+    order: dict[str, Added] = {}
+    every_task = {name: each.task for name, each in by_name.items()}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            tasks = [*dict.fromkeys(by_name[each].named for each in path[path.index(name) :])]
+            circle = " -> ".join((*tasks, tasks[0]))
+            raise InvalidInputError(f"tasks feed each other in a circle: {circle}; let one of them read a source.")
+        if name in order:
+            return
+        for source in by_name[name].upstream.values():
+            if why := source.misfit(every_task):
+                raise InvalidInputError(f"task={by_name[name].named} is fed by {source!r}, and {why}.")
+            if source.task not in by_name:
+                known = ", ".join(known for known, each in by_name.items() if each.named == known)
+                raise InvalidInputError(
+                    f"task={by_name[name].named} is fed by task={source.named}, which is not added; the tasks are {known}."
+                )
+            visit(source.task, (*path, name))
+        order[name] = by_name[name]
+
+    for name in by_name:
+        visit(name, ())
+    return list(order.values())
+
+
+def every(added: Sequence[Added], interval: int) -> dict[str, set[int]]:
+    """Return by task: the times, in microseconds, after which others are fed its changes, or those of what it feeds.
+
+    Raises:
+        InvalidInputError: One is no multiple of the checkpoint interval.
+    """
+    found = dict[str, set[int]]()
+    # Each comes before those that feed it.
+    for each in reversed(topological(added)):
+        for source in each.upstream.values():
+            apart = source.apart(each.name, interval, found.get(each.name, set()))
+            found.setdefault(source.task, set()).update(apart)
+    return found
+
+
+def common_interval(added: Sequence[Added], interval: int) -> int:
+    """Return the time between the clocks at which all tasks come together, given the checkpoint interval.
+
+    Raises:
+        InvalidInputError: As for `every`.
+    """
+    times = {time for some in every(added, interval).values() for time in some}
+    # All tasks that are fed `every` so often have come to a checkpoint.
+    return math.lcm(interval, *times)
