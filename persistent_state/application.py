@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -15,38 +13,34 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from persistent_state.batch.of_input import OfInput
-from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
+from persistent_state.batch.plan import EXACTLY_ONCE, KEEP, Plan
 from persistent_state.edges.base import check
 from persistent_state.edges.in_order import parts as in_order
-from persistent_state.edges.in_order.edge import InOrder
-from persistent_state.edges.in_order.rows import emits_rows
-from persistent_state.edges.in_order.states import keeps_state
-from persistent_state.edges.joins.pair import by_side
 from persistent_state.errors import InvalidInputError, StateError, check_whole
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
-from persistent_state.event_time.inputs import INPUT, UNNAMED
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import Clock
 from persistent_state.inputs import AnySource, Input
-from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.metrics.server import address
-from persistent_state.ordered import InOrderTask, OrderedTask, named
-from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
+from persistent_state.ordered import InOrderTask
+from persistent_state.outputs import Output, check_takes
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.redact import shown
-from persistent_state.setup import graph
-from persistent_state.setup.added import Added, edge_of
+from persistent_state.setup import checks, graph
+from persistent_state.setup.added import Added, edge_of, inputs_of, tasks_of
+from persistent_state.setup.checks import refuse
 from persistent_state.show import definition, html
 from persistent_state.show.tables import Table
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
-from persistent_state.sources.tasks import TIMESTAMP, TaskSource
+from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store import lists
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log, check_name
-from persistent_state.task import BaseTask, PersistentTask, check_process_message, instance_of, messages_of
+from persistent_state.task import PersistentTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,7 +130,7 @@ class Application:
             raise InvalidInputError(f"shards={self.shards}; there must be at least one.")
         if self.max_restarts < 0:
             raise InvalidInputError(f"max_restarts={self.max_restarts}; say 0 for none.")
-        _checked_delivery(self.delivery)
+        refuse(checks.of_delivery(self.delivery))
 
     def _repr_html_(self) -> str:
         facts = {
@@ -196,26 +190,18 @@ class Application:
             InvalidInputError: The application has a task of this name, two outputs of the task have the same name, or two
                 outputs write to one place that keeps a record, or `delivery` is none.
         """
-        _check_task(task)
-        inputs = _inputs(task.task_name, source)
-        _check_without(task.task_name, inputs, without)
-        delivery = _checked_delivery(self.delivery if delivery is None else delivery)
-        if isinstance(task, InOrderTask):
-            added = _in_parts(task, inputs, sink, on_bad_row, delivery, without)
-        else:
-            outputs = outputs_of(task.task_name, sink)
-            added = [Added(task, inputs, outputs, on_bad_row, delivery, tuple(without))]
-        taken = {each.task.task_name: named(each.task) for each in self.added}
-        for name in (each.task.task_name for each in added):
-            if taken.get(name) == task.task_name:
-                raise InvalidInputError(f"two tasks are named {task.task_name}; give one a name of its own.")
-            if name in taken:
-                raise InvalidInputError(
-                    f"task={task.task_name} and task={taken[name]} need the name {name} in the store; give one another name."
-                )
-        check_places({each.task.task_name: each.outputs for each in (*self.added, *added)})
-        _check_apart([*self.added, *added], self)
-        self.added = (*self.added, *added)
+        refuse(checks.of_task(task))
+        inputs, delivery = inputs_of(source), self.delivery if delivery is None else delivery
+        refuse(
+            checks.of_inputs(task.task_name, inputs),
+            checks.of_without(task.task_name, inputs, without),
+            checks.of_delivery(delivery),
+            checks.of_ordered(task, inputs, delivery, sink),
+        )
+        more = tasks_of(task, inputs, sink, on_bad_row, delivery, tuple(without))
+        added = (*self.added, *more)
+        refuse(checks.of_names(self.added, more), checks.of_places(added, self.store, self.name, self.scratch))
+        self.added = added
         return self
 
     def start(
@@ -590,180 +576,6 @@ class Application:
         )
 
 
-def _checked_delivery(delivery: str) -> str:
-    """Return the delivery.
-
-    Raises:
-        InvalidInputError: There is none of this name.
-    """
-    if delivery not in DELIVERIES:
-        raise InvalidInputError(f"delivery={delivery!r}; say one of {', '.join(map(repr, DELIVERIES))}.")
-    return delivery
-
-
-def _check_task(task: object) -> None:
-    """Refuse what is not a task.
-
-    Raises:
-        InvalidInputError: It is not a task, but its class, for example, or has a name, a key or a value that is none.
-    """
-    if not isinstance(task, BaseTask):
-        raise InvalidInputError(
-            f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as {instance_of(task)}."
-        )
-    if not isinstance(task.name, str):
-        raise InvalidInputError(f"task={task!r} has name={task.name!r}, which is not a text; give one.")
-    name, key = task.task_name, task.key
-    if not isinstance(key, (str, type(None))) and not (
-        isinstance(key, Sequence) and all(isinstance(column, str) for column in key)
-    ):
-        raise InvalidInputError(f"task={name} has key={key!r}; name a column, or several, or say None.")
-    if isinstance(task, PersistentTask) and not isinstance(task.value, (str, type(None))):
-        raise InvalidInputError(f"task={name} has value={task.value!r}; name the one column of the updates.")
-    # A log gives others back as something else: each start would take them for another version.
-    if not isinstance(task.version, (str, int, type(None))):
-        raise InvalidInputError(f"task={name} has version={task.version!r}; give a whole number or a text.")
-    if isinstance(task, OrderedTask):
-        task.check()
-    if isinstance(task, PersistentTask):
-        check_process_message(task)
-
-
-def _in_parts(
-    task: InOrderTask,
-    inputs: Mapping[str, Input],
-    sink: Output | Sequence[Output] | None,
-    on_bad_row: str,
-    delivery: str,
-    without: Sequence[str],
-) -> list[Added]:
-    """Return an ordered task as the tasks of the graph that it is."""
-    for name, each in inputs.items():
-        for what, given in (("value", each.value), ("batch", each.batch)):
-            if given is not None:
-                raise InvalidInputError(
-                    f"task={task.task_name}: input={name!r} has {what}={given!r}, and it gets whole messages; leave it out."
-                )
-    inputs = by_side(task, inputs)
-    if delivery != EXACTLY_ONCE:
-        raise InvalidInputError(
-            f"task={task.task_name} processes its messages in order, which is exactly-once, and delivery={delivery!r} is said "
-            f"for it; say delivery={EXACTLY_ONCE!r} in add()."
-        )
-    states, rows = outputs_of_ordered(task.task_name, sink, emits_rows(task))
-    if states.at_clock and not keeps_state(task):
-        raise InvalidInputError(
-            f"task={task.task_name}: ValuesAtClock of sink={states.at_clock[0].output_name!r} asks for the states of keys, and "
-            "this task has none; give the sink itself, which gets the emitted rows."
-        )
-    fed = {INPUT: Input(InOrder(messages_of(task.task_name)))}
-    nothing = Outputs((), ())
-    messages, with_states, with_rows = in_order.parts(task)
-    return [
-        Added(messages, inputs, nothing, on_bad_row, delivery, tuple(without)),
-        Added(with_states, fed, states, on_bad_row, delivery, ()),
-        Added(with_rows, fed, rows, on_bad_row, delivery, ()),
-    ]
-
-
-def _check_apart(tasks: Sequence[Added], application: Application) -> None:
-    """Refuse a store, Spark's scratch folder, or the folder of a sink, in a folder whose files are read.
-
-    Raises:
-        InvalidInputError: One is.
-    """
-    store, scratch = application.store, application.scratch
-    # The files of an application lie in a folder of its name.
-    places = [(f"the store {shown(store)!r}", place) for place in (store, f"{store}/{application.name}")]
-    if isinstance(scratch, str):
-        places.append((f"scratch={shown(scratch)!r}", scratch))
-    for each in tasks:
-        for output in each.outputs.at_clock:
-            records = (record for record in output.place.records(each.task.task_name) if isinstance(record, tuple))
-            found = [str(record[1]) for record in records if record[:1] in (("folder",), ("sqlite",))]
-            places += [(f"the sink {output.place.name} of task={each.named}", place) for place in found]
-    for each in tasks:
-        for source in (of.source for of in each.inputs.values()):
-            for what, place in places:
-                if isinstance(source, FileSource) and source.reads(place):
-                    raise InvalidInputError(
-                        f"task={each.named} reads all files below {source!r}, and {what} writes there; give one of the two "
-                        "another folder."
-                    )
-
-
-def _inputs(task: str, source: AnySource | Mapping[str, AnySource | Input]) -> dict[str, Input]:
-    """Return the inputs of a task, by name.
-
-    Raises:
-        InvalidInputError: One is not a source, or a name or a source can't be one of several.
-    """
-    given = source if isinstance(source, Mapping) else {INPUT: source}
-    if not given:
-        raise InvalidInputError(f"task={task} has no input; give it a source.")
-    inputs = {name: each if isinstance(each, Input) else Input(each) for name, each in given.items()}
-    for name, each in inputs.items():
-        _check_source(task, each.source)
-        if not isinstance(name, str) or not re.fullmatch(r"\w*", name):
-            raise InvalidInputError(f"task={task}: input {name!r} can't be a name; use letters, digits and '_'.")
-        if name == UNNAMED:
-            raise InvalidInputError(
-                f"task={task}: input {name!r} can't be a name, as late rows call the input without a name so; use another one."
-            )
-        if len(inputs) > 1 and isinstance(each.source, (DataFrameSource, KafkaConnectorSource)):
-            raise InvalidInputError(
-                f"task={task}: Spark plans the source of input {name!r}, so it can't be one of several; use a FileSource, a "
-                "KafkaSource or one of your own."
-            )
-        _check_input(task, name, each)
-    return inputs
-
-
-def _check_input(task: str, name: str, input: Input) -> None:
-    """Refuse what an input can't have.
-
-    Raises:
-        InvalidInputError: It has that.
-    """
-    if not isinstance(input.key, (str, type(None))) and not (
-        isinstance(input.key, Sequence) and all(isinstance(column, str) for column in input.key)
-    ):
-        raise InvalidInputError(f"task={task}: input={name!r} has key={input.key!r}; name a column, or several.")
-    if not isinstance(input.value, (str, type(None))):
-        raise InvalidInputError(
-            f"task={task}: input={name!r} has value={input.value!r}; name the one column of the updates."
-        )
-    if input.batch is not None and not callable(input.batch):
-        raise InvalidInputError(f"task={task}: input={name!r} has batch={input.batch!r}; give a function of a batch.")
-    if edge_of(input) is not None:
-        for what, given in (("allowed_delay", input.allowed_delay), ("idle_after", input.idle_after)):
-            if given is not None:
-                raise InvalidInputError(
-                    f"task={task}: input={name!r} has {what}={given!r}, and the clock of {input.source!r} is that task's; "
-                    "leave it out."
-                )
-
-
-def _check_without(task: str, inputs: Mapping[str, Input], without: Sequence[str]) -> None:
-    """Refuse to end what can't be ended.
-
-    Raises:
-        InvalidInputError: It is no list of names, or an input is given all the same.
-    """
-    if isinstance(without, str):
-        raise InvalidInputError(f"task={task}: without={without!r} is a text; give a list, without=[{without!r}].")
-    # Whether the task ever had them is not asked: the same code starts in a new store, too.
-    if not isinstance(without, Collection) or not all(isinstance(name, str) for name in without):
-        raise InvalidInputError(
-            f"task={task}: without={without!r} is no list of names of inputs; give one, or leave it out."
-        )
-    for name in without:
-        if name in inputs:
-            raise InvalidInputError(
-                f"task={task}: input={name!r} is given, and named in without; leave one of these out."
-            )
-
-
 def _of_input(
     plan: Plan,
     name: str,
@@ -809,27 +621,3 @@ def _of_input(
         found.check()
         found.check_update(update)
     return found
-
-
-def _check_source(task: str, source: object) -> None:
-    """Refuse what is not a source.
-
-    Raises:
-        InvalidInputError: It is not a source. The message names the source that may be meant.
-    """
-    if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource, TaskSource)):
-        return
-    found = repr(source)
-    if isinstance(source, (str, os.PathLike)):
-        way = f"give FileSource({os.fspath(source)!r}, timestamp=...) for the files of a folder"
-    elif type(source).__module__.startswith("pyspark.sql"):
-        found, way = "a Spark DataFrame", "give DataFrameSource(stream, timestamp=...), of a streaming DataFrame"
-    elif isinstance(source, (list, tuple)):
-        way = (
-            'give several as a mapping from their names, such as {"orders": FileSource(...), "rates": FileSource(...)}'
-        )
-    elif isinstance(source, type):
-        way = f"give an instance of it, {source.__name__}(...)"
-    else:
-        way = "give a FileSource, KafkaSource, KafkaConnectorSource, DataFrameSource or a TimeReplayableSource of your own"
-    raise InvalidInputError(f"task={task}: source={found} is not a source; {way}.")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from persistent_state.edges.base import Edge
+from persistent_state.edges.in_order import parts as in_order
+from persistent_state.edges.in_order.edge import InOrder
+from persistent_state.edges.in_order.rows import emits_rows
+from persistent_state.edges.joins.pair import by_side
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Input, Inputs
-from persistent_state.ordered import named
-from persistent_state.outputs import Output, Outputs, outputs_of
+from persistent_state.ordered import InOrderTask, named
+from persistent_state.outputs import Output, Outputs, outputs_of, outputs_of_ordered
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.task import PersistentTask
 
@@ -56,6 +60,37 @@ class Added:
             return read_by(next(iter(self.inputs.values())).source)
         sources = {name: read_by(source) for name, source in self.sources.items()}
         return Inputs({name: source for name, source in sources.items() if isinstance(source, TimeReplayableSource)})
+
+
+def inputs_of(source: AnySource | Mapping[str, AnySource | Input]) -> dict[str, Input]:
+    """Return the inputs of a task by name, as `add` is given them. An only one need not have a name."""
+    given = source if isinstance(source, Mapping) else {INPUT: source}
+    return {name: each if isinstance(each, Input) else Input(each) for name, each in given.items()}
+
+
+def tasks_of(
+    task: PersistentTask | InOrderTask,
+    inputs: Mapping[str, Input],
+    sink: Output | Sequence[Output] | None,
+    on_bad_row: str,
+    delivery: str,
+    without: tuple[str, ...],
+) -> list[Added]:
+    """Return a task that a user adds as the tasks of the graph that it is.
+
+    Raises:
+        InvalidInputError: An output is none, or two of them have one name.
+    """
+    if not isinstance(task, InOrderTask):
+        return [Added(task, inputs, outputs_of(task.task_name, sink), on_bad_row, delivery, without)]
+    messages, with_states, with_rows = in_order.parts(task)
+    states, rows = outputs_of_ordered(task.task_name, sink, emits_rows(task))
+    fed = {INPUT: Input(InOrder(messages.task_name))}
+    return [
+        Added(messages, by_side(task, inputs), Outputs((), ()), on_bad_row, delivery, without),
+        Added(with_states, fed, states, on_bad_row, delivery, ()),
+        Added(with_rows, fed, rows, on_bad_row, delivery, ()),
+    ]
 
 
 def edge_of(input: Input) -> Edge | None:
