@@ -67,7 +67,7 @@ def seconds(store: str, given: Any, source: TimeReplayableSource) -> float:
     """Return how long it takes to read all files, a file at a time, and to commit each."""
     files = open_files(store)
     app = Application("app", store, checkpoint_interval="10 seconds", max_ahead="100000 days").add(Sums(), given)
-    flow = FlowPlan((app.plans(files, 1, columns_of)["Sums"],))
+    flow = FlowPlan((app._plans(files, 1, columns_of)["Sums"],))
     log, settings = Log(files, "app"), flow.first.settings
     takeover.take_over(log, [flow], interval=settings.interval, shards=1, writer="benchmark", now=0)
     open_source(source, {}, {})

@@ -98,7 +98,7 @@ class World:
     def __init__(self, size: Size, folder: str) -> None:
         self.size, self.folder = size, folder
         files = LocalFiles(folder)
-        plans = size.application(folder).plans(files, size.shards, columns_of)
+        plans = size.application(folder)._plans(files, size.shards, columns_of)
         self.log = Log(files, "waiting")
         waiting, *others = plans.values()
         self.waiting, self.flow = FlowPlan((waiting,)), FlowPlan(tuple(others))

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import EXACTLY_ONCE, KEEP, Plan
-from persistent_state.edges.base import check
-from persistent_state.edges.in_order import parts as in_order
-from persistent_state.errors import InvalidInputError, StateError, check_whole
-from persistent_state.event_time.clocks import FURTHEST, Settings
+from persistent_state.errors import InvalidInputError, check_whole
+from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
-from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import Clock
 from persistent_state.inputs import AnySource, Input
 from persistent_state.metrics.server import address
@@ -29,17 +21,14 @@ from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.redact import shown
 from persistent_state.setup import checks, graph
-from persistent_state.setup.added import Added, edge_of, inputs_of, tasks_of
+from persistent_state.setup.added import Added, inputs_of, tasks_of
 from persistent_state.setup.checks import refuse
+from persistent_state.setup.compile import ColumnsOf, plans_of, take_up_schemas
 from persistent_state.show import definition, html
 from persistent_state.show.tables import Table
-from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.sources.files import FileSource
-from persistent_state.sources.tasks import TIMESTAMP
-from persistent_state.store import lists
 from persistent_state.store.files import Files, open_files
-from persistent_state.store.log import Log, check_name
+from persistent_state.store.log import check_name
 from persistent_state.task import PersistentTask
 
 if TYPE_CHECKING:
@@ -50,9 +39,6 @@ if TYPE_CHECKING:
     from persistent_state.engine.run import Running
 
 _logger = logging.getLogger("persistent_state")
-
-SourceAsRead: TypeAlias = TimeReplayableSource | DataFrameSource
-ColumnsOf: TypeAlias = "Callable[[PersistentTask, AnySource], tuple[SourceAsRead, pa.Schema, pa.DataType | None]]"
 
 
 @dataclass
@@ -426,8 +412,8 @@ class Application:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
         shards = self.shards or shards or (1 if spark is None else parallelism(spark))
-        self._take_up_schemas(files)
-        plans = self.plans(files, shards, columns_of)
+        take_up_schemas(self.name, self.added, files)
+        plans = self._plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
         shared: dict[int, AnySource] = {}
 
@@ -456,21 +442,6 @@ class Application:
             metrics=metrics,
             show_progress=show_progress,
         )
-
-    def _take_up_schemas(self, files: Files) -> None:
-        """Let sources whose schema is that of a file take it from what they have read, before they are asked for it."""
-        sources = [
-            (added.name, name, of.source)
-            for added in self.added
-            for name, of in added.inputs.items()
-            if isinstance(of.source, FileSource) and of.source.takes_schema
-        ]
-        # What is wrong with the log is for the start to say.
-        with suppress(StateError):
-            newest = Log(files, self.name).newest() if sources else None
-            for task, name, source in sources:
-                if newest is not None and task in newest.tasks and name in newest.flow_of(task).inputs:
-                    source.go_on_from(lists.read(files, newest.flow_of(task).inputs[name].journal))
 
     def _keeping(self) -> Keeping:
         """Return which checkpoints are kept.
@@ -508,62 +479,13 @@ class Application:
             raise InvalidInputError(f"{argument}={wrong!r} is a part of task={whole[wrong]}; name that.")
         return [part for name in names for part in parts.get(name, [name])]
 
-    def plans(
-        self,
-        files: Files,
-        shards: int,
-        columns_of: ColumnsOf,
-    ) -> dict[str, Plan]:
-        """Return the plan of each task, so that each comes after those that feed it. The library calls this.
-
-        Args:
-            files: The store.
-            shards: How many tasks of Spark write the state.
-            columns_of: Returns a source as it is read, its columns, and the type of the updates that Spark computes of them
-                for a task.
+    def _plans(self, files: Files, shards: int, columns_of: ColumnsOf) -> dict[str, Plan]:
+        """Return the plan of each task, so that each comes after those that feed it.
 
         Raises:
             InvalidInputError: A task does not fit what feeds it.
         """
-        settings, plans = self._settings(), dict[str, Plan]()
-        every = graph.every(self.added, settings.interval)
-        settings = replace(settings, interval=graph.common_interval(self.added, settings.interval))
-        for added in graph.topological(self.added):
-            apart = every.get(added.name, ())
-            plan = Plan(
-                application=self.name,
-                files=files,
-                task=added.task,
-                schema=pa.schema([]),
-                timestamp="",
-                channel=None,
-                settings=replace(settings, every=math.gcd(*apart) or None),
-                shards=shards,
-                emits=bool(added.outputs.running),
-                outputs=added.outputs.names,
-                on_bad_row=added.on_bad_row,
-                delivery=added.delivery,
-                upstream=added.upstream,
-                feeders={name: plans[source.task] for name, source in added.upstream.items()},
-                without=added.without,
-            )
-            plan = in_order.on_feeders(plan)
-            of_inputs: Mapping[str, Plan] = {
-                name: _of_input(plan, name, of, columns_of) for name, of in added.inputs.items()
-            }
-            plan, of_inputs = in_order.on_inputs(plan, of_inputs)
-            if [*of_inputs] == [INPUT]:
-                plan = of_inputs[INPUT]
-            else:
-                among = tuple(of_inputs)
-                inputs = {name: replace(of, among=among) for name, of in of_inputs.items()}
-                of_each = {name: each.settings for name, each in inputs.items()}
-                plan = replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
-            # First, as a task that can't be fed has no such columns either.
-            check(plan)
-            plan.check()
-            plans[plan.name] = plan
-        return plans
+        return plans_of(self.name, self.added, self._settings(), files, shards, columns_of)
 
     def _settings(self) -> Settings:
         return Settings(
@@ -574,50 +496,3 @@ class Application:
             jump=positive("max_jump", self.max_jump) if self.max_jump is not None else None,
             alignment=positive("alignment", self.alignment) if self.alignment is not None else None,
         )
-
-
-def _of_input(
-    plan: Plan,
-    name: str,
-    input: Input,
-    columns_of: ColumnsOf,
-) -> Plan:
-    """Return a task's plan of the rows of one of its inputs.
-
-    Raises:
-        InvalidInputError: The task does not fit them.
-    """
-    settings, source, task = plan.settings, input.source, plan.task
-    if input != Input(source):
-        task = OfInput(task, input)
-    if (edge := edge_of(input)) is not None:
-        # The moments of changes are clocks, and no clock is broken.
-        settings = replace(settings, ahead=FURTHEST, delay=0, jump=None)
-        schema, update = edge.schema(plan.feeders[name], plan.task), None
-        timestamp, unit, channel = TIMESTAMP, None, None
-    else:
-        if input.allowed_delay is not None:
-            settings = replace(settings, delay=duration("allowed_delay", input.allowed_delay))
-        if input.idle_after is not None:
-            settings = replace(settings, idle_after=positive("idle_after", input.idle_after))
-        if isinstance(source, TimeReplayableSource):
-            settings = replace(settings, bounds=source.bounds)
-        source, schema, update = columns_of(task, source)
-        timestamp, unit, channel = source.timestamp, source.timestamp_unit, source.channel
-    found = replace(
-        plan,
-        task=task,
-        schema=schema,
-        timestamp=timestamp,
-        timestamp_unit=unit,
-        channel=channel,
-        settings=settings,
-        on_bad_row=plan.on_bad_row if input.on_bad_row is None else input.on_bad_row,
-        has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
-        by_spark=isinstance(source, DataFrameSource),
-        input=name,
-    )
-    if update is not None:
-        found.check()
-        found.check_update(update)
-    return found

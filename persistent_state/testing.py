@@ -317,7 +317,7 @@ def _run(app: Application) -> dict[str, LocalRun]:
         raise InvalidInputError(f"application {app.name} has no task; add one.")
     files = open_files(f"{_STORE}-{uuid.uuid4().hex}")
     app.added = with_output(app.added, _output)
-    plans = app.plans(files, 1, _columns_of)
+    plans = app._plans(files, 1, _columns_of)
     for plan in plans.values():
         if plan.update_way == "column":
             raise InvalidInputError(

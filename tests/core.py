@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from persistent_state.application import Application
 from persistent_state.batch.messages import Answers, Basis, Blob, Content, Report, Step
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.drive import local, turn
@@ -98,6 +99,11 @@ def plan_of(
         timestamp_unit=timestamp_unit,
         delivery=delivery,
     )
+
+
+def compiled(app: Application, files: Files | None = None, shards: int = 1) -> dict[str, Plan]:
+    """The plans of an application whose sources tell their columns without Spark."""
+    return app._plans(files or memory(), shards, lambda _, source: (source, source.schema, None))
 
 
 def alone(plan: Plan | FlowPlan) -> FlowPlan:

@@ -83,7 +83,7 @@ def compiled(
     app: Application, files: Files, shards: int = 2
 ) -> tuple[dict[str, Plan], dict[str, TimeReplayableSource]]:
     """The plans of an application's tasks, and the sources of those that have some."""
-    plans = dict(app.plans(files, shards, lambda _, source: (source, source.schema, None)))
+    plans = core.compiled(app, files, shards)
     sources = dict[str, TimeReplayableSource]()
     for added in app.added:
         own = {name: each for name, each in added.sources.items() if isinstance(each, TimeReplayableSource)}

@@ -406,7 +406,7 @@ class TestGraphs:
         app = Application("app", "store", checkpoint_interval="10 seconds", **options)
         for task, source in tasks:
             app.add(task, source)
-        return app.plans(open_files("memory://graphs"), 1, lambda _, source: (source, source.schema, None))
+        return core.compiled(app)
 
     def derived(self, monoid: Any) -> PersistentTask:
         return Task(monoid=monoid, name="derived", key=None, value="value")
@@ -517,7 +517,7 @@ TYPES = "use types such as int64, float64, string or timestamp of us, and lists,
 class TestOrderedTasks:
     def plans(self, task: Any, source: Any = ROWS, **options: Any) -> Any:
         app = Application("app", "store", checkpoint_interval="10 seconds", **options).add(task, source)
-        return app.plans(open_files("memory://ordered"), 1, lambda _, source: (source, source.schema, None))
+        return core.compiled(app)
 
     def test_what_is_right_is_not_refused(self) -> None:
         self.plans(Visits())
@@ -642,7 +642,7 @@ class TestOrderedTasks:
         app = Application("app", "store", delivery="at-least-once")
         refused(lambda: app.add(Visits(), ROWS, delivery="at-least-once"), sentence)
         app.add(Visits(), ROWS, delivery="exactly-once")
-        app.plans(open_files("memory://ordered"), 1, lambda _, source: (source, SCHEMA, None))
+        core.compiled(app)
 
     def test_values_so_far(self) -> None:
         def show(values: Any, batch: int) -> None:
@@ -666,7 +666,7 @@ class TestOrderedTasks:
             app = Application("app", "store", checkpoint_interval="10 seconds")
             for task, source in tasks:
                 app.add(task, source)
-            return app.plans(open_files("memory://ordered"), 1, lambda _, source: (source, source.schema, None))
+            return core.compiled(app)
 
         refused(
             lambda: plans((Task(), ROWS), (Visits(), Changes("totals"))),

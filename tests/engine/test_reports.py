@@ -134,7 +134,7 @@ def test_a_run_hears_of_each_step_of_an_ordered_task_whether_it_had_an_effect() 
 
     def lacks(*steps: tuple[int | None, bool], bad: int = 0) -> bool:
         app = Application("app", "memory://reports").add(Rule(), FileSource("in", timestamp="ts", schema=SCHEMA))
-        plans = [*app.plans(core.memory(), 1, lambda task, source: (source, SCHEMA, None)).values()]
+        plans = [*core.compiled(app).values()]
         log = Log(plans[0].files, plans[0].application)
         entry = core.start(log, [FlowPlan((plans[0],)), FlowPlan((plans[1], plans[2]))])
         reports = Reports("run", plans, entry, False, lambda progress: None)
@@ -360,7 +360,7 @@ def test_the_parts_of_an_ordered_task_are_told_as_the_task() -> None:
 
     app = Application("app", "memory://reports", checkpoint_interval="10 seconds")
     app.add(Steps(), FileSource("words/", timestamp="ts", schema=SCHEMA))
-    plans = [*app.plans(core.memory(), 1, lambda task, source: (source, source.schema, None)).values()]
+    plans = [*core.compiled(app).values()]
     flows = [FlowPlan((plans[0],)), FlowPlan((plans[1], plans[2]))]
     entry = core.start(Log(plans[0].files, "app"), flows)
     reports = Reports("run", plans, entry, False, lambda: None)

@@ -20,6 +20,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.task import PersistentTask
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
+from tests import core
 from tests.core import us
 from tests.simulation.messages import FED, GROUPS, MONOIDS, ORDERED, Job
 from tests.simulation.source import Partitions, Several, WorldSource
@@ -238,7 +239,7 @@ def plan_of(
         application.add(job.ordered.task(), of, without=[*coming.left[name]])
     else:
         application.add(task, of, without=[*coming.left[name]])
-    plan = application.plans(files, actor.shards, lambda _, source: (source, source.schema, None))[name]
+    plan = core.compiled(application, files, actor.shards)[name]
     inputs = {input: with_own(each, settings, emits) for input, each in plan.inputs.items()}
     plan = with_own(plan, settings, emits)
     of_each = {input: each.settings for input, each in inputs.items()}
