@@ -24,6 +24,7 @@ from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind import Choice
 from persistent_state.protocol.rewind_plan import RewindPlan
+from persistent_state.setup.checks import of_plan, refuse
 from persistent_state.sinks.base import CLOCK
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
@@ -104,6 +105,11 @@ def plan_of(
 def compiled(app: Application, files: Files | None = None, shards: int = 1) -> dict[str, Plan]:
     """The plans of an application whose sources tell their columns without Spark."""
     return app._plans(files or memory(), shards, lambda _, source: (source, source.schema, None))
+
+
+def check(plan: Plan) -> None:
+    """Refuse a plan of a task that can never work."""
+    refuse(of_plan(plan))
 
 
 def alone(plan: Plan | FlowPlan) -> FlowPlan:

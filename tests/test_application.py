@@ -194,7 +194,7 @@ def refused(call: Callable[[], Any], sentence: str) -> None:
 
 
 def check(task: PersistentTask, **options: Any) -> None:
-    core.plan_of(task, SCHEMA, **options).check()
+    core.check(core.plan_of(task, SCHEMA, **options))
 
 
 class TestTasks:
@@ -203,9 +203,9 @@ class TestTasks:
             check(task)
         check(Task(monoid=Max(pa.float64()), value="f"), channel="word")
         for type in (pa.int16(), pa.uint64(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
-            core.plan_of(Task(), SCHEMA.append(pa.field("device", type)), channel="device").check()
+            core.check(core.plan_of(Task(), SCHEMA.append(pa.field("device", type)), channel="device"))
         for type in (pa.timestamp("ns", "Europe/Paris"), pa.timestamp("s"), pa.int64(), pa.date32()):
-            core.plan_of(Task(), SCHEMA.set(0, pa.field("ts", type))).check()
+            core.check(core.plan_of(Task(), SCHEMA.set(0, pa.field("ts", type))))
 
     @pytest.mark.parametrize(
         ("task", "options", "sentence"),
@@ -232,7 +232,9 @@ class TestTasks:
     )
     def test_a_channel_that_cannot_be_named(self, type: pa.DataType) -> None:
         plan = core.plan_of(Task(), SCHEMA.append(pa.field("device", type)), channel="device")
-        refused(plan.check, f"task=totals: the channel column 'device' is {type}; make it text or integers.")
+        refused(
+            partial(core.check, plan), f"task=totals: the channel column 'device' is {type}; make it text or integers."
+        )
 
     @pytest.mark.parametrize(
         ("monoid", "column", "holds", "found"),
@@ -742,7 +744,7 @@ class Ran:
     def start(self, *tasks: PersistentTask, reset: tuple[str, ...] = ()) -> list[Plan]:
         plans = [core.plan_of(task, ROW, files=self.files) for task in tasks]
         for plan in plans:
-            plan.check()
+            core.check(plan)
         core.start(self.log, plans, reset=reset)
         return plans
 

@@ -217,7 +217,7 @@ class Played:
 
     def start(self, shards: int, again: int) -> None:
         self.plan = core.plan_of(self.task, SCHEMA, files=self.files, settings=self.settings, shards=shards)
-        self.plan.check()
+        core.check(self.plan)
         self.log = Log(self.files, "app")
         self.entry = core.start(self.log, [self.plan])
         clock = self.entry.flow_of("Reading").progress.clock

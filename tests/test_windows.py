@@ -129,7 +129,7 @@ class Ran:
         files = core.memory()
         times = Settings(interval, delay, ahead=2**62)
         self.plan: Plan = core.plan_of(task, ROW, files=files, settings=times, shards=shards)
-        self.plan.check()
+        core.check(self.plan)
         self.log = Log(files, "app")
         self.keeping = Keeping(clocks=clocks)
         self.start()
@@ -685,7 +685,7 @@ class TestRefused:
             tries += [
                 ("slide", lambda: SlidingWindow("1 hour", bare)),
                 ("ttl", lambda: NonWindowState(Sum(), ttl=bare)),
-                ("horizon", core.plan_of(task, ROW).check),
+                ("horizon", partial(core.check, core.plan_of(task, ROW))),
             ]
         for name, call in tries:
             refused(
@@ -715,17 +715,20 @@ class TestRefused:
         state: KeptState[Any] = NonWindowState(Sum())
         for named in (("id", None), (None, "1 day")):
             refused(
-                core.plan_of(Kept(state, *named), ROW).check,
+                partial(core.check, core.plan_of(Kept(state, *named), ROW)),
                 f"task=Kept: message_id={named[0]!r} and horizon={named[1]!r} go together; give both or neither.",
             )
         refused(
-            core.plan_of(Kept(state, "uid", "1 day"), ROW).check,
+            partial(core.check, core.plan_of(Kept(state, "uid", "1 day"), ROW)),
             "task=Kept: the message id column 'uid' is not in the source; it has ts, key, n, id.",
         )
-        refused(core.plan_of(Kept(state, "id", "0 days"), ROW).check, "horizon='0 days'; it must be longer than 0.")
+        refused(
+            partial(core.check, core.plan_of(Kept(state, "id", "0 days"), ROW)),
+            "horizon='0 days'; it must be longer than 0.",
+        )
         schema = ROW.set(3, pa.field("id", pa.list_(pa.int64())))
         refused(
-            core.plan_of(Kept(state, "id", "1 day"), schema).check,
+            partial(core.check, core.plan_of(Kept(state, "id", "1 day"), schema)),
             "task=Kept, message id 'id': key type=list<item: int64> cannot be a key; cast the column to a bool, integer, "
             "float, string, binary, date, timestamp or decimal128.",
         )
@@ -738,11 +741,11 @@ class TestRefused:
 
         for windowing in (TumblingWindow(us(10)), SessionWindow(us(10))):
             refused(
-                core.plan_of(Named(state_in(windowing, Sum())), schema).check,
+                partial(core.check, core.plan_of(Named(state_in(windowing, Sum())), schema)),
                 "task=Named: the key column 'window_start' has the name of a column of the state; "
                 "rename it in the source's transform.",
             )
-        core.plan_of(Named(NonWindowState(Sum(), ttl=us(10))), schema).check()
+        core.check(core.plan_of(Named(NonWindowState(Sum(), ttl=us(10))), schema))
 
     @pytest.mark.parametrize(
         ("was", "now", "what", "written", "wanted"),

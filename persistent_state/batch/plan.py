@@ -18,12 +18,10 @@ from persistent_state.ordered import OrderedPart, named, part_of
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
-from persistent_state.sources.base import TIMESTAMP_UNITS
-from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
 from persistent_state.sources.tasks import TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
-from persistent_state.task import LOCAL_TIMESTAMP, PersistentTask
+from persistent_state.task import PersistentTask
 from persistent_state.windows import length
 
 KEEP, FAIL = "keep", "fail"
@@ -241,161 +239,6 @@ class Plan:
         changes = [name for name, source in self.upstream.items() if source.is_of_state]
         return changes if changes and self.takes_back else []
 
-    def check(self) -> None:
-        """Refuse what can never work.
-
-        Raises:
-            InvalidInputError: a column is missing, or the monoid does not fit it.
-        """
-        name, task = self.named, self.task
-        if self.inputs:
-            self._check_inputs()
-            return
-        if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
-            raise InvalidInputError(f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'.")
-        way = self.update_way
-        feeder = self.upstream.get(self.input)
-        source = "the source" if feeder is None else f"{feeder!r}, which feeds it,"
-        if (twice := name_twice(self.schema)) is not None:
-            raise InvalidInputError(f"task={name}: {source} has {twice!r} twice; {ONE_NAME_EACH}.")
-        wanted = {
-            "timestamp": self.timestamp,
-            "channel": self.channel,
-            "value": task.value,
-            "message id": task.message_id,
-        }
-        for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
-            if column is not None and self.schema.get_field_index(column) < 0:
-                known = ", ".join(known for known in self.schema.names if known != LOCAL_TIMESTAMP) or "no columns"
-                raise InvalidInputError(
-                    f"task={name}: the {role} column {column!r} is not in {source.rstrip(',')}; it has {known}."
-                )
-        if (task.message_id is None) != (task.horizon is None):
-            raise InvalidInputError(
-                f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
-            )
-        for column in task.key_columns:
-            # Of several inputs each says its own columns, and the key has another name in the state.
-            if column in self._state_columns and not self.among:
-                raise InvalidInputError(
-                    f"task={name}: the key column {column!r} has the name of a column of the state; {self._other_name(column)}."
-                )
-            if task.key_columns.count(column) > 1:
-                raise InvalidInputError(f"task={name}: the key names column {column!r} twice; name it once.")
-            try:
-                keys.normal_type(self.schema.field(column).type)
-            except InvalidInputError as error:
-                raise InvalidInputError(f"task={name}, column {column!r}: {error}") from None
-        if task.message_id is not None:
-            length("horizon", task.horizon or "")
-            try:
-                keys.normal_type(self.schema.field(task.message_id).type)
-            except InvalidInputError as error:
-                raise InvalidInputError(f"task={name}, message id {task.message_id!r}: {error}") from None
-        if self.channel is not None and not _names_channels(self.schema.field(self.channel).type):
-            found = self.schema.field(self.channel).type
-            raise InvalidInputError(
-                f"task={name}: the channel column {self.channel!r} is {found}; make it text or integers."
-            )
-        stamp = self.schema.field(self.timestamp).type
-        if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
-            raise InvalidInputError(
-                f"task={name}: the timestamp column {self.timestamp!r} is {stamp}; "
-                "make it a timestamp, or int64 microseconds UTC."
-            )
-        if self.timestamp_unit not in (None, *TIMESTAMP_UNITS):
-            raise InvalidInputError(
-                f"task={name}: timestamp_unit={self.timestamp_unit!r}; say one of {', '.join(map(repr, TIMESTAMP_UNITS))}."
-            )
-        if self.timestamp_unit is not None and not pa.types.is_int64(stamp):
-            raise InvalidInputError(
-                f"task={name}: timestamp_unit={self.timestamp_unit!r} is for integers, and the timestamp column "
-                f"{self.timestamp!r} is {stamp}, which has a unit of its own; leave it out."
-            )
-        if way == "value" and task.value is not None:
-            self.check_update(self.schema.field(task.value).type)
-        if self.layout.is_ordered and not self.has_positions:
-            raise InvalidInputError(
-                f"task={name}: {self.layout.monoid.name} does not commute, and its source gives messages of one time no order; "
-                "name a column of positions."
-            )
-        if self.settings.jump is not None and self.by_spark:
-            raise InvalidInputError(
-                f"task={name}: max_jump={self.settings.jump} microseconds is measured from row to row, and Spark hands over a "
-                "DataFrame's rows in parts of any order; leave it out, or use another source."
-            )
-        for column in (taken for taken in self.schema.names if taken.startswith("_persistent_state_")):
-            if column == self.timestamp == LOCAL_TIMESTAMP:
-                continue
-            raise InvalidInputError(f"task={name}: the name of column {column!r} is this package's own; rename it.")
-        if self.on_bad_row not in (KEEP, FAIL):
-            raise InvalidInputError(f"task={name}: on_bad_row={self.on_bad_row!r}; say 'keep' or 'fail'.")
-
-    @property
-    def _state_columns(self) -> tuple[str, ...]:
-        """The columns that the state has beside the key."""
-        return ("value", *kind_of(self.state.windowing).window_columns)
-
-    def _other_name(self, column: str) -> str:
-        """Return what gives a key column another name."""
-        if not self.is_fed_by_task:
-            return "rename it in the source's transform"
-        of_input = f"Input({self.upstream[self.input]!r}, key={column!r})"
-        return f"name its input, as in {{'of': {of_input}}}, and give the key of the task another name"
-
-    def _check_inputs(self) -> None:
-        """Refuse inputs that don't fit, or don't fit together.
-
-        Raises:
-            InvalidInputError: They don't.
-        """
-        for name, plan in self.inputs.items():
-            try:
-                plan.check()
-                if plan.update_way == "column":
-                    raise InvalidInputError(
-                        f"task={self.named} says its update in process_column, and has several inputs; say it in process_batch."
-                    )
-                if plan.by_spark:
-                    raise InvalidInputError(
-                        f"task={self.named}: Spark plans this source, so it can't be one of several; use another source."
-                    )
-                if self.task.reads_state:
-                    raise InvalidInputError(
-                        f"task={self.named} reads its state, and has several inputs; leave out reads_state."
-                    )
-                if (types := plan.layout.key_types) != self.layout.key_types:
-                    raise InvalidInputError(
-                        f"task={self.named}: the key has the types {_named_types(types)} here and "
-                        f"{_named_types(self.layout.key_types)} in the first input; cast the columns."
-                    )
-                if plan.layout.once != self.layout.once:
-                    raise InvalidInputError(
-                        f"task={self.named}: message_id={self.task.message_id!r} has another type here than in the first "
-                        "input; cast the column."
-                    )
-            except InvalidInputError as error:
-                raise InvalidInputError(f"input={name!r}: {error}") from None
-        if taken := next((column for column in self.task.key_columns if column in self._state_columns), None):
-            raise InvalidInputError(
-                f"task={self.named}: the key column {taken!r} has the name of a column of the state; give the key of the task "
-                "another name, as its inputs say which of their columns it is."
-            )
-
-    def check_update(self, type: pa.DataType) -> None:
-        """Refuse a column of updates that can never fit.
-
-        Raises:
-            InvalidInputError: the monoid can't take its type, and nothing prepares its items.
-        """
-        monoid = self.layout.monoid
-        if self.state.prepare is None and not monoid.accepts(type):
-            said = "the column" if self.task.value is None else f"column {self.task.value!r}"
-            raise InvalidInputError(
-                f"task={self.named}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
-                "cast the column or choose another monoid."
-            )
-
 
 MergeJournals: TypeAlias = "Callable[[Sequence[str], Sequence[str], Mapping[str, int]], Sequence[str] | None]"
 """Returns the journal of two flows by their own journals; None if a position may not mean the same record to both.
@@ -487,13 +330,3 @@ def takes_back(task: PersistentTask) -> bool:
     state = state_of(task)
     is_plain = state.windowing is None and task.message_id is None and not task.reads_state
     return is_plain and bool(state.monoid.is_group) and bool(state.monoid.exact)
-
-
-def _named_types(types: Sequence[pa.DataType]) -> str:
-    return ", ".join(map(str, types)) or "of no column"
-
-
-def _names_channels(type: pa.DataType) -> bool:
-    if pa.types.is_dictionary(type):
-        type = type.value_type
-    return bool(pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_integer(type))

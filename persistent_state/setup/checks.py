@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE
+import pyarrow as pa
+
+from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, Plan
 from persistent_state.edges.in_order.rows import emits_rows
 from persistent_state.edges.in_order.states import keeps_state
 from persistent_state.edges.joins.pair import by_side
@@ -22,13 +24,17 @@ from persistent_state.inputs import Input
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.ordered import InOrderTask, OrderedTask
 from persistent_state.outputs import Output, check_places, outputs_of_ordered
+from persistent_state.partials import keys
+from persistent_state.partials.kinds import kind_of
 from persistent_state.redact import shown
 from persistent_state.setup.added import Added, edge_of
-from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources.base import TIMESTAMP_UNITS, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
+from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
 from persistent_state.sources.tasks import TaskSource
-from persistent_state.task import BaseTask, PersistentTask, check_process_message, instance_of
+from persistent_state.task import LOCAL_TIMESTAMP, BaseTask, PersistentTask, check_process_message, instance_of
+from persistent_state.windows import length
 
 
 def refuse(*topics: Iterable[str]) -> None:
@@ -205,6 +211,184 @@ def of_places(tasks: Sequence[Added], store: str, application: str, scratch: str
                         f"task={each.named} reads all files below {source!r}, and {what} writes there; give one of the two "
                         "another folder."
                     )
+
+
+def of_plan(plan: Plan) -> Iterator[str]:
+    """Refuse a task that can never work on its rows, or on those of its inputs together."""
+    if plan.inputs:
+        yield from _of_inputs_together(plan)
+        return
+    name = plan.named
+    if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
+        yield f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'."
+    way = plan.update_way
+    yield from _of_columns(plan)
+    yield from _of_key(plan)
+    yield from _of_channel(plan)
+    yield from _of_timestamp(plan)
+    if way == "value" and plan.task.value is not None:
+        yield from of_update(plan, plan.schema.field(plan.task.value).type)
+    yield from _of_order(plan)
+    for column in (taken for taken in plan.schema.names if taken.startswith("_persistent_state_")):
+        if not column == plan.timestamp == LOCAL_TIMESTAMP:
+            yield f"task={name}: the name of column {column!r} is this package's own; rename it."
+    if plan.on_bad_row not in (KEEP, FAIL):
+        yield f"task={name}: on_bad_row={plan.on_bad_row!r}; say 'keep' or 'fail'."
+
+
+def of_update(plan: Plan, type: pa.DataType) -> Iterator[str]:
+    """Refuse a column of updates that can never fit: the monoid can't take its type, and nothing prepares its items."""
+    monoid = plan.layout.monoid
+    if plan.state.prepare is None and not monoid.accepts(type):
+        said = "the column" if plan.task.value is None else f"column {plan.task.value!r}"
+        yield (
+            f"task={plan.named}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
+            "cast the column or choose another monoid."
+        )
+
+
+def _of_columns(plan: Plan) -> Iterator[str]:
+    """Refuse rows that have a column twice, or lack one that the task names."""
+    name, task = plan.named, plan.task
+    feeder = plan.upstream.get(plan.input)
+    source = "the source" if feeder is None else f"{feeder!r}, which feeds it,"
+    if (twice := name_twice(plan.schema)) is not None:
+        yield f"task={name}: {source} has {twice!r} twice; {ONE_NAME_EACH}."
+    wanted = {
+        "timestamp": plan.timestamp,
+        "channel": plan.channel,
+        "value": task.value,
+        "message id": task.message_id,
+    }
+    for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
+        if column is not None and plan.schema.get_field_index(column) < 0:
+            known = ", ".join(known for known in plan.schema.names if known != LOCAL_TIMESTAMP) or "no columns"
+            yield f"task={name}: the {role} column {column!r} is not in {source.rstrip(',')}; it has {known}."
+
+
+def _of_key(plan: Plan) -> Iterator[str]:
+    """Refuse columns that can't be the key, or the id of messages."""
+    name, task = plan.named, plan.task
+    if (task.message_id is None) != (task.horizon is None):
+        yield (
+            f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
+        )
+    for column in task.key_columns:
+        # Of several inputs each says its own columns, and the key has another name in the state.
+        if column in _state_columns(plan) and not plan.among:
+            yield (
+                f"task={name}: the key column {column!r} has the name of a column of the state; {_other_name(plan, column)}."
+            )
+        if task.key_columns.count(column) > 1:
+            yield f"task={name}: the key names column {column!r} twice; name it once."
+        yield from _of_type(plan, column, f"task={name}, column {column!r}")
+    if task.message_id is not None:
+        length("horizon", task.horizon or "")
+        yield from _of_type(plan, task.message_id, f"task={name}, message id {task.message_id!r}")
+
+
+def _of_type(plan: Plan, column: str, named: str) -> Iterator[str]:
+    """Refuse a column whose values can't be keys."""
+    try:
+        keys.normal_type(plan.schema.field(column).type)
+    except InvalidInputError as error:
+        yield f"{named}: {error}"
+
+
+def _of_channel(plan: Plan) -> Iterator[str]:
+    """Refuse a column of channels that can't name them."""
+    if plan.channel is None:
+        return
+    found = type = plan.schema.field(plan.channel).type
+    if pa.types.is_dictionary(type):
+        type = type.value_type
+    if not (pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_integer(type)):
+        yield f"task={plan.named}: the channel column {plan.channel!r} is {found}; make it text or integers."
+
+
+def _of_timestamp(plan: Plan) -> Iterator[str]:
+    """Refuse a column of timestamps that are none, or have another unit than is said."""
+    stamp, unit = plan.schema.field(plan.timestamp).type, plan.timestamp_unit
+    if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
+        yield (
+            f"task={plan.named}: the timestamp column {plan.timestamp!r} is {stamp}; "
+            "make it a timestamp, or int64 microseconds UTC."
+        )
+    if unit not in (None, *TIMESTAMP_UNITS):
+        yield f"task={plan.named}: timestamp_unit={unit!r}; say one of {', '.join(map(repr, TIMESTAMP_UNITS))}."
+    if unit is not None and not pa.types.is_int64(stamp):
+        yield (
+            f"task={plan.named}: timestamp_unit={unit!r} is for integers, and the timestamp column "
+            f"{plan.timestamp!r} is {stamp}, which has a unit of its own; leave it out."
+        )
+
+
+def _of_order(plan: Plan) -> Iterator[str]:
+    """Refuse rows whose order is needed, and is not known."""
+    if plan.layout.is_ordered and not plan.has_positions:
+        yield (
+            f"task={plan.named}: {plan.layout.monoid.name} does not commute, and its source gives messages of one time no "
+            "order; name a column of positions."
+        )
+    if plan.settings.jump is not None and plan.by_spark:
+        yield (
+            f"task={plan.named}: max_jump={plan.settings.jump} microseconds is measured from row to row, and Spark hands over "
+            "a DataFrame's rows in parts of any order; leave it out, or use another source."
+        )
+
+
+def _of_inputs_together(plan: Plan) -> Iterator[str]:
+    """Refuse inputs that don't fit the task, or each other."""
+    for name, of_input in plan.inputs.items():
+        try:
+            sentence = next(_of_one_of_several(plan, of_input), None)
+        except InvalidInputError as error:
+            sentence = str(error)
+        if sentence is not None:
+            yield f"input={name!r}: {sentence}"
+    if taken := next((column for column in plan.task.key_columns if column in _state_columns(plan)), None):
+        yield (
+            f"task={plan.named}: the key column {taken!r} has the name of a column of the state; give the key of the task "
+            "another name, as its inputs say which of their columns it is."
+        )
+
+
+def _of_one_of_several(plan: Plan, of_input: Plan) -> Iterator[str]:
+    """Refuse what does not fit of one of several inputs of a task."""
+    yield from of_plan(of_input)
+    if of_input.update_way == "column":
+        yield f"task={plan.named} says its update in process_column, and has several inputs; say it in process_batch."
+    if of_input.by_spark:
+        yield f"task={plan.named}: Spark plans this source, so it can't be one of several; use another source."
+    if plan.task.reads_state:
+        yield f"task={plan.named} reads its state, and has several inputs; leave out reads_state."
+    if (types := of_input.layout.key_types) != plan.layout.key_types:
+        yield (
+            f"task={plan.named}: the key has the types {_named_types(types)} here and "
+            f"{_named_types(plan.layout.key_types)} in the first input; cast the columns."
+        )
+    if of_input.layout.once != plan.layout.once:
+        yield (
+            f"task={plan.named}: message_id={plan.task.message_id!r} has another type here than in the first "
+            "input; cast the column."
+        )
+
+
+def _state_columns(plan: Plan) -> tuple[str, ...]:
+    """Return the columns that the state has beside the key."""
+    return ("value", *kind_of(plan.state.windowing).window_columns)
+
+
+def _other_name(plan: Plan, column: str) -> str:
+    """Return in words what gives a key column another name."""
+    if not plan.is_fed_by_task:
+        return "rename it in the source's transform"
+    of_input = f"Input({plan.upstream[plan.input]!r}, key={column!r})"
+    return f"name its input, as in {{'of': {of_input}}}, and give the key of the task another name"
+
+
+def _named_types(types: Sequence[pa.DataType]) -> str:
+    return ", ".join(map(str, types)) or "of no column"
 
 
 def _is_key(key: object) -> bool:

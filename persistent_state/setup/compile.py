@@ -21,6 +21,7 @@ from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Input
 from persistent_state.setup import graph
 from persistent_state.setup.added import Added, edge_of
+from persistent_state.setup.checks import of_plan, of_update, refuse
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
@@ -79,7 +80,7 @@ def plans_of(
         plan = _with_inputs(in_order.on_feeders(plan), each.inputs, columns_of)
         # First, as a task that can't be fed has no such columns either.
         check(plan)
-        plan.check()
+        refuse(of_plan(plan))
         plans[plan.name] = plan
     return plans
 
@@ -157,6 +158,5 @@ def _of_input(
         input=name,
     )
     if update is not None:
-        found.check()
-        found.check_update(update)
+        refuse(of_plan(found), of_update(found, update))
     return found

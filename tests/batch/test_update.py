@@ -71,6 +71,7 @@ from persistent_state.partials import keys
 from persistent_state.partials.fold import fold_keys
 from persistent_state.protocol.commits import close, plan_batch
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.setup.checks import of_update, refuse
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store import late_rows
 from persistent_state.store import runs as runs_io
@@ -300,7 +301,7 @@ def play_in_parts(case: Case, way: type[PerMessage], parts: int, shards: int) ->
     schema = case.schema.append(pa.field("ts", pa.int64()))
     moves = Settings(interval=10, delay=case.delay, ahead=2**62)
     plan = core.plan_of(way(case.monoid, case.key), schema, settings=moves, shards=shards)
-    plan.check()
+    core.check(plan)
     log = Log(plan.files, "app")
     core.start(log, [plan])
     rows = case.batch
@@ -581,8 +582,8 @@ def play_prepared(
     """The state in the end, and the reason and position of each bad row."""
     schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("update", items.type)])
     plan = core.plan_of(task, schema, on_bad_row=on_bad_row)
-    plan.check()
-    plan.check_update(items.type)
+    core.check(plan)
+    refuse(of_update(plan, items.type))
     log = Log(plan.files, "app")
     entry = core.start(log, [plan])
     stamps = pa.array(range(len(items)), pa.int64())

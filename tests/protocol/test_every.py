@@ -154,7 +154,7 @@ class World(LocalApplication):
         )
         plan = replace(plan, upstream={"": source}, feeders={"": self.plans[source.task]})
         base.check(plan)
-        plan.check()
+        core.check(plan)
         return plan
 
     def read(self, rows: Sequence[Row] = ()) -> None:

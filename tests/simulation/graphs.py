@@ -36,6 +36,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.state_at import seen_below
 from persistent_state.task import Message, PersistentTask
 from persistent_state.windows import WINDOW, SessionWindow, SlidingWindow, TimeToLive, Windowing
+from tests import core
 from tests.core import micros, us
 from tests.simulation import windows
 from tests.simulation.files import PlainFiles
@@ -354,7 +355,7 @@ def plans_of(
             inputs = {name: replace(of, among=tuple(of_inputs)) for name, of in of_inputs.items()}
             plan = replace(plan, inputs=inputs, settings=replace(settings, inputs=dict.fromkeys(inputs, settings)))
         # What is worked out of a plan once stays with it.
-        plan.check()
+        core.check(plan)
         base.check(plan)
         every[each.name] = found[each.name] = plan
     return found

@@ -1258,7 +1258,7 @@ class TestSetUp:
             made = FileSource(**given)
             made.open([], {})
             plan = core.plan_of(Counts(), made.schema, timestamp=made.timestamp, channel=made.channel)
-            replace(plan, timestamp_unit=made.timestamp_unit).check()
+            core.check(replace(plan, timestamp_unit=made.timestamp_unit))
             made.reach({}, True)
 
     @pytest.mark.parametrize(

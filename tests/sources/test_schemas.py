@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_a_source_of_a_user_that_names_a_column_twice_is_refused() -> None:
     for schema, name in ((SCHEMA.append(SCHEMA[1]), "key"), (SCHEMA.append(pa.field("s", TWICE)), "s.x")):
         plan = core.plan_of(Task(), schema)
         assert (
-            problem(plan.check)
+            problem(partial(core.check, plan))
             == f"task=Task: the source has {name!r} twice; give each column, and each field of a struct, a name of its own."
         )
     messages = [Message(1, {"key": "a", "value": 1})]
