@@ -28,7 +28,7 @@ from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
-from persistent_state.protocol import flows, graph, refusals
+from persistent_state.protocol import flows, refusals
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
 from persistent_state.protocol.naming import clock_named
@@ -101,7 +101,7 @@ def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
     planned = _with_what_is_left_out(setup, parts, planned)
     first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
-    reset, rebuilt = graph.reset_and_rebuilt(first, [feed.plan for feed in setup.feeds], (), ())
+    reset, rebuilt = refusals.reset_and_rebuilt(first, [feed.plan for feed in setup.feeds], (), ())
     refusals.check(first, setup.plans, reset, rebuilt)
     count = partial(_with_rows, first, parts)
     reads = _reads(setup, first, newest_entry(setup.files, setup.application))

@@ -24,7 +24,7 @@ from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import deliver, evolution, graph, refusals, restore
+from persistent_state.protocol import deliver, evolution, fates, refusals, restore
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -208,7 +208,7 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         undo.callback(monitor.close)
         monitor.serve()
         newest = log.newest()
-        to_reset, to_rebuild = graph.reset_and_rebuilt(newest, [feed.plan for feed in setup.feeds], reset, rebuild)
+        to_reset, to_rebuild = refusals.reset_and_rebuilt(newest, [feed.plan for feed in setup.feeds], reset, rebuild)
         start_checks.check_start(setup, newest, to_reset, to_rebuild)
         all_deliveries = Deliveries(
             [
@@ -294,11 +294,11 @@ def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[s
     flows = (feed.plan for feed in setup.feeds if feed.plan.is_derived and not feed.plan.is_in_order)
     for plan in (plan for flow in flows for plan in flow.tasks):
         is_new, beginning = plan.name not in before.tasks, refusals.begins_with(plan, before.clock)
-        if plan.name in rebuilt and refusals.is_made_of_state(plan):
+        if plan.name in rebuilt and fates.is_made_of_state(plan):
             _logger.info("task=%s is rebuilt from %s", plan.named, beginning)
         elif plan.name in rebuilt:
             _logger.warning("task=%s loses what it had, and begins with %s", plan.named, beginning)
-        elif is_new and not refusals.is_made_of_state(plan):
+        elif is_new and not fates.is_made_of_state(plan):
             _logger.info("task=%s begins with %s", plan.named, beginning)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from persistent_state.batch.plan import Plan, folded
+from persistent_state.batch.plan import FlowPlan, Plan, folded
 from persistent_state.edges.base import edges
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END, checkpoint_clock
@@ -13,7 +13,7 @@ from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import full_clock
 from persistent_state.ordered import OrderedPart
 from persistent_state.partials.evolve import Evolving
-from persistent_state.protocol import evolution, identity
+from persistent_state.protocol import evolution, fates, identity
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED
@@ -32,20 +32,32 @@ def ways(plan: Plan, clock: int) -> str:
     if plan.is_in_order:
         return ways(plan.feeders[INPUT], clock)
     named = f'Name it in reset=["{plan.named}"] of run or start, and it'
-    if is_made_of_state(plan):
+    if fates.is_made_of_state(plan):
         return f"{named} is rebuilt from the state of its upstream tasks."
     return f"{named} loses what it has and begins with {begins_with(plan, clock)}."
-
-
-def is_made_of_state(plan: Plan) -> bool:
-    """Return whether a task is made of the state of the tasks that feed it, so that it can be built again from that."""
-    is_fed_changes = all(source.is_of_state for source in plan.upstream.values())
-    return is_fed_changes and plan.takes_back and not plan.source_inputs
 
 
 def begins_with(plan: Plan, clock: int) -> str:
     """Return in words what a derived task begins with that begins at the global clock."""
     return " and ".join(edge.begins_with(plan, full_clock(clock)) for edge in edges(plan).values())
+
+
+def reset_and_rebuilt(
+    newest: Entry | None, wanted: Sequence[FlowPlan], reset: Collection[str], rebuild: Collection[str]
+) -> tuple[set[str], set[str]]:
+    """Return the tasks that a start resets, and those that it rebuilds, with those that are named.
+
+    Raises:
+        InvalidInputError: A task can't go on, and would lose what it can't be given again.
+    """
+    table = fates.decide(newest, wanted, fates.Words(reset, rebuild))
+    by_name = {plan.name: plan for flow in wanted for plan in flow.tasks}
+    for name in table.names(fates.REFUSED):
+        assert newest is not None
+        plan, why = by_name[name], table.of[name].why
+        raise InvalidInputError(f"task={plan.named} can't go on, as {why}. {ways(plan, newest.clock)}")
+    rebuilt = {*table.names(fates.REBUILT), *rebuild}
+    return {*table.names(fates.RESET), *reset} - (rebuilt - {*rebuild}), rebuilt
 
 
 def check(newest: Entry | None, plans: Sequence[Plan], reset: Collection[str], rebuild: Collection[str]) -> None:

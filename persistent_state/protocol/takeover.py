@@ -68,7 +68,7 @@ def take_over(
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise fenced(log.application, after)
-        to_reset, to_rebuild = graph.reset_and_rebuilt(newest, wanted, reset, rebuild)
+        to_reset, to_rebuild = refusals.reset_and_rebuilt(newest, wanted, reset, rebuild)
         refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], to_reset, to_rebuild)
         start = _Start(interval, shards, writer, now, to_reset, to_rebuild)
         return _first_entry(log.files, newest, wanted, start), None
