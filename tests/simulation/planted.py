@@ -1630,15 +1630,16 @@ BUGS = (
     bug(
         "old value taken back by new code",
         "A task that is rebuilt for its new code keeps its state, from which this code takes back what it did not make.",
-        takeover._first_entry,
+        takeover._groups_of,
         (
-            "if name in known and name not in (*start.reset, *start.rebuild)]",
-            "if name in known and name not in start.reset and (name not in start.rebuild "
-            'or known[name].identity.get("version") != plans[name].identity.get("version"))]',
-        ),
-        (
-            "items() if name in start.rebuild]",
-            "items() if name in start.rebuild and name not in continued]",
+            "groups = _continued(files, newest, flow, start) if newest else []",
+            "known = newest.tasks if newest else {}\n"
+            "    other = [name for name in plans if name in known and start.fates.of[name].kind == REBUILT\n"
+            '             and known[name].identity.get("version") != plans[name].identity.get("version")]\n'
+            "    kept = {name: replace(fate, kind=CONTINUES) if name in other else fate\n"
+            "            for name, fate in start.fates.of.items()}\n"
+            "    start = replace(start, fates=replace(start.fates, of=kept))\n"
+            "    groups = _continued(files, newest, flow, start) if newest else []",
         ),
         theme="versions",
     ),
@@ -2472,7 +2473,7 @@ BUGS = (
     bug(
         "built again without its messages",
         "A task that is built again does not process what its sources are read again for.",
-        takeover._first_entry,
+        takeover._groups_of,
         ("sees_all = flow.is_in_order and", "sees_all = False and"),
         theme="in-order",
     ),
