@@ -28,9 +28,10 @@ from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.outputs import ValuesAtClock
-from persistent_state.protocol import flows, graph, refusals
+from persistent_state.protocol import flows, refusals
 from persistent_state.protocol import rewind as protocol
 from persistent_state.protocol.deliver import Due
+from persistent_state.protocol.fates import REBUILT, Fates, Words, decide
 from persistent_state.protocol.naming import clock_named
 from persistent_state.protocol.rewind import Choice, Choose
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, REFUSE, RETRACT, OutputPlan, ReadAgain, RewindPlan
@@ -101,13 +102,18 @@ def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
     planned = _with_what_is_left_out(setup, parts, planned)
     first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
-    reset, rebuilt = graph.reset_and_rebuilt(first, [feed.plan for feed in setup.feeds], (), ())
-    refusals.check(first, setup.plans, reset, rebuilt)
+    table = _fates(setup, first)
+    refusals.check(table, first, setup.plans)
     count = partial(_with_rows, first, parts)
-    reads = _reads(setup, first, newest_entry(setup.files, setup.application))
+    reads = _reads(setup, table, first, newest_entry(setup.files, setup.application))
     outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
-    rebuilt_tasks = tuple(task.name for task in setup.plans if task.name in rebuilt)
-    return replace(planned, outputs=tuple(outputs), reads=tuple(reads), rebuilt=rebuilt_tasks)
+    rebuilt = tuple(task.name for task in setup.plans if table.of[task.name].kind == REBUILT)
+    return replace(planned, outputs=tuple(outputs), reads=tuple(reads), rebuilt=rebuilt)
+
+
+def _fates(setup: Setup, first: Entry) -> Fates:
+    """Return what a start from the first entry of a timeline would make of each task."""
+    return decide(first, [feed.plan for feed in setup.feeds], Words())
 
 
 def _with_what_is_left_out(setup: Setup, parts: ByOutput, planned: RewindPlan) -> RewindPlan:
@@ -129,7 +135,8 @@ def check_sources(setup: Setup, planned: RewindPlan) -> None:
     """
     newest = newest_entry(setup.files, setup.application)
     if (planned.application, planned.epoch) == (setup.application, newest.epoch):
-        _reads(setup, protocol.first_entry(Log(setup.files, setup.application), planned), newest)
+        first = protocol.first_entry(Log(setup.files, setup.application), planned)
+        _reads(setup, _fates(setup, first), first, newest)
 
 
 def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
@@ -302,7 +309,7 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
         return output
 
 
-def _reads(setup: Setup, first: Entry, newest: Entry) -> list[ReadAgain]:
+def _reads(setup: Setup, table: Fates, first: Entry, newest: Entry) -> list[ReadAgain]:
     """Return what a start from the first entry of a timeline would read again of each source.
 
     What was read since the clock stands in the journals of the newest entry.
@@ -323,7 +330,7 @@ def _reads(setup: Setup, first: Entry, newest: Entry) -> list[ReadAgain]:
         if not isinstance(source, DataFrameSource):
             _check_again(setup.files, feed.plan, source, first, newest)
         try:
-            continued = check_feed(setup, feed, first, (), ())
+            continued = check_feed(setup, feed, first, table)
         except InvalidInputError as error:
             # It speaks of a start.
             raise InvalidInputError(f"no start could go on from clock={full_clock(first.clock)}: {error}") from error

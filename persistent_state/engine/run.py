@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
@@ -24,7 +24,8 @@ from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
-from persistent_state.protocol import deliver, evolution, graph, refusals, restore
+from persistent_state.protocol import deliver, evolution, refusals, restore
+from persistent_state.protocol.fates import LEFT_OUT, REBUILT, Fates, Words, decide, is_made_of_state
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -208,8 +209,8 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         undo.callback(monitor.close)
         monitor.serve()
         newest = log.newest()
-        to_reset, to_rebuild = graph.reset_and_rebuilt(newest, [feed.plan for feed in setup.feeds], reset, rebuild)
-        start_checks.check_start(setup, newest, to_reset, to_rebuild)
+        table = decide(newest, [feed.plan for feed in setup.feeds], Words(reset, rebuild))
+        start_checks.check_start(setup, newest, table)
         all_deliveries = Deliveries(
             [
                 Delivery(setup.spark, part.plan, output, setup.max_restarts)
@@ -218,15 +219,15 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
             ]
         )
         all_deliveries.open()
-        all_deliveries.check_empty(to_rebuild)
+        all_deliveries.check_empty(table.names(REBUILT))
         if asked.is_set():
             raise StateError(f"application={setup.application} was asked to stop before it began; nothing was changed.")
         entry = setup.take_over(log, reset=reset, rebuild=rebuild)
-        _warn_of_absent_tasks(newest, entry)
+        _warn_of_absent_tasks(newest, table)
         _warn_of_dropped_fields(newest, entry)
         _warn_of_gaps(newest, entry)
         _warn_of_lost_late_messages(newest, [plan for feed in setup.feeds for plan in feed.plan.tasks])
-        _tell_of_fed_tasks(newest, setup, to_rebuild)
+        _tell_of_fed_tasks(newest, setup, table)
         for parts in equal_sources(setup.parts):
             _logger.warning(
                 "tasks=%s have equal sources, each of which is read on its own; give the tasks one source object, and it is "
@@ -287,18 +288,19 @@ def _is_called_back() -> bool:
     return micro_batch.is_committing() or deliveries.is_delivering()
 
 
-def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[str]) -> None:
+def _tell_of_fed_tasks(before: Entry | None, setup: Setup, table: Fates) -> None:
     """Log which derived tasks are rebuilt and from what, and which of all begin without what their upstream tasks once gave."""
     if before is None or before.clock == BEGINNING:
         return
     flows = (feed.plan for feed in setup.feeds if feed.plan.is_derived and not feed.plan.is_in_order)
     for plan in (plan for flow in flows for plan in flow.tasks):
-        is_new, beginning = plan.name not in before.tasks, refusals.begins_with(plan, before.clock)
-        if plan.name in rebuilt and refusals.is_made_of_state(plan):
+        is_rebuilt, is_new = table.of[plan.name].kind == REBUILT, plan.name not in before.tasks
+        beginning = refusals.begins_with(plan, before.clock)
+        if is_rebuilt and is_made_of_state(plan):
             _logger.info("task=%s is rebuilt from %s", plan.named, beginning)
-        elif plan.name in rebuilt:
+        elif is_rebuilt:
             _logger.warning("task=%s loses what it had, and begins with %s", plan.named, beginning)
-        elif is_new and not refusals.is_made_of_state(plan):
+        elif is_new and not is_made_of_state(plan):
             _logger.info("task=%s begins with %s", plan.named, beginning)
 
 
@@ -313,12 +315,12 @@ def _warn_of_dropped_fields(before: Entry | None, entry: Entry) -> None:
         )
 
 
-def _warn_of_absent_tasks(before: Entry | None, entry: Entry) -> None:
+def _warn_of_absent_tasks(before: Entry | None, table: Fates) -> None:
     """Log a warning for each output that still lacks clocks and whose task is not part of this start."""
     if before is None:
         return
-    for name, task in before.tasks.items():
-        if not task.active or entry.tasks[name].active:
+    for name in table.names(LEFT_OUT):
+        if not before.tasks[name].active:
             continue
         for output, count in deliver.behind(before, name).items():
             if count:

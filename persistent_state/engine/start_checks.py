@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import open_source
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.protocol import flows, refusals, restore
+from persistent_state.protocol.fates import CONTINUES, NEW, REBUILT, RESET, Fates
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TaskSource
@@ -45,14 +46,14 @@ def check_machines(setup: Setup) -> None:
         connect.check_server(setup.spark, setup.files)
 
 
-def check_start(setup: Setup, newest: Entry | None, reset: Collection[str], rebuild: Collection[str]) -> None:
+def check_start(setup: Setup, newest: Entry | None, table: Fates) -> None:
     """Refuse tasks and sources that can't go on from the newest entry.
 
     Raises:
         InvalidInputError: A task or a source can't go on, can't be sent to workers, or can't be opened.
         StateError: The store or a source does not answer.
     """
-    refusals.check(newest, setup.plans, reset, rebuild)
+    refusals.check(table, newest, setup.plans)
     for part in setup.parts:
         check_task(part.plan.task)
         if part.plan.emits:
@@ -60,7 +61,7 @@ def check_start(setup: Setup, newest: Entry | None, reset: Collection[str], rebu
         for output in part.outputs.running if setup.is_remote else ():
             _check_pickles(f"task={part.plan.named}: the function of {output!r}", output.function)
     for feed in setup.feeds:
-        check_feed(setup, feed, newest, reset, rebuild)
+        check_feed(setup, feed, newest, table)
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,7 @@ class Continued:
     positions: Mapping[str, int]
 
 
-def check_feed(
-    setup: Setup, feed: Feed, newest: Entry | None, reset: Collection[str], rebuild: Collection[str]
-) -> list[Continued]:
+def check_feed(setup: Setup, feed: Feed, newest: Entry | None, table: Fates) -> list[Continued]:
     """Refuse a source that can't be sent to workers, or can't go on from the positions of a flow.
 
     Returns:
@@ -86,13 +85,11 @@ def check_feed(
     flow, source = feed.plan, feed.source
     if isinstance(source, TaskSource):
         return []
-    known, clock = (newest.tasks, newest.clock) if newest else ({}, BEGINNING)
-    rebuilt = [name for name in flow.by_name if name in rebuild]
-    new = [name for name in flow.by_name if name not in rebuild and (name not in known or name in reset)]
-    continued = [name for name in flow.by_name if name not in (*rebuilt, *new)]
-    groups = flows.divided(newest, continued) if newest and continued else []
-    begins = [BEGINNING] if rebuilt else []
-    if new and all(group.flow.progress.clock < clock for group in groups):
+    clock = newest.clock if newest else BEGINNING
+    continued = [plan.name for plan in table.plans(flow, CONTINUES)]
+    groups = flows.divided(newest, continued) if newest else []
+    begins = [BEGINNING] if table.plans(flow, REBUILT) else []
+    if table.plans(flow, NEW, RESET) and all(group.flow.progress.clock < clock for group in groups):
         # Nobody is there whom they could come to.
         begins.append(clock)
     if isinstance(source, DataFrameSource):

@@ -9,7 +9,6 @@ and is committed by one entry. Invariants:
 - A derived flow steps to a clock once every task that feeds it is there. Both clocks of a step are kept apart until it is
   committed, so the log fixes what a step reads. A flow that was left out visits each retained clock on its way, since its
   upstream tasks can be read at these.
-- A task that windows, emitted rows or pairs feed has what no state has any more. It begins again only if it is named itself.
 - When all derived flows have come to the next clock, it becomes the global clock. So the state of each derived task at the
   global clock is made of the states of the tasks that feed it at the same clock.
 """
@@ -17,95 +16,17 @@ and is committed by one entry. Invariants:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.edges.base import Span, edges, read
-from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END, is_among
-from persistent_state.event_time.inputs import INPUT
-from persistent_state.protocol import identity, refusals
 from persistent_state.sources.base import Chunk
 from persistent_state.store.entry import Entry, common_clock
 from persistent_state.store.flow_state import FlowState, Upstream
 from persistent_state.store.task_state import TaskState
-
-
-def reset_and_rebuilt(
-    newest: Entry | None, wanted: Sequence[FlowPlan], reset: Collection[str], rebuild: Collection[str]
-) -> tuple[set[str], set[str]]:
-    """Return the tasks that a start resets, and those that it rebuilds.
-
-    Beside those of `rebuild` it rebuilds derived tasks that are named in `reset`, or can't go on from their state: if their
-    inputs, what they declare of those, or their version are others than before, or if a task that feeds them starts over, or
-    did so while they were away.
-
-    One that a source feeds, too, must be named, and so must one that can't be built from the state of the tasks that feed it:
-    what it was given is gone. To name the task that feeds it is no word for that. What is built from state lacks nothing
-    afterwards, but this one loses a history that nobody else has. A start that was refused can be made again. Neither is
-    refused while it has nothing yet: it begins as a new task does.
-
-    Raises:
-        InvalidInputError: A task that a source feeds, or fed, can't go on and is not named, or one that would lose what it has.
-    """
-    to_reset, to_rebuild, known = {*reset}, {*rebuild}, newest.tasks if newest else {}
-    derived = (plan for flow in wanted for plan in flow.tasks if plan.upstream)
-    for plan in (plan for plan in derived if plan.name in known):
-        assert newest is not None
-        before = newest.flow_of(plan.name).upstream
-        own = known[plan.name].identity
-        is_fed_alike = before == upstream_of(plan, known) and all(
-            own.get(what) == plan.identity.get(what) for what in ("inputs", "version")
-        )
-        # What was added by one column or key can't be taken away by another.
-        is_fed_alike &= identity.declared_otherwise(plan, newest, plan.inputs_taken_back) is None
-        starts_over = any(source.task in (*to_rebuild, *to_reset) for source in plan.upstream.values())
-        if plan.source_inputs or not newest.flow_of(plan.name).is_derived:
-            if plan.name not in (*reset, *rebuild) and (starts_over or not is_fed_alike):
-                # One that was away has missed what its source gave.
-                if _has_something(newest, plan.name) or not (known[plan.name].active or newest.clock == BEGINNING):
-                    why = _what_is_other(plan, newest, {*to_rebuild, *to_reset})
-                    raise InvalidInputError(
-                        f"task={plan.named} can't go on, as {why}. {refusals.ways(plan, newest.clock)}"
-                    )
-                (to_reset if plan.source_inputs else to_rebuild).add(plan.name)
-        elif plan.is_in_order and plan.name in reset and plan.upstream[INPUT].task in {*reset} - to_rebuild:
-            # Its messages, which a source feeds, start from zero at the global clock, and so does it.
-            continue
-        elif plan.name in reset or starts_over or not is_fed_alike:
-            # All tasks of the graph that an ordered task is are named with it.
-            names = {plan.name, plan.upstream[INPUT].task} if plan.is_in_order else {plan.name}
-            is_named = not names.isdisjoint((*reset, *rebuild))
-            if not is_named and not refusals.is_made_of_state(plan) and _has_something(newest, plan.name):
-                why = _what_is_other(plan, newest, {*to_rebuild, *to_reset})
-                raise InvalidInputError(
-                    f"task={plan.named} can't go on, as {why}, and what it has taken can't be given to it again. "
-                    f"{refusals.ways(plan, newest.clock)}"
-                )
-            to_rebuild.add(plan.name)
-    return to_reset - (to_rebuild - {*rebuild}), to_rebuild
-
-
-def _has_something(newest: Entry, name: str) -> bool:
-    """Return whether a task has taken anything that stays. Above the global clock all comes again."""
-    return newest.clock > BEGINNING and newest.flow_of(name).visited > BEGINNING
-
-
-def _what_is_other(plan: Plan, newest: Entry, start_over: Collection[str]) -> str:
-    """Return in words why a task that others feed can't go on."""
-    before, now = newest.tasks[plan.name].identity, plan.identity
-    if before.get("version") != now.get("version"):
-        return "the store was written with another version"
-    if before.get("inputs") != now.get("inputs"):
-        return identity.other_inputs(before.get("inputs"), now.get("inputs"))
-    if why := identity.declared_otherwise(plan, newest, plan.inputs_taken_back):
-        return why
-    sources = (source.task for source in plan.upstream.values())
-    if over := next((task for task in sources if task in start_over), None):
-        return f"task={over}, which feeds it, starts over"
-    return "a task that feeds it has started over without it"
 
 
 def upstream_of(plan: Plan, tasks: Mapping[str, TaskState]) -> dict[str, Upstream]:

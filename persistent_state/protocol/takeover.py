@@ -11,6 +11,7 @@ from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import evolution, flows, graph, refusals, restore
+from persistent_state.protocol.fates import CONTINUES, LEFT_OUT, NEW, REBUILT, RESET, Fates, Words, decide
 from persistent_state.protocol.next_entry import append
 from persistent_state.protocol.restore import TaskGroup
 from persistent_state.store.entry import Entry, Kept
@@ -23,14 +24,13 @@ from persistent_state.store.task_state import StoredState, TaskState
 
 @dataclass(frozen=True)
 class _Start:
-    """The terms of a start: what the application is set up with, who starts it and when, and which tasks begin again."""
+    """The terms of a start: what the application is set up with, who starts it and when, and the fate of each task."""
 
     interval: int
     shards: int
     writer: str
     now: int
-    reset: Collection[str]
-    rebuild: Collection[str]
+    fates: Fates
 
 
 def take_over(
@@ -68,9 +68,9 @@ def take_over(
         # A start whose answer was lost is its own, too.
         if newest is not None and after is not None and newest.epoch != after and newest.writer != writer:
             raise fenced(log.application, after)
-        to_reset, to_rebuild = graph.reset_and_rebuilt(newest, wanted, reset, rebuild)
-        refusals.check(newest, [plan for flow in wanted for plan in flow.tasks], to_reset, to_rebuild)
-        start = _Start(interval, shards, writer, now, to_reset, to_rebuild)
+        table = decide(newest, wanted, Words(reset, rebuild))
+        refusals.check(table, newest, [plan for flow in wanted for plan in flow.tasks])
+        start = _Start(interval, shards, writer, now, table)
         return _first_entry(log.files, newest, wanted, start), None
 
     return append(log, log.newest, change)[0]
@@ -79,40 +79,11 @@ def take_over(
 def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan], start: _Start) -> Entry:
     clock = newest.clock if newest else BEGINNING
     epoch = newest.epoch + 1 if newest else 1
-    intervals = (newest.interval if newest else start.interval, start.interval)
-    known = newest.tasks if newest else {}
     groups: list[TaskGroup] = []
     for flow in wanted:
-        plans = flow.by_name
-        # What is to be reset or rebuilt is not looked at: it may be damaged.
-        continued = [name for name in plans if name in known and name not in (*start.reset, *start.rebuild)]
-        some: list[TaskGroup] = []
-        if newest and continued:
-            for group in flows.divided(newest, continued):
-                _check_return(newest, group, flow)
-                _check_between(flow, group, clock)
-                back = restore.restored(files, group, flow.first, clock, intervals, start.shards, start.now)
-                some.append(_as_planned(back, plans, newest))
-            some = flows.together(files, flow, some)
-        rebuilt = [plan for name, plan in plans.items() if name in start.rebuild]
-        new = [plan for name, plan in plans.items() if name not in (*continued, *start.rebuild)]
-        if flow.is_derived:
-            # From the state of the tasks that feed them: there is nothing to read again.
-            rebuilt, new = [*rebuilt, *new], []
-        if new:
-            some = flows.with_new(some, clock, partial(_born_beside, flow, new, newest, start))
-        if rebuilt:
-            # They catch up on their own.
-            at = {name: group.flow.progress.clock for group in groups for name in group.tasks}
-            sees_all = flow.is_in_order and all(at[each.task] == BEGINNING for each in flow.first.upstream.values())
-            begin = clock if any(plan.name in start.reset for plan in rebuilt) else BEGINNING
-            some = [*some, _rebuilt(flow, _all_born(rebuilt, newest, start, begin), clock, sees_all)]
-        tasks = {name: task for group in groups for name, task in group.tasks.items()}
-        some = [_fed(group, flow, graph.upstream_of(flow.first, tasks), clock) for group in some]
-        groups += [_in_order(group, plans) for group in some]
+        groups += _groups_of(files, newest, flow, groups, start)
     if newest:
-        taken = {name for flow in wanted for name in flow.by_name}
-        for group in flows.divided(newest, [name for name in known if name not in taken]):
+        for group in flows.divided(newest, start.fates.names(LEFT_OUT)):
             groups.append(_left_out(files, group, clock, start))
     return Entry(
         number=newest.number + 1 if newest else 1,
@@ -130,6 +101,43 @@ def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan],
         flows={_id(group): group.flow for group in groups},
         tasks={name: replace(task, flow=_id(group)) for group in groups for name, task in group.tasks.items()},
     )
+
+
+def _groups_of(
+    files: Files, newest: Entry | None, flow: FlowPlan, before: Sequence[TaskGroup], start: _Start
+) -> list[TaskGroup]:
+    """Return the groups of a flow, given those `before` it, which have the tasks that feed it."""
+    clock, plans = newest.clock if newest else BEGINNING, flow.by_name
+    groups = _continued(files, newest, flow, start) if newest else []
+    rebuilt, new = start.fates.plans(flow, REBUILT), start.fates.plans(flow, NEW, RESET)
+    if flow.is_derived:
+        # From the state of the tasks that feed them: there is nothing to read again.
+        rebuilt, new = [*rebuilt, *new], []
+    if new:
+        groups = flows.with_new(groups, clock, partial(_born_beside, flow, new, newest, start))
+    if rebuilt:
+        # They catch up on their own.
+        at = {name: group.flow.progress.clock for group in before for name in group.tasks}
+        sees_all = flow.is_in_order and all(at[each.task] == BEGINNING for each in flow.first.upstream.values())
+        begin = clock if any(start.fates.of[plan.name].kind == RESET for plan in rebuilt) else BEGINNING
+        groups = [*groups, _rebuilt(flow, _all_born(rebuilt, newest, start, begin), clock, sees_all)]
+    tasks = {name: task for group in before for name, task in group.tasks.items()}
+    groups = [_fed(group, flow, graph.upstream_of(flow.first, tasks), clock) for group in groups]
+    return [_in_order(group, plans) for group in groups]
+
+
+def _continued(files: Files, newest: Entry, flow: FlowPlan, start: _Start) -> list[TaskGroup]:
+    """Return the groups of the tasks of a flow that go on, restored."""
+    intervals = (newest.interval, start.interval)
+    # What is to be reset or rebuilt is not looked at: it may be damaged.
+    continued = [plan.name for plan in start.fates.plans(flow, CONTINUES)]
+    groups = []
+    for group in flows.divided(newest, continued):
+        _check_return(newest, group, flow)
+        _check_between(flow, group, newest.clock)
+        back = restore.restored(files, group, flow.first, newest.clock, intervals, start.shards, start.now)
+        groups.append(_as_planned(back, flow.by_name, newest))
+    return flows.together(files, flow, groups) if groups else []
 
 
 def _kept(newest: Entry | None) -> Mapping[int, Kept]:
@@ -252,7 +260,7 @@ def _all_born(
     plans: Sequence[Plan], newest: Entry | None, start: _Start, clock: int, born: int | None = None
 ) -> dict[str, TaskState]:
     """Return tasks that start from zero at a clock, or at the one just below it where they were `born`."""
-    return {plan.name: _born(plan, newest, clock, plan.name in start.rebuild, born) for plan in plans}
+    return {plan.name: _born(plan, newest, clock, start.fates.of[plan.name].kind == REBUILT, born) for plan in plans}
 
 
 def _born_beside(

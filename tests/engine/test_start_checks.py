@@ -19,7 +19,9 @@ from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.queries import Setup
 from persistent_state.engine.start_checks import check_start
 from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.fates import Words, decide
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
 from tests.fixtures.write_store import SCHEMA, Totals
@@ -52,6 +54,11 @@ def setup_of(some: FedTask) -> Setup:
     )
 
 
+def check(setup: Setup, newest: Entry | None) -> None:
+    """Check a start whose tasks nobody named."""
+    check_start(setup, newest, decide(newest, [feed.plan for feed in setup.feeds], Words()))
+
+
 def test_a_collection_that_fails_for_any_reason_is_told_of_and_followed_by_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,15 +84,15 @@ def test_a_source_that_can_not_be_opened_is_refused_before_anything_changes(tmp_
     missing = part(tmp_path / "missing")
     files = missing.plan.files
     with pytest.raises(InvalidInputError, match="is not a folder; create it, or correct the path"):
-        check_start(setup_of(missing), None, (), ())
+        check(setup_of(missing), None)
     assert Log(files, missing.plan.application).numbers() == []
-    check_start(setup_of(part(tmp_path)), None, (), ())
+    check(setup_of(part(tmp_path)), None)
 
 
 def test_a_prefix_without_files_is_no_reason_to_refuse_a_start_and_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    check_start(setup_of(part("memory://nothing/yet")), None, (), ())
+    check(setup_of(part("memory://nothing/yet")), None)
     assert [record.getMessage()[:54] for record in caplog.records] == [
         "FileSource('memory://nothing/yet') holds no file yet. "
     ]
@@ -98,11 +105,11 @@ def test_a_journal_of_another_source_is_refused_before_the_working_driver_is_fen
     entry = core.play(log, plan, pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 1}], SCHEMA))
     setup = setup_of(FedTask(plan, FileSource(tmp_path, timestamp="ts", schema=SCHEMA, format="parquet"), None))
     with pytest.raises(InvalidInputError, match="its journal has only 0 files"):
-        check_start(setup, entry, (), ())
+        check(setup, entry)
     newest = log.newest()
     assert newest is not None
     assert newest.epoch == entry.epoch
-    check_start(setup, None, (), ())
+    check(setup, None)
 
 
 BY_ZERO = "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate it."

@@ -39,7 +39,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, Timer
 from persistent_state.partials import fold
 from persistent_state.partials.since import Since
-from persistent_state.protocol import graph
+from persistent_state.protocol import fates
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import blocks
 from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
@@ -504,7 +504,8 @@ def test_a_task_that_is_new_is_given_all_that_feeds_it_by_its_state() -> None:
     assert {key: kept["state"] for (key,), kept in found.items()} == {1: [12], 2: [6, 7], 3: [0]}
     # A reset builds its messages of that state again, and so it and its rows begin anew, too.
     parts = set(names("Seen"))
-    assert graph.reset_and_rebuilt(played.newest, played.flows[1:], parts, []) == (set(), parts)
+    table = fates.decide(played.newest, played.flows, fates.Words(parts))
+    assert (table.names(fates.RESET), {*table.names(fates.REBUILT)}) == ([], parts)
 
 
 def test_messages_that_are_read_again_wait_for_a_task_that_is_rebuilt() -> None:

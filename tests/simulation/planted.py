@@ -54,12 +54,12 @@ from persistent_state.protocol import (
     branch,
     commits,
     deliver,
+    fates,
     flows,
     global_clock,
     graph,
     naming,
     next_entry,
-    refusals,
     restore,
     rewind,
     takeover,
@@ -1616,8 +1616,8 @@ BUGS = (
     bug(
         "other code goes on",
         "A task whose code has another version goes on from what the code before it made.",
-        graph.reset_and_rebuilt,
-        ('for what in ("inputs", "version")', 'for what in ("inputs",)'),
+        fates._obstacle,
+        ('if before.get("version") != now.get("version"):', "if False:"),
         theme="versions",
     ),
     bug(
@@ -1630,50 +1630,51 @@ BUGS = (
     bug(
         "old value taken back by new code",
         "A task that is rebuilt for its new code keeps its state, from which this code takes back what it did not make.",
-        takeover._first_entry,
+        takeover._groups_of,
         (
-            "if name in known and name not in (*start.reset, *start.rebuild)]",
-            "if name in known and name not in start.reset and (name not in start.rebuild "
-            'or known[name].identity.get("version") != plans[name].identity.get("version"))]',
-        ),
-        (
-            "items() if name in start.rebuild]",
-            "items() if name in start.rebuild and name not in continued]",
+            "groups = _continued(files, newest, flow, start) if newest else []",
+            "known = newest.tasks if newest else {}\n"
+            "    other = [name for name in plans if name in known and start.fates.of[name].kind == REBUILT\n"
+            '             and known[name].identity.get("version") != plans[name].identity.get("version")]\n'
+            "    kept = {name: replace(fate, kind=CONTINUES) if name in other else fate\n"
+            "            for name, fate in start.fates.of.items()}\n"
+            "    start = replace(start, fates=replace(start.fates, of=kept))\n"
+            "    groups = _continued(files, newest, flow, start) if newest else []",
         ),
         theme="versions",
     ),
     bug(
         "made of another life",
         "A task that returns goes on though what fed it has begun anew meanwhile.",
-        graph.reset_and_rebuilt,
-        ("before == upstream_of(plan, known) and", ""),
+        fates._obstacle,
+        ("if newest.flow_of(plan.name).upstream != upstream_of(plan, newest.tasks):", "if False:"),
         theme="graph",
     ),
     bug(
         "made of a life that ends",
         "A task goes on though the start lets what feeds it begin anew.",
-        graph.reset_and_rebuilt,
-        ("if plan.name in reset or starts_over or", "if plan.name in reset or"),
+        fates._obstacle,
+        ("if of[feeder].starts_over:", "if False:"),
         theme="graph",
     ),
     bug(
         "begun anew unasked",
         "A task that windows have fed loses them when what feeds it begins anew, though nobody named it.",
-        graph.reset_and_rebuilt,
-        ("if not is_named and not refusals.is_made_of_state(plan) and", "if False and"),
+        fates._fate,
+        ("if has_something and not is_made_of_state(plan):", "if False:"),
         theme="graph",
     ),
     bug(
         "refused though it has nothing",
         "A task that windows are to feed must be named though it has taken none that stays.",
-        graph._has_something,
+        fates._has_something,
         ("return newest.clock > BEGINNING and", "return True or"),
         theme="graph",
     ),
     bug(
         "pairs taken for state",
         "A task on pairs is built from the state that there is, though nobody named it.",
-        refusals.is_made_of_state,
+        fates.is_made_of_state,
         ("is_fed_changes and plan.takes_back", "is_fed_changes"),
         theme="every",
     ),
@@ -2472,7 +2473,7 @@ BUGS = (
     bug(
         "built again without its messages",
         "A task that is built again does not process what its sources are read again for.",
-        takeover._first_entry,
+        takeover._groups_of,
         ("sees_all = flow.is_in_order and", "sees_all = False and"),
         theme="in-order",
     ),

@@ -38,7 +38,7 @@ from persistent_state.event_time.positions import Position
 from persistent_state.inputs import Inputs, open_source
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
-from persistent_state.protocol import branch, collect, commits, graph, naming, rewind, takeover
+from persistent_state.protocol import branch, collect, commits, fates, graph, naming, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.sources.base import Reach
@@ -1042,8 +1042,11 @@ class World:
     ) -> tuple[Entry, Sequence[FlowPlan]]:
         writer, before, given = f"d{actor.number}", self.oracle.newest, wanted
         try:
-            again = graph.reset_and_rebuilt(before, wanted, reset, rebuilt)[1] - rebuilt.keys()
-            fresh = {name: self._fresh(actor, name) for name in again}
+            table = fates.decide(before, wanted, fates.Words(reset, rebuilt.keys()))
+            if table.names(fates.REFUSED):
+                # A driver looks before it has new outputs.
+                raise InvalidInputError(f"The tasks {table.names(fates.REFUSED)} can't go on.")
+            fresh = {name: self._fresh(actor, name) for name in table.names(fates.REBUILT) if name not in rebuilt}
             wanted = [replace(flow, tasks=tuple(self._given(plan, fresh) for plan in flow.tasks)) for flow in wanted]
             self.oracle.starting[writer] = actor.terms, wanted, reset, rebuilt, fresh
             entry = takeover.take_over(
