@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from persistent_state.batch.of_input import OfInput
+from persistent_state.batch.part import named
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, KEEP, Plan
-from persistent_state.edges.base import Edge, check
-from persistent_state.edges.in_order import parts as in_order
+from persistent_state.edges import parts as in_order
+from persistent_state.edges.base import Edge, apart, check
 from persistent_state.edges.in_order.edge import InOrder
-from persistent_state.edges.in_order.rows import emits_rows
-from persistent_state.edges.in_order.states import keeps_state
-from persistent_state.edges.joins.pair import by_side
 from persistent_state.errors import InvalidInputError, StateError, check_whole
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
@@ -30,7 +28,7 @@ from persistent_state.formatting import Clock
 from persistent_state.inputs import AnySource, Input, Inputs
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.metrics.server import address
-from persistent_state.ordered import InOrderTask, OrderedTask, named
+from persistent_state.ordered import InOrderTask, OrderedTask
 from persistent_state.outputs import Output, Outputs, check_places, check_takes, outputs_of, outputs_of_ordered
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RewindPlan
@@ -44,7 +42,7 @@ from persistent_state.sources.tasks import TIMESTAMP, TaskSource
 from persistent_state.store import lists
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log, check_name
-from persistent_state.task import BaseTask, PersistentTask, check_process_message, instance_of, messages_of
+from persistent_state.task import BaseTask, PersistentTask, check_process_message, instance_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -648,7 +646,7 @@ class Application:
         for added in reversed(self._in_order()):
             for source in added.upstream.values():
                 name = added.task.task_name
-                found.setdefault(source.task, set()).update(source.apart(name, interval, found.get(name, set())))
+                found.setdefault(source.task, set()).update(apart(source, name, interval, found.get(name, set())))
         return found
 
     def _settings(self) -> Settings:
@@ -718,21 +716,21 @@ def _in_parts(
                 raise InvalidInputError(
                     f"task={task.task_name}: input={name!r} has {what}={given!r}, and it gets whole messages; leave it out."
                 )
-    inputs = by_side(task, inputs)
+    messages, with_states, with_rows = in_order.parts(task)
+    inputs = messages.arranged(inputs)
     if delivery != EXACTLY_ONCE:
         raise InvalidInputError(
             f"task={task.task_name} processes its messages in order, which is exactly-once, and delivery={delivery!r} is said "
             f"for it; say delivery={EXACTLY_ONCE!r} in add()."
         )
-    states, rows = outputs_of_ordered(task.task_name, sink, emits_rows(task))
-    if states.at_clock and not keeps_state(task):
+    states, rows = outputs_of_ordered(task.task_name, sink, with_rows.has_rows)
+    if states.at_clock and not with_states.keeps_states:
         raise InvalidInputError(
             f"task={task.task_name}: ValuesAtClock of sink={states.at_clock[0].output_name!r} asks for the states of keys, and "
             "this task has none; give the sink itself, which gets the emitted rows."
         )
-    fed = {INPUT: Input(InOrder(messages_of(task.task_name)))}
+    fed = {INPUT: Input(InOrder(messages.task_name))}
     nothing = Outputs((), ())
-    messages, with_states, with_rows = in_order.parts(task)
     return [
         _Added(messages, inputs, nothing, on_bad_row, delivery, tuple(without)),
         _Added(with_states, fed, states, on_bad_row, delivery, ()),

@@ -14,7 +14,6 @@ from persistent_state.batch.plan import Plan
 from persistent_state.edges.base import Edge, Span, open_runs
 from persistent_state.edges.in_order.rows import (
     EmittedRows,
-    emits_rows,
     emitted_rows,
     emitted_schema,
     most_ranks,
@@ -67,7 +66,7 @@ class Emitted(Edge):
             return None
         way = f"give it an OrderedTask, or Changes({self.by!r})"
         if isinstance(rows := tasks.get(self.task), EmittedRows):
-            if emits_rows(rows.ordered):
+            if rows.has_rows:
                 return None
             way = "name their columns in its emits"
         return f"task={self.by} emits no rows; {way}"

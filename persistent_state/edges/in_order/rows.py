@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.in_order.messages import messages_part
-from persistent_state.edges.joins.pair import Join
-from persistent_state.ordered import InOrderTask, OrderedPart
+from persistent_state.edges.in_order.part import OrderedPart
+from persistent_state.ordered import InOrderTask
 from persistent_state.partials.layout import as_numpy
 from persistent_state.partials.waiting import Rows
 from persistent_state.sources.tasks import TIMESTAMP
@@ -34,15 +34,15 @@ class EmittedRows(OrderedPart):
     other_name = "define it under one"
 
     def __init__(self, task: InOrderTask) -> None:
-        self.name, self.key, self.ordered = rows_of(task.task_name), task.key, task
+        super().__init__(task, rows_of(task.task_name))
+
+    @property
+    def has_rows(self) -> bool:
+        """Return whether the ordered task emits rows."""
+        return self.ordered.emits is not None
 
     def persistent_state(self) -> KeptState[Any]:
         return KeptState(Rows(row_type(self.ordered)), UntilPassed())
-
-
-def emits_rows(task: InOrderTask) -> bool:
-    """Return whether a task emits rows. Those of a join are known once its inputs are."""
-    return isinstance(task, Join) or task.emits is not None
 
 
 def row_type(task: InOrderTask) -> pa.DataType:

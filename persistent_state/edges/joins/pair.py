@@ -1,21 +1,15 @@
-"""The two inputs of a join: how their rows wait."""
+"""The two inputs of a join: how their rows wait, and the columns of joined rows."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.event_time.durations import Duration, duration
-from persistent_state.ordered import InOrderTask
-from persistent_state.windows import LONGEST
-
-T = TypeVar("T")
+from persistent_state.ordered import TAKEN
 
 
 @dataclass(frozen=True)
@@ -55,49 +49,85 @@ SHARED = "|"
 """It stands between the two columns that share a place."""
 
 
-class Join(InOrderTask):
-    """The base of joins. It has the types of its state and its rows once the columns of both inputs are known."""
+@dataclass(frozen=True)
+class Columns:
+    """The columns of an input of a join.
 
-    pair: Pair
+    Attributes:
+        input: The name of the input.
+        schema: Its columns, of the types that are kept.
+        key: Its key columns.
+        beside: The places of the columns that stand beside a row that waits.
+    """
 
-    def __init__(self, left: str, right: str, key: str | Sequence[str] | None, name: str | None) -> None:
-        for side, input in (("left", left), ("right", right)):
-            if not isinstance(input, str) or not re.fullmatch(r"\w+", input):
-                raise InvalidInputError(f"{side}={input!r} can't be the name of an input; use letters, digits and '_'.")
-        if left == right:
-            raise InvalidInputError(f"left={left!r} and right={right!r} are one name; give each input its own.")
-        self.left, self.right, self.key = left, right, key
-        self.name = f"{left}_{right}" if name is None else name
+    input: str
+    schema: pa.Schema
+    key: Sequence[str]
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
-def length_of(name: str, given: Duration) -> int:
-    """Return the microseconds of a duration that bounds a join; it may be 0.
+def pair_of(left: Columns, right: Columns, key: Sequence[str], shares: bool = True) -> Pair:
+    """Return what the rows of a join are made of.
+
+    A joined row has all columns of the left, and those of the right without its key. A column whose name is taken gets the
+    name of its input before it: of the right, one that the left has too; of both, one that is called as what the library adds.
+
+    Args:
+        left: The columns of the left input.
+        right: Those of the right one.
+        key: The key columns of the task, which outputs show.
+        shares: Whether two columns of one type share a place.
 
     Raises:
-        InvalidInputError: It is not a duration, or far too long.
+        InvalidInputError: Two columns have one name all the same.
     """
-    found = duration(name, given)
-    # The greatest is added to the same again, and to timestamps, within 64 bits.
-    if found > LONGEST // 2:
-        raise InvalidInputError(f"{name}={given!r}; it must be at most {LONGEST // 2} microseconds.")
-    return found
-
-
-def by_side(join: InOrderTask, inputs: Mapping[str, T]) -> Mapping[str, T]:
-    """Return what is given by the names of a join's inputs, the left one first; for other tasks as it is given.
-
-    Raises:
-        InvalidInputError: The inputs are others than the join has.
-    """
-    if not isinstance(join, Join):
-        return inputs
-    if {*inputs} != {join.left, join.right}:
-        given = ", ".join(map(repr, inputs))
+    of_key = {column for column, own in zip(key, left.key, strict=True) if column == own}
+    taken = {*TAKEN, *key}
+    more = [field for field in right.schema if field.name not in right.key]
+    fields = [_renamed(field, left.input, taken - of_key) for field in left.schema]
+    fields += [_renamed(field, right.input, {*taken, *left.schema.names}) for field in more]
+    names = [field.name for field in fields]
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidInputError(
-            f"task={join.task_name} joins the inputs {join.left!r} and {join.right!r}, and its inputs are {given}; give both: "
-            f"{{{join.left!r}: ..., {join.right!r}: ...}}."
+            f"the rows that join {left.input} and {right.input} would have two columns {twice!r}; rename one in its source's "
+            "transform."
         )
-    return {join.left: inputs[join.left], join.right: inputs[join.right]}
+    waiting, places = _waiting(left, right, shares)
+    return Pair(
+        left.input,
+        right.input,
+        waiting,
+        {each.input: each.schema for each in (left, right)},
+        places,
+        tuple(left.schema.names),
+        tuple(field.name for field in more),
+        pa.struct(fields),
+    )
+
+
+def _waiting(left: Columns, right: Columns, shares: bool) -> tuple[pa.StructType, dict[str, dict[str, str]]]:
+    """Return the type of a row that waits, and the places of the columns of the inputs."""
+    of_left, of_right = dict(left.beside), dict(right.beside)
+    rest = [each for each in right.schema if each.name not in of_right]
+    fields = [pa.field(IS_RIGHT, pa.bool_())]
+    for own in (each for each in left.schema if each.name not in of_left):
+        other = next((other for other in rest if shares and other.type == own.type), None)
+        # The identity in the store has these names. So columns whose places are others now make another type.
+        place = f"{left.input}.{own.name}" if other is None else f"{own.name}{SHARED}{other.name}"
+        of_left[own.name] = place
+        fields.append(pa.field(place, own.type))
+        if other is not None:
+            of_right[other.name] = place
+            rest.remove(other)
+    for own in rest:
+        of_right[own.name] = f"{right.input}.{own.name}"
+        fields.append(pa.field(of_right[own.name], own.type))
+    return pa.struct(fields), {left.input: of_left, right.input: of_right}
+
+
+def _renamed(field: pa.Field, input: str, taken: Collection[str]) -> pa.Field:
+    # A row of the right may be missing, so that its columns have nulls.
+    return pa.field(f"{input}_{field.name}" if field.name in taken else field.name, field.type)
 
 
 def is_moved(pair: Pair, place: str) -> bool:
