@@ -119,12 +119,6 @@ class Edge(TaskSource):
 def apart(edge: Edge, fed: str, interval: int, after: set[int]) -> set[int]:
     """Return the times, in microseconds, whose multiples a task keeps apart for one that it feeds.
 
-    Args:
-        edge: What it gives.
-        fed: The name of the task that is fed.
-        interval: The checkpoint interval in microseconds.
-        after: The times whose multiples that task keeps apart for those that it feeds.
-
     Raises:
         InvalidInputError: One is no multiple of the checkpoint interval.
     """
@@ -139,16 +133,7 @@ def apart(edge: Edge, fed: str, interval: int, after: set[int]) -> set[int]:
 
 
 def span_of(flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
-    """Return what a step asks of a shard of a task that feeds its flow.
-
-    Args:
-        flow: The plans of the tasks that are fed.
-        input: The name of their input that the other task is.
-        shard: The number of the shard.
-        runs: Its runs.
-        step: The step.
-        entry: The newest entry.
-    """
+    """Return what a step asks of a shard of a task that feeds its flow."""
     edge, since, every = edges(flow.first)[input], step.since, None
     if since == BEGINNING and not (edge.is_of_state or edge.is_in_order):
         # Of what was given before the task began, some may be gone.

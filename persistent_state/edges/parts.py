@@ -11,16 +11,15 @@ from persistent_state.edges.in_order.messages import Messages, messages_in, mess
 from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.edges.in_order.states import States
 from persistent_state.edges.in_order.step import OrderedMessages
-from persistent_state.edges.joins.join import Join
+from persistent_state.edges.joins.join import Join, JoinStates
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.ordered import InOrderTask
 
 
 def parts(task: InOrderTask) -> tuple[Messages, States, EmittedRows]:
     """Return the tasks of the graph that an ordered task is. They learn the columns of messages from their plans."""
-    if isinstance(task, Join):
-        return task.parts
-    return OrderedMessages(task, {}), States(task), EmittedRows(task)
+    waits_in, states = (task.waits_in, JoinStates) if isinstance(task, Join) else (OrderedMessages, States)
+    return waits_in(task, {}), states(task), EmittedRows(task)
 
 
 def on_feeders(plan: Plan) -> Plan:

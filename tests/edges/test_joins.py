@@ -52,7 +52,7 @@ def value(row: Row) -> dict[str, Any]:
 
 def waiting(row: Row) -> dict[str, Any]:
     input = "quotes" if row[2] else "trades"
-    return {IS_RIGHT: row[2], **{PAIR.places[input][name]: of for name, of in value(row)[input].items()}}
+    return {IS_RIGHT: row[2], **{PAIR.by_input[input].places[name]: of for name, of in value(row)[input].items()}}
 
 
 def table(rows: Sequence[Row], **more: Any) -> pa.Table:

@@ -779,7 +779,7 @@ class Graphs:
 
 def every_in(source: Edge | None) -> int | None:
     """The time after which one is fed what has changed; None: that depends on the clocks there are."""
-    return source.microseconds if isinstance(source, Changes) else None
+    return source.every_us if isinstance(source, Changes) else None
 
 
 def place_of(key: Sequence[Any]) -> int:

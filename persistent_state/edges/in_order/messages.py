@@ -141,8 +141,13 @@ def _check_columns(task: InOrderTask, input: str, columns: pa.Schema) -> None:
         except ValueError:
             can_wait = False
         if not can_wait:
-            where = f"input={input!r}" if input else "the source"
-            raise InvalidInputError(
-                f"task={task.task_name}: column {field.name!r} of {where} is {field.type}, which can't be kept; cast it, or "
-                "leave it out, in the source's transform."
-            )
+            raise cant_wait(task, input, field)
+
+
+def cant_wait(task: InOrderTask, input: str, column: pa.Field) -> InvalidInputError:
+    """Return the error that refuses a column whose values can't wait."""
+    where = f"input={input!r}" if input else "the source"
+    return InvalidInputError(
+        f"task={task.task_name}: column {column.name!r} of {where} is {column.type}, which can't be kept; cast it, or leave it "
+        "out, in the source's transform."
+    )

@@ -25,16 +25,19 @@ class States(OrderedPart):
     """The task that has the states of an ordered task.
 
     Attributes:
-        keeps_states: Whether keys have a state.
         bound: What bounds the states in time, in words.
     """
 
     value = STATE
-    keeps_states: ClassVar[bool] = True
     bound: ClassVar[str] = "ttl"
 
     def __init__(self, task: InOrderTask) -> None:
         super().__init__(task, task.task_name)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Return whether keys have a state."""
+        return True
 
     @property
     def opened_as(self) -> States | str:

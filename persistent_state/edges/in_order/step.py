@@ -250,7 +250,7 @@ def step_chunk(
 
     Args:
         plan: The plan of the task in which the messages wait.
-        fed: The plan of the task that has the state.
+        fed: The plan of the task that has the states.
         keys: The key columns.
         values: A column of states, or of rows, by its name.
         times: The moments.

@@ -12,17 +12,9 @@ from numpy.typing import NDArray
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.edges.base import Span, open_runs
-from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.edges.in_order.states import STATE
 from persistent_state.edges.in_order.step import step_chunk
-from persistent_state.edges.joins.join import (
-    Join,
-    JoinMessages,
-    JoinStates,
-    clocks_between,
-    joined_chunk,
-    length_of,
-)
+from persistent_state.edges.joins.join import Join, JoinMessages, clocks_between, joined_chunk, length_of
 from persistent_state.edges.joins.pair import Pair
 from persistent_state.edges.joins.sides import NONE, Joined, Numbers, Sides, column_of
 from persistent_state.event_time.clocks import END
@@ -30,6 +22,32 @@ from persistent_state.event_time.durations import Duration
 from persistent_state.partials import fold, keys, lookup, sort
 from persistent_state.partials.layout import Layout, Levels, as_numpy, below, one_chunk
 from persistent_state.partials.waiting import rows_passed
+
+
+class AsOfMessages(JoinMessages):
+    """The task in which the rows of both inputs of an `AsOfJoin` wait."""
+
+    shares = True
+
+    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
+        join = self.ordered
+        # Those of each table are in order, so that a stable sort has little to do.
+        hashes = np.sort(np.concatenate([as_numpy(table, "hash") for table in came]), kind="stable")
+        stored = [below(level, span.clock) for level in open_runs(fed, span.states, [hashes])]
+        stored = [fold.touched(level, pa.table({"hash": hashes})) for level in stored]
+        new: list[pa.Table] = []
+        for first, last in pairwise(clocks_between(came, span)):
+            messages = rows_passed(came, plan.layout, first, last)
+            kept = fold.fold_keys([*stored, *new], fed.layout)
+            for some in as_of(messages, kept, plan.layout, join.pair, join.tolerance):
+                yield joined_chunk(plan, fed, messages, some, name)
+            newest = newest_rights(messages, plan.layout, join.pair)
+            new.append(_right_rows(messages.take(pa.array(newest)), fed, join.pair))
+        changed = fold.fold_keys(new, fed.layout)
+        if count := len(changed):
+            keys = [one_chunk(changed[key]) for key in plan.layout.key_names]
+            values = {STATE: one_chunk(changed["value"])}
+            yield step_chunk(plan, fed, keys, values, np.full(count, span.clock - 1), np.zeros(count, np.int64), name)
 
 
 class AsOfJoin(Join):
@@ -78,6 +96,8 @@ class AsOfJoin(Join):
         {'symbol': 'A', 'size': 7, 'bid': None, 'timestamp': 9000000}
     """
 
+    waits_in = AsOfMessages
+
     def __init__(
         self,
         left: str,
@@ -90,45 +110,15 @@ class AsOfJoin(Join):
         super().__init__(left, right, key, name)
         self.tolerance = None if tolerance is None else length_of("tolerance", tolerance)
 
-    @property
-    def parts(self) -> tuple[AsOfMessages, JoinStates, EmittedRows]:
-        return AsOfMessages(self, {}), JoinStates(self), EmittedRows(self)
-
-
-class AsOfMessages(JoinMessages):
-    """The task in which the rows of both inputs of an `AsOfJoin` wait."""
-
-    shares = True
-
-    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
-        join = self.ordered
-        # Those of each table are in order, so that a stable sort has little to do.
-        hashes = np.sort(np.concatenate([as_numpy(table, "hash") for table in came]), kind="stable")
-        stored = [below(level, span.clock) for level in open_runs(fed, span.states, [hashes])]
-        stored = [fold.touched(level, pa.table({"hash": hashes})) for level in stored]
-        new: list[pa.Table] = []
-        for first, last in pairwise(clocks_between(came, span)):
-            messages = rows_passed(came, plan.layout, first, last)
-            kept = fold.fold_keys([*stored, *new], fed.layout)
-            for some in as_of(messages, kept, plan.layout, join.pair, join.tolerance):
-                yield joined_chunk(plan, fed, messages, some, name)
-            newest = newest_rights(messages, plan.layout, join.pair)
-            new.append(_right_rows(messages.take(pa.array(newest)), fed, join.pair))
-        changed = fold.fold_keys(new, fed.layout)
-        if count := len(changed):
-            keys = [one_chunk(changed[key]) for key in plan.layout.key_names]
-            values = {STATE: one_chunk(changed["value"])}
-            yield step_chunk(plan, fed, keys, values, np.full(count, span.clock - 1), np.zeros(count, np.int64), name)
-
 
 def _right_rows(rows: pa.Table, fed: Plan, pair: Pair) -> pa.Table:
     """Return right rows as the state has them."""
     type, count = fed.layout.monoid.type, len(rows)
     times, timers = one_chunk(rows["start"]), type.field("timers").type
     no_timers = pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], timers.value_type))
-    fields = pair.schemas[pair.right]
-    right = [column_of(rows, pair, pair.right, name) for name in fields.names]
-    columns = [pa.StructArray.from_arrays(right, fields=list(fields)), no_timers, times]
+    fields = list(pair.right.schema)
+    right = [column_of(rows, pair.right, field.name) for field in fields]
+    columns = [pa.StructArray.from_arrays(right, fields=fields), no_timers, times]
     made = {
         "start": times,
         "newest": times,

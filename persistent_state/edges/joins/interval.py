@@ -13,16 +13,8 @@ from numpy.typing import NDArray
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.edges.base import Span
-from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.edges.joins import sides as sides_of
-from persistent_state.edges.joins.join import (
-    Join,
-    JoinMessages,
-    JoinStates,
-    clocks_between,
-    joined_chunk,
-    length_of,
-)
+from persistent_state.edges.joins.join import Join, JoinMessages, clocks_between, joined_chunk, length_of
 from persistent_state.edges.joins.pair import Pair
 from persistent_state.edges.joins.sides import NONE, Joined, Numbers, Sides
 from persistent_state.errors import InvalidInputError
@@ -52,6 +44,24 @@ class Bounds:
         """The time for which a row is still needed after the clock has passed it."""
         # A left row is found to have no right one when the last could be there; the first was long before.
         return self.before + self.after if self.has_all else max(self.before, self.after)
+
+
+class IntervalMessages(JoinMessages):
+    """The task in which the rows of both inputs of an `IntervalJoin` wait."""
+
+    ordered: IntervalJoin
+    shares = False
+
+    @property
+    def back(self) -> int:
+        return self.ordered.bounds.back
+
+    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
+        pair, bounds = self.ordered.pair, self.ordered.bounds
+        for first, last in pairwise(clocks_between(came, span)):
+            messages = rows_passed(came, plan.layout, max(self.reaches_back(span), first - bounds.back), last)
+            for some in interval(messages, plan.layout, pair, bounds, first, last):
+                yield joined_chunk(plan, fed, messages, some, name)
 
 
 class IntervalJoin(Join):
@@ -96,8 +106,8 @@ class IntervalJoin(Join):
         {'order': 2, 'cents': None, 'timestamp': 11000000}
     """
 
-    # No row has it.
-    state = pa.bool_()
+    waits_in = IntervalMessages
+    keeps_states = False
 
     def __init__(
         self,
@@ -118,34 +128,6 @@ class IntervalJoin(Join):
             )
         self.how = how
         self.bounds = Bounds(length_of("before", before), length_of("after", after), how == LEFT)
-
-    @property
-    def parts(self) -> tuple[IntervalMessages, NoStates, EmittedRows]:
-        return IntervalMessages(self, {}), NoStates(self), EmittedRows(self)
-
-
-class IntervalMessages(JoinMessages):
-    """The task in which the rows of both inputs of an `IntervalJoin` wait."""
-
-    ordered: IntervalJoin
-    shares = False
-
-    @property
-    def back(self) -> int:
-        return self.ordered.bounds.back
-
-    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
-        pair, bounds = self.ordered.pair, self.ordered.bounds
-        for first, last in pairwise(clocks_between(came, span)):
-            messages = rows_passed(came, plan.layout, max(self.reaches_back(span), first - bounds.back), last)
-            for some in interval(messages, plan.layout, pair, bounds, first, last):
-                yield joined_chunk(plan, fed, messages, some, name)
-
-
-class NoStates(JoinStates):
-    """The task that would have the states of an `IntervalJoin`, which keeps none. It takes the steps of the rows."""
-
-    keeps_states = False
 
 
 def interval(

@@ -15,8 +15,8 @@ from monoids.nested import kept_type
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.edges.base import Span, open_runs
-from persistent_state.edges.in_order.messages import Messages
-from persistent_state.edges.in_order.rows import EMITTED, EmittedRows
+from persistent_state.edges.in_order.messages import Messages, cant_wait
+from persistent_state.edges.in_order.rows import EMITTED
 from persistent_state.edges.in_order.states import States
 from persistent_state.edges.in_order.step import cut, step_chunk
 from persistent_state.edges.joins.pair import Columns, Pair, is_moved, pair_of, waiting_rows
@@ -40,6 +40,8 @@ class Join(InOrderTask):
     """The base of joins. It has the types of its state and its rows once the columns of both inputs are known."""
 
     emits = pa.schema([])
+    keeps_states: ClassVar[bool] = True
+    waits_in: ClassVar[type[JoinMessages]]
     tolerance: int | None = None
     pair: Pair
 
@@ -52,17 +54,16 @@ class Join(InOrderTask):
         self.left, self.right, self.key = left, right, key
         self.name = f"{left}_{right}" if name is None else name
 
-    @property
-    def parts(self) -> tuple[JoinMessages, JoinStates, EmittedRows]:
-        """The tasks of the graph that the join is. The library asks for this."""
-        raise NotImplementedError
-
 
 class JoinStates(States):
     """The task that has the newest right row of each key."""
 
     bound = "tolerance"
     ordered: Join
+
+    @property
+    def keeps_states(self) -> bool:
+        return self.ordered.keeps_states
 
     @property
     def opened_as(self) -> str:
@@ -114,13 +115,20 @@ class JoinMessages(Messages):
         left, right = (self._columns(name, inputs[name]) for name in self.sides)
         join.pair = pair_of(left, right, join.key_columns, self.shares)
         join.emits = pa.schema(list(join.pair.type))
-        if type(join).state is None:
-            join.state = pa.struct(list(right.schema))
-        return join, {name: join.pair.schemas[name] for name in inputs}
+        # Where no states are kept, no row has this type.
+        join.state = pa.struct(list(right.schema)) if join.keeps_states else pa.bool_()
+        return join, {name: join.pair.by_input[name].schema for name in inputs}
 
     def _columns(self, input: str, plan: Plan) -> Columns:
-        kept = _kept_columns(self.ordered, input, _without_local(plan))
-        return Columns(input, kept, plan.task.key_columns, _beside(plan, kept))
+        """Return the columns of an input with the types in which joined rows have their values."""
+        kept = []
+        for field in _without_local(plan):
+            try:
+                kept.append(pa.field(field.name, kept_type(field.type)))
+            except MonoidError:
+                raise cant_wait(self.ordered, input, field) from None
+        schema = pa.schema(kept)
+        return Columns(input, schema, plan.task.key_columns, _beside(plan, schema))
 
     def _gone(self, field: str) -> str | None:
         if not is_moved(self.ordered.pair, field):
@@ -139,15 +147,7 @@ class JoinMessages(Messages):
                 yield from (replace(chunk, high=high) for chunk in self.join(plan, fed, span, came, name))
 
     def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
-        """Yield what a step makes of rows that wait, of some keys.
-
-        Args:
-            plan: The plan of the task in which the rows wait.
-            fed: The plan of the task that has the states.
-            span: The runs of a shard of both.
-            came: The rows.
-            name: The partition that joined rows are of.
-        """
+        """Yield what a step makes of the rows of some keys: see `read`."""
         raise NotImplementedError
 
 
@@ -157,15 +157,7 @@ def clocks_between(came: Levels, span: Span) -> list[int]:
 
 
 def joined_chunk(plan: Plan, fed: Plan, messages: pa.Table, rows: Joined, name: str) -> StepChunk:
-    """Return joined rows as a chunk.
-
-    Args:
-        plan: The plan of the task in which the messages wait.
-        fed: The plan of the task that has the states.
-        messages: The messages of which the rows are joined.
-        rows: The joined rows.
-        name: The partition that they are of.
-    """
+    """Return joined rows of these messages as a chunk."""
     of = pa.array(rows.rows)
     keys = [one_chunk(messages[key]).take(of) for key in plan.layout.key_names]
     return step_chunk(plan, fed, keys, {EMITTED: rows.values}, rows.moments, rows.numbers, name)
@@ -182,24 +174,6 @@ def length_of(name: str, given: Duration) -> int:
     if found > LONGEST // 2:
         raise InvalidInputError(f"{name}={given!r}; it must be at most {LONGEST // 2} microseconds.")
     return found
-
-
-def _kept_columns(join: Join, input: str, columns: pa.Schema) -> pa.Schema:
-    """Return the columns of an input with the types in which joined rows have their values.
-
-    Raises:
-        InvalidInputError: Values of a type can't be kept.
-    """
-    kept = []
-    for field in columns:
-        try:
-            kept.append(pa.field(field.name, kept_type(field.type)))
-        except MonoidError:
-            raise InvalidInputError(
-                f"task={join.task_name}: column {field.name!r} of input={input!r} is {field.type}, which can't be kept; cast "
-                "it, or leave it out, in the source's transform."
-            ) from None
-    return pa.schema(kept)
 
 
 def _without_local(plan: Plan) -> pa.Schema:
