@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from monoids import Aggregator, Monoid
-from persistent_state.edges.in_order.parts import with_states
+from persistent_state.edges.parts import parts
 from persistent_state.errors import InvalidInputError, NotThereError, StateError
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.open_rows import OpenChanges as OpenChanges
@@ -150,7 +150,7 @@ class OpenApplication:
             InvalidInputError: `task` is neither.
         """
         if isinstance(task, InOrderTask):
-            task = with_states(task)
+            task = parts(task)[1].opened_as
         if not isinstance(task, (PersistentTask, str)):
             raise InvalidInputError(
                 f"task={task!r} is not a task; give its name, or an instance of it, such as {instance_of(task)}."

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -174,47 +172,6 @@ class InOrderTask(BaseTask):
 
     state: pa.DataType | None = None
     emits: pa.Schema | None = None
-
-
-class OrderedPart(PersistentTask):
-    """The base of the tasks of the graph that an ordered task is.
-
-    Attributes:
-        ordered: The ordered task.
-        sides: By input of a join that waits in the part: the side that it is, "left" or "right".
-        hands_keys: Whether user code is handed the keys of what waits in the part.
-        keeps: What the part keeps, in words.
-        fitting: The kind of values that fit, in words.
-        without_updates: The end of a sentence about messages that had no effect.
-        other_name: What gives a function that is an output of the part another name.
-    """
-
-    ordered: InOrderTask
-    sides: Mapping[str, str] = MappingProxyType({})
-    hands_keys: bool = False
-    keeps: str = "-"
-    fitting: ClassVar[str] = (
-        "a state or a row does not fit the types that the task says; on_bad_row='fail' says the first that does not"
-    )
-    without_updates: ClassVar[str] = (
-        ", and process() has returned no state and emitted no row. Let it return the state that is to be kept"
-    )
-    other_name: ClassVar[str] = "ValuesAtClock(function, name=...)"
-
-    def other_window(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-        """Return in words how that which bounds the part's values in time was another, by the identity in the log."""
-        raise NotImplementedError
-
-
-def part_of(task: object) -> OrderedPart | None:
-    """Return the task itself if it is a part of an ordered task; None if it is whole."""
-    return task if isinstance(task, OrderedPart) else None
-
-
-def named(task: BaseTask) -> str:
-    """Return the name by which a user knows a task; of a part of an ordered task that of the ordered one."""
-    part = part_of(task)
-    return (task if part is None else part.ordered).task_name
 
 
 class OrderedTask(InOrderTask):

@@ -21,7 +21,7 @@ from persistent_state.application import Application
 from persistent_state.batch.messages import ACTED, PROCESSED
 from persistent_state.batch.plan import KEEP, Plan
 from persistent_state.drive.local import LocalDriver, flows_of
-from persistent_state.edges.in_order.rows import emitted_rows, emitted_schema
+from persistent_state.edges.output_rows import output_rows
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
@@ -428,12 +428,11 @@ def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
     """Return the rows that an ordered task emitted, given the plan of the task that has them."""
     stored = entry.tasks[plan.name].stored
     table = seen_below(plan.files, stored.runs, plan.layout, entry.clock, Since(BEGINNING), stored.floor)
-    _, *keys, moments, rows = map(layout.one_chunk, table.columns)
-    schema = emitted_schema(plan)
-    found = pa.table(emitted_rows(plan, keys, moments, rows), schema=schema)
-    place = len(schema) - 1
-    found = found.set_column(place, schema.names[place], moments)
-    return sorted(found.to_pylist(), key=lambda row: row[schema.names[place]])
+    rows = output_rows(plan)
+    found, moment = rows.of(table.remove_column(0)), rows.schema.names[-1]
+    # Timestamps are microseconds here.
+    found = found.set_column(found.num_columns - 1, moment, table.column(table.num_columns - 2))
+    return sorted(found.to_pylist(), key=lambda row: row[moment])
 
 
 def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:

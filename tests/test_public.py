@@ -137,7 +137,7 @@ PUBLIC_MONOIDS = [
 
 HOUSE = (
     "__main__ > cli > serve __init__ > testing > application reading > engine > open_state > open_rows > metrics show"
-    " > drive > protocol setup > edges > batch > inputs > kafka outputs > sources sinks > store > partials > ordered > task"
+    " > drive > protocol setup > edges > ordered batch > inputs > kafka outputs > sources sinks > store > partials > task"
     " > state > formatting windows > event_time > errors redact > monoids"
 )
 """Folders and modules of the root: each imports only what is to its right, beyond a `>`."""

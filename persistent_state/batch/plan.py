@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from monoids import Summary
+from persistent_state.batch.part import TaskPart, named, part_of
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.ordered import OrderedPart, named, part_of
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, Once
@@ -82,12 +82,12 @@ class Plan:
 
     @property
     def named(self) -> str:
-        """The name by which a user knows the task: of a part of an ordered task that of the ordered one."""
+        """The name by which a user knows the task: of a part that of the whole."""
         return named(self.task)
 
     @property
-    def part(self) -> OrderedPart | None:
-        """The task, if it is a part of an ordered task."""
+    def part(self) -> TaskPart | None:
+        """The task, if it is a part of one."""
         return part_of(self.task)
 
     @property

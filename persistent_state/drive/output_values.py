@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.plan import Plan
-from persistent_state.edges.in_order.rows import EmittedRows, emitted_rows, emitted_schema
-from persistent_state.partials.layout import one_chunk
-from persistent_state.sinks.base import CLOCK, VALUE
+from persistent_state.edges.output_rows import output_rows
+from persistent_state.sinks.base import CLOCK
 from persistent_state.sinks.values import LocalValues
-from persistent_state.store.state_at import StateAt, with_presented
-from persistent_state.windows import FINAL, TIME
+from persistent_state.store.state_at import StateAt
+from persistent_state.windows import TIME
 
 ROWS_OF_A_PART = 50_000
 """The number of rows of an output for which one more part pays."""
@@ -44,32 +43,4 @@ def with_clock(state: StateAt, plan: Plan, schema: pa.Schema) -> pa.Table:
     """Return the values of a part of the state as an output with the columns of `schema` shows them."""
     table = state.read()
     clock = pa.array(np.full(table.num_rows, state.clock)).cast(TIME)
-    return shown(plan, table).add_column(schema.get_field_index(CLOCK), CLOCK, clock)
-
-
-def shown(plan: Plan, table: pa.Table) -> pa.Table:
-    """Return the table, whose last column is `value`, with the values as outputs show them."""
-    if isinstance(plan.task, EmittedRows):
-        *keys, moments, rows = map(one_chunk, table.columns)
-        return pa.table(emitted_rows(plan, keys, moments, rows), schema=emitted_schema(plan))
-    return with_presented(table, plan.present)
-
-
-def values_schema(plan: Plan) -> pa.Schema:
-    """Return the columns of running values: the key columns, the columns of the window if there is one, and `value`."""
-    if isinstance(plan.task, EmittedRows):
-        return emitted_schema(plan)
-    keys = map(pa.field, plan.task.key_columns, plan.layout.key_types)
-    return pa.schema([*keys, *plan.layout.window_fields, (VALUE, plan.state.presented)])
-
-
-def output_schema(plan: Plan, early: bool = False) -> pa.Schema:
-    """Return the columns of values at a clock: those of running values, with the clock before `value`.
-
-    `early` values also have a column `final` (bool) before `value`.
-    """
-    schema = values_schema(plan)
-    if isinstance(plan.task, EmittedRows):
-        return schema.append(pa.field(CLOCK, TIME))
-    more = [pa.field(CLOCK, TIME), *([pa.field(FINAL, pa.bool_())] if early else [])]
-    return pa.schema([*list(schema)[:-1], *more, schema.field(VALUE)])
+    return output_rows(plan).of(table).add_column(schema.get_field_index(CLOCK), CLOCK, clock)

@@ -6,6 +6,7 @@ give equal rows, whenever and wherever they are read.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +16,12 @@ from typing import Any, cast
 import pyarrow as pa
 
 from persistent_state.batch.messages import Step
+from persistent_state.batch.part import part_of
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.event_time.durations import show_duration
 from persistent_state.event_time.inputs import INPUT, named
-from persistent_state.ordered import OrderedPart
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TaskSource
 from persistent_state.store import net_changes
@@ -30,12 +32,20 @@ from persistent_state.store.named_files import Run, ShardRuns
 from persistent_state.store.runs import Asked
 from persistent_state.task import PersistentTask
 
+KINDS: dict[str, str] = {}
+"""The kinds of edges: by the name that the log has for one, the name of its class, as users write it."""
+
 
 class Edge(TaskSource):
     """Another task of the application as a source of a task: what it gives from one clock to the next.
 
-    A subclass says by which name the log knows it, which rows it gives, and how they are read. It is a frozen dataclass.
+    A subclass is a frozen dataclass with the field `task`. It has a `kind`, `schema`, `read` and `begins_with`.
     """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "kind" in vars(cls):
+            KINDS[cls.kind] = cls.__name__
 
     @abstractmethod
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
@@ -75,17 +85,24 @@ class Edge(TaskSource):
             clock: The clock at which it begins, in words.
         """
 
+    def may_give(self, plan: Plan, span: Span) -> bool:
+        """Return whether anything may come of a shard between two clocks.
+
+        Args:
+            plan: The plan of the task that gives.
+            span: The runs of the shard, and the clocks.
+        """
+        return bool(span.changed_runs)
+
     def misfit(self, tasks: Mapping[str, PersistentTask]) -> str | None:
         """Return the end of the sentence that says why the other task can't give this; None if it can.
 
         Args:
             tasks: The tasks of the application, by name.
         """
-        part = tasks.get(self.task)
-        if not isinstance(part, OrderedPart):
+        if (part := part_of(tasks.get(self.task))) is None:
             return None
-        emitted = f"Emitted({part.ordered.task_name!r})"
-        return f"an ordered task feeds others by the rows that it emits; give it {emitted}"
+        return f"an ordered task feeds others by the rows that it emits; give it Emitted({part.whole!r})"
 
     def check(self, plan: Plan, fed: Plan) -> None:
         """Refuse a task that can't be fed this.
@@ -98,63 +115,37 @@ class Edge(TaskSource):
             InvalidInputError: It can't.
         """
 
-    def apart(self, fed: str, interval: int, after: set[int]) -> set[int]:
-        """Return the times, in microseconds, whose multiples the other task keeps apart for this.
 
-        Args:
-            fed: The name of the task that is fed.
-            interval: The checkpoint interval in microseconds.
-            after: The times whose multiples that task keeps apart for those that it feeds.
+def apart(edge: Edge, fed: str, interval: int, after: set[int]) -> set[int]:
+    """Return the times, in microseconds, whose multiples a task keeps apart for one that it feeds.
 
-        Raises:
-            InvalidInputError: One is no multiple of the checkpoint interval.
-        """
-        return set()
-
-    def since(self, since: int, entry: Entry) -> int:
-        """Return the clock from which a step reads.
-
-        Args:
-            since: The clock from which the step goes on.
-            entry: The newest entry.
-        """
-        # Of what was given before the task began, some may be gone.
-        return entry.clock if since == BEGINNING else since
-
-    def span(self, flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
-        """Return what a step of tasks that are fed asks of a shard of the other task.
-
-        Args:
-            flow: The plans of the tasks that are fed.
-            input: The name of their input that the other task is.
-            shard: The number of the shard.
-            runs: Its runs.
-            step: The step.
-            entry: The newest entry.
-        """
-        since = self.since(step.since, entry)
-        ended = _ended(flow.first.feeders[input], entry, since)
-        return Span(
-            self, shard, runs.runs, since, step.clock, entry.epoch, takes_back=flow.first.takes_back, ended=ended
+    Raises:
+        InvalidInputError: One is no multiple of the checkpoint interval.
+    """
+    if (every := edge.every_us) is None:
+        # What is made of the state at these times is asked for the state, too.
+        return after if edge.is_of_state else set()
+    if every % interval:
+        raise InvalidInputError(
+            f"task={fed} is fed by {edge!r}, and checkpoint_interval={show_duration(interval)}; make `every` a multiple of it."
         )
+    return {every}
 
-    def may_give(self, plan: Plan, span: Span) -> bool:
-        """Return whether anything may come of a shard between two clocks.
 
-        Args:
-            plan: The plan of the task that gives.
-            span: The runs of the shard, and the clocks.
-        """
-        return bool(span.changed_runs)
-
-    @classmethod
-    def shown(cls, identity: Mapping[str, Any]) -> str:
-        """Return an edge as its user writes it.
-
-        Args:
-            identity: Its identity, as the log has it.
-        """
-        return f'{cls.__name__}("{identity[cls.kind]}")'
+def span_of(flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
+    """Return what a step asks of a shard of a task that feeds its flow."""
+    edge, since, every = edges(flow.first)[input], step.since, None
+    if since == BEGINNING and not (edge.is_of_state or edge.is_in_order):
+        # Of what was given before the task began, some may be gone.
+        since = entry.clock
+    # Below the global clock the multiples of `every` are not apart any more.
+    if edge.is_of_state and since >= entry.clock:
+        # Others may be fed by any of these tasks, every so often: what it is at each of these times is asked of it, too.
+        others = [each.settings.every or 0 for each in flow.tasks]
+        every = edge.every_us or (math.gcd(*others) or None)
+    states = entry.tasks[flow.id].stored.in_shards(entry.shards)[shard].runs if edge.is_in_order else ()
+    ended = _ended(flow.first.feeders[input], entry, since)
+    return Span(edge, shard, runs.runs, since, step.clock, entry.epoch, every, flow.first.takes_back, states, ended)
 
 
 def _ended(plan: Plan, entry: Entry, since: int) -> int:
@@ -290,11 +281,16 @@ def _with_newest_runs(fed: Plan, plan: Plan, span: Span) -> Span:
     return replace(span, runs=runs_of(plan), states=runs_of(fed) if span.states else (), ended=BEGINNING)
 
 
-def shown(inputs: Mapping[str, Any] | None) -> str:
+def in_words(inputs: Mapping[str, Any] | None) -> str:
     """Return the tasks that feed a task as users write them, by its identity in the log."""
-    kinds = {kind.kind: kind for kind in Edge.__subclasses__()}
-    words = [
-        ("" if input == INPUT else f"{input}=") + next(kinds[kind] for kind in of if kind in kinds).shown(of)
-        for input, of in (inputs or {}).items()
-    ]
+    words = [("" if input == INPUT else f"{input}=") + _edge_in_words(of) for input, of in (inputs or {}).items()]
     return " and ".join(words) or "no other task"
+
+
+def _edge_in_words(identity: Mapping[str, Any]) -> str:
+    kind, task = next(part for part in identity.items() if part[0] != "every")
+    if kind not in KINDS:
+        # Code that has another kind of edge wrote it.
+        return f"the {kind} of {task}"
+    every = f', every="{show_duration(identity["every"])}"' if "every" in identity else ""
+    return f'{KINDS[kind]}("{task}"{every})'

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.batch.messages import Step
-from persistent_state.batch.plan import FlowPlan, Plan, takes_back
+from persistent_state.batch.plan import Plan, takes_back
 from persistent_state.batch.rows import TakenBack
 from persistent_state.edges.base import Edge, Span
-from persistent_state.edges.values import fields_of, rows_of, schema_of, shown
+from persistent_state.edges.values import chunk_of, fields_of, presented, schema_of
 from persistent_state.errors import InvalidInputError
-from persistent_state.event_time.durations import Duration, positive, show_duration
-from persistent_state.ordered import OrderedPart
+from persistent_state.event_time.durations import Duration, positive
 from persistent_state.partials.changed import Changed, are_equal
 from persistent_state.sources.base import Chunk
-from persistent_state.store.entry import Entry
-from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.net_changes import changed_between
 from persistent_state.task import PersistentTask
 
@@ -63,16 +58,11 @@ class Changes(Edge):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {self.kind: self.task, **({} if self.every is None else {"every": self.microseconds})}
+        return {**super().identity, **({} if self.every is None else {"every": self.every_us})}
 
     @property
-    def microseconds(self) -> int | None:
+    def every_us(self) -> int | None:
         return None if self.every is None else positive("every", self.every)
-
-    @classmethod
-    def shown(cls, identity: Mapping[str, Any]) -> str:
-        every = f', every="{show_duration(identity["every"])}"' if "every" in identity else ""
-        return f'{cls.__name__}("{identity[cls.kind]}"{every})'
 
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
         values = fields_of(plan)
@@ -83,27 +73,6 @@ class Changes(Edge):
     def check(self, plan: Plan, fed: Plan) -> None:
         if self.every is None:
             _check_taken_back(fed, plan)
-
-    def apart(self, fed: str, interval: int, after: set[int]) -> set[int]:
-        every = self.microseconds
-        if every is not None and every % interval:
-            raise InvalidInputError(
-                f"task={fed} is fed by {self!r}, and checkpoint_interval={show_duration(interval)}; make `every` a multiple of "
-                "it."
-            )
-        return after if every is None else {every}
-
-    def since(self, since: int, entry: Entry) -> int:
-        return since
-
-    def span(self, flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
-        span, every = Edge.span(self, flow, input, shard, runs, step, entry), None
-        # Below the global clock the multiples of `every` are not apart any more.
-        if span.since >= entry.clock:
-            # Others may be fed by any of these tasks, every so often: what it is at each of these times is asked of it, too.
-            apart = [each.settings.every or 0 for each in flow.tasks]
-            every = self.microseconds or (math.gcd(*apart) or None)
-        return replace(span, every=every)
 
     def may_give(self, plan: Plan, span: Span) -> bool:
         return bool(span.changed_runs or span.ending_runs(plan))
@@ -128,7 +97,7 @@ def _check_taken_back(plan: Plan, other: Plan) -> None:
         )
     if plan.takes_back:
         return
-    if isinstance(plan.task, OrderedPart):
+    if plan.part is not None:
         raise InvalidInputError(
             f"task={plan.named} is fed by the changes of task={other.name}, and an ordered task can't take "
             f'back what it made of a row; look at fixed times: Changes({other.name!r}, every="1 minute").'
@@ -148,7 +117,7 @@ def _check_taken_back(plan: Plan, other: Plan) -> None:
 
 def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:
     """Yield the messages that changes are. Where nothing differs there is none, though messages may have come."""
-    before, after = (shown(plan, _left(plan, values)) for values in (some.before, some.after))
+    before, after = (presented(plan, _left(plan, values)) for values in (some.before, some.after))
     # What was added is taken away again as user code made it, which can tell the two zeros apart.
     differs = ~are_equal(before, after, signed_zeros=span.takes_back)
     if not differs.any():
@@ -157,12 +126,12 @@ def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chun
     before, after = before.filter(mask), after.filter(mask)
     if not span.takes_back:
         both = pa.StructArray.from_arrays([before, after], names=[BEFORE, AFTER])
-        yield Chunk(**rows_of(plan, picked.rows, both, picked.clocks, name))
+        yield chunk_of(plan, picked.rows, both, picked.clocks, name)
         return
     for kind, values in ((TakenBack, before), (Chunk, after)):
         there = values.is_valid()
         rows, at = picked.rows.filter(there), picked.clocks[np.asarray(there)]
-        yield kind(**rows_of(plan, rows, values.filter(there), at, name))
+        yield chunk_of(plan, rows, values.filter(there), at, name, kind)
 
 
 def _left(plan: Plan, values: pa.Array) -> pa.Array:

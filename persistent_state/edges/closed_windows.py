@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.base import Edge, Span
-from persistent_state.edges.values import fields_of, rows_of, schema_of, shown
+from persistent_state.edges.values import chunk_of, fields_of, presented, schema_of
 from persistent_state.errors import InvalidInputError
 from persistent_state.partials.layout import as_numpy, one_chunk
 from persistent_state.partials.since import Since
@@ -55,8 +55,8 @@ class ClosedWindows(Edge):
     def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
         since = Since(span.since)
         table = seen_below(plan.files, span.closed_runs(plan), plan.layout, span.clock, since, anew=True)
-        values = shown(plan, one_chunk(table["value"]))
-        yield Chunk(**rows_of(plan, table, values, as_numpy(table, WINDOW[1]), name))
+        values = presented(plan, one_chunk(table["value"]))
+        yield chunk_of(plan, table, values, as_numpy(table, WINDOW[1]), name)
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the windows of {self.task} that close after clock={clock}"

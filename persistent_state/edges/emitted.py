@@ -12,18 +12,11 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.base import Edge, Span, open_runs
-from persistent_state.edges.in_order.rows import (
-    EmittedRows,
-    emits_rows,
-    emitted_rows,
-    emitted_schema,
-    most_ranks,
-    ranks_of,
-)
+from persistent_state.edges.in_order.rows import EmittedRows, emitted_schema, emitted_table, most_ranks, ranks_of
 from persistent_state.edges.values import places
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.partials import fold
-from persistent_state.partials.layout import Layout, as_numpy, between, one_chunk
+from persistent_state.partials.layout import Layout, as_numpy, between
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.waiting import passed
 from persistent_state.sources.base import Chunk
@@ -67,7 +60,7 @@ class Emitted(Edge):
             return None
         way = f"give it an OrderedTask, or Changes({self.by!r})"
         if isinstance(rows := tasks.get(self.task), EmittedRows):
-            if emits_rows(rows.ordered):
+            if rows.has_rows:
                 return None
             way = "name their columns in its emits"
         return f"task={self.by} emits no rows; {way}"
@@ -81,9 +74,7 @@ class Emitted(Edge):
             table = passed([between(level, low, high) for level in levels], layout, span.since, span.clock)
             if len(table) == 0:
                 continue
-            keys = [one_chunk(table[key]) for key in layout.key_names]
-            columns = emitted_rows(plan, keys, one_chunk(table["start"]), one_chunk(table["value"]))
-            rows = pa.RecordBatch.from_arrays(columns, schema=emitted_schema(plan))
+            (rows,) = emitted_table(plan, table.select([*layout.key_names, "start", "value"])).to_batches()
             yield Chunk(name, 0, rows, at=_places(table, layout, most_ranks(plan.feeders[INPUT])))
 
     def begins_with(self, fed: Plan, clock: str) -> str:

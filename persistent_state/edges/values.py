@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from persistent_state.batch.plan import Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.partials.layout import as_numpy, one_chunk
+from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.windows import TIME
 
@@ -43,7 +43,7 @@ def _fields(type: pa.DataType) -> list[pa.Field]:
     return list(type) if pa.types.is_struct(type) else [pa.field("value", type)]
 
 
-def shown(plan: Plan, values: pa.Array) -> pa.Array:
+def presented(plan: Plan, values: pa.Array) -> pa.Array:
     """Return what outputs show of a column of values as structs; null where there is no value, and nowhere else."""
     there = values.is_valid()
     shown = plan.present(values.drop_null())
@@ -56,10 +56,10 @@ def shown(plan: Plan, values: pa.Array) -> pa.Array:
     return shown.take(pa.array(place, mask=~np.asarray(there)))
 
 
-def rows_of(
-    plan: Plan, table: pa.Table, values: pa.StructArray, clocks: NDArray[np.int64], name: str
-) -> dict[str, Any]:
-    """Return the arguments of a chunk of these values, whose moment is the last before a clock.
+def chunk_of(
+    plan: Plan, table: pa.Table, values: pa.StructArray, clocks: NDArray[np.int64], name: str, kind: type[Chunk] = Chunk
+) -> Chunk:
+    """Return a chunk of these values, whose moments are the last ones before their clocks.
 
     Nobody reads a row of them again, so no position is remembered. It is of the key: so rows of one moment have an order.
     """
@@ -68,7 +68,7 @@ def rows_of(
     times = pa.array(clocks - 1).cast(TIME)
     names = [*plan.task.key_columns, *plan.layout.kind.window_columns, *values.type.names, TIMESTAMP]
     rows = pa.RecordBatch.from_arrays([*columns, *values.flatten(), times], names=names)
-    return {"partition": name, "first": 0, "rows": rows, "at": places(table)}
+    return kind(name, 0, rows, at=places(table))
 
 
 def places(table: pa.Table) -> NDArray[np.int64]:

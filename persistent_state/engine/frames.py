@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from persistent_state.batch.plan import Plan
-from persistent_state.drive.output_values import ROWS, ROWS_OF_A_PART, output_schema, with_clock
-from persistent_state.edges.in_order.rows import EmittedRows
+from persistent_state.drive.output_values import ROWS, ROWS_OF_A_PART, with_clock
+from persistent_state.edges.output_rows import output_rows
 from persistent_state.engine import connect
 from persistent_state.engine.session import check_store, use_this_python
 from persistent_state.engine.spark_versions import arrow_types, spark_types
@@ -31,7 +31,7 @@ BYTES = 64 << 20
 
 def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> SparkValues:
     """Return the values that an output shows of a task's state at a clock, which Spark's workers read."""
-    schema = output_schema(plan, state.since is not None and state.since.early)
+    schema = output_rows(plan).schema_at_clock(state.since is not None and state.since.early)
 
     since = state.since.clock if state.since is not None and not plan.layout.kind.expires else BEGINNING
     changed = sum(run.rows for run in state.runs if run.last >= since)
@@ -58,7 +58,8 @@ def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:
             f"task={plan.named}: early=True asks for windows that are open, and sessions are not known before they close; "
             "leave it out, or take RunningValues."
         )
-    wanted = output_schema(plan, output.early)
+    rows = output_rows(plan)
+    wanted = rows.schema_at_clock(output.early)
     columns = [name.lower() for name in wanted.names]
     for name in plan.task.key_columns:
         # Catalogs of tables take names that differ only in case for one name.
@@ -69,9 +70,7 @@ def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:
             )
     _, schema = types_of(plan.name, wanted, NO_SINK)
     window = tuple(field.name for field in plan.layout.window_fields)
-    if isinstance(plan.task, EmittedRows):
-        return Origin(plan.application, plan.name, plan.task.key_columns, schema, window, False, timeline)
-    return Origin(plan.application, plan.name, (*plan.task.key_columns, *window), schema, window, timeline=timeline)
+    return Origin(plan.application, plan.name, rows.key, schema, window, rows.is_unique, timeline)
 
 
 def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa.Schema]:

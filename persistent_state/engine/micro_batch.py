@@ -30,8 +30,8 @@ from persistent_state.batch.messages import (
 )
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
-from persistent_state.drive.output_values import shown, values_schema
 from persistent_state.drive.turn import Part
+from persistent_state.edges.output_rows import output_rows
 from persistent_state.engine import failures
 from persistent_state.engine.arrow_source import freeze_imports, new_id, now_us
 from persistent_state.engine.failures import naming
@@ -443,20 +443,21 @@ def running_values(rows: DataFrame, plan: Plan, clock: int, descriptors: Sequenc
     Of windows those that are open at the clock.
     """
     values_by_shard = [descriptor.values for descriptor in descriptors if descriptor.values]
-    schema, session = values_schema(plan), rows.sparkSession
+    shown, session = output_rows(plan), rows.sparkSession
+    schema = shown.schema
 
     def read(values: Stored | bytes) -> pa.Table:
         return read_values(plan.files, values, plan.layout, clock)
 
     if all(isinstance(values, bytes) for values in values_by_shard):
-        tables = [shown(plan, table).cast(schema) for table in map(read, values_by_shard)]
+        tables = [shown.of(table).cast(schema) for table in map(read, values_by_shard)]
         table = pa.concat_tables([schema.empty_table(), *tables])
         return session.createDataFrame(table, spark_types(schema)).coalesce(max(1, len(values_by_shard)))
 
     def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from shown(plan, read(values_by_shard[number])).cast(schema).to_batches()
+                yield from shown.of(read(values_by_shard[number])).cast(schema).to_batches()
 
     # A partition for each shard, and nothing to shuffle.
     numbers = session.range(0, len(values_by_shard), 1, len(values_by_shard))
@@ -469,4 +470,4 @@ def check_values(plan: Plan) -> None:
     Raises:
         InvalidInputError: Spark has no type for a key column or for the value.
     """
-    types_of(plan.name, values_schema(plan), NO_SINK)
+    types_of(plan.name, output_rows(plan).schema, NO_SINK)

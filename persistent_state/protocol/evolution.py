@@ -37,7 +37,7 @@ def misfit(plan: Plan, newest: Entry) -> str | None:
         return None
     waiting = messages_in(plan)
     for each in _differences(plan, newest):
-        if waiting is not None and (why := waiting.other_type(plan.named, each)) is not None:
+        if waiting is not None and (why := waiting.other_type(each)) is not None:
             return why
         if each.path == EVERYTHING:
             return f"task={plan.named}: its values were written as {_name(plan, newest)}, which can get no other type."

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from persistent_state.batch.messages import Step
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.edges.base import Span, edges, read
+from persistent_state.edges.base import Span, edges, read, span_of
 from persistent_state.event_time.clocks import BEGINNING, END, is_among
 from persistent_state.sources.base import Chunk
 from persistent_state.store.entry import Entry, common_clock
@@ -108,7 +108,7 @@ def spans(entry: Entry, flow: FlowPlan, step: Step) -> list[tuple[str, Span]]:
     found = []
     for name, edge in edges(flow.first).items():
         for shard, runs in enumerate(entry.tasks[edge.task].stored.in_shards(entry.shards)):
-            span = edge.span(flow, name, shard, runs, step, entry)
+            span = span_of(flow, name, shard, runs, step, entry)
             found += [(name, span)] if edge.may_give(flow.first.feeders[name], span) else []
     return found
 

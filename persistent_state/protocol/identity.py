@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from persistent_state.batch.plan import Plan
-from persistent_state.edges.base import shown
+from persistent_state.edges.base import in_words
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import show_identity
 from persistent_state.store.entry import Entry
@@ -56,7 +56,7 @@ def other_inputs(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None
     if was != is_:
         of_store, own = ("an", "none") if was else ("no", "one")
         return f"the store has {of_store} ordered task or join of this name, and it is {own} now"
-    return f"it was fed by {shown(before)} when the store was written, and is fed by {shown(now)} now"
+    return f"it was fed by {in_words(before)} when the store was written, and is fed by {in_words(now)} now"
 
 
 def other_part(plan: Plan, what: str, before: Any, now: Any) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from persistent_state.batch.part import TaskPart
 from persistent_state.batch.plan import Plan, folded
 from persistent_state.edges.base import edges
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END, checkpoint_clock
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import full_clock
-from persistent_state.ordered import OrderedPart
 from persistent_state.partials.evolve import Evolving
 from persistent_state.protocol import evolution, identity
 from persistent_state.protocol.fates import CONTINUES, REBUILT, REFUSED, Fates, is_made_of_state
@@ -100,7 +100,7 @@ def _of_task(table: Fates, newest: Entry | None, plan: Plan) -> Iterator[str]:
     for output in plan.outputs:
         if output in before:
             # A ValuesAtClock would be given the states.
-            way = (plan.part or OrderedPart).other_name
+            way = (plan.part or TaskPart).other_name
             yield (
                 f"task={plan.named} is rebuilt, and sink={output!r} has what it was before; give it another place, or "
                 f"a function another name: {way}."

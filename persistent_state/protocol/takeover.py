@@ -240,7 +240,7 @@ def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
     Raises:
         InvalidInputError: The times that it missed are not apart any more.
     """
-    sees_each = any(source.microseconds for source in flow.first.upstream.values())
+    sees_each = any(source.every_us for source in flow.first.upstream.values())
     stands = _stands(group)
     if sees_each and not flow.first.takes_back and stands < clock:
         raise InvalidInputError(

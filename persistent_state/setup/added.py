@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from persistent_state.batch.part import named
+from persistent_state.edges import parts as in_order
 from persistent_state.edges.base import Edge
-from persistent_state.edges.in_order import parts as in_order
 from persistent_state.edges.in_order.edge import InOrder
-from persistent_state.edges.in_order.rows import emits_rows
-from persistent_state.edges.joins.pair import by_side
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Input, Inputs
-from persistent_state.ordered import InOrderTask, named
+from persistent_state.ordered import InOrderTask
 from persistent_state.outputs import Output, Outputs, outputs_of, outputs_of_ordered
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.task import PersistentTask
@@ -84,10 +83,10 @@ def tasks_of(
     if not isinstance(task, InOrderTask):
         return [Added(task, inputs, outputs_of(task.task_name, sink), on_bad_row, delivery, without)]
     messages, with_states, with_rows = in_order.parts(task)
-    states, rows = outputs_of_ordered(task.task_name, sink, emits_rows(task))
+    states, rows = outputs_of_ordered(task.task_name, sink, with_rows.has_rows)
     fed = {INPUT: Input(InOrder(messages.task_name))}
     return [
-        Added(messages, by_side(task, inputs), Outputs((), ()), on_bad_row, delivery, without),
+        Added(messages, messages.arranged(inputs), Outputs((), ()), on_bad_row, delivery, without),
         Added(with_states, fed, states, on_bad_row, delivery, ()),
         Added(with_rows, fed, rows, on_bad_row, delivery, ()),
     ]

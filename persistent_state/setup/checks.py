@@ -15,9 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, Plan
-from persistent_state.edges.in_order.rows import emits_rows
-from persistent_state.edges.in_order.states import keeps_state
-from persistent_state.edges.joins.pair import by_side
+from persistent_state.edges import parts as in_order
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.inputs import UNNAMED
 from persistent_state.inputs import Input
@@ -162,14 +160,15 @@ def of_ordered(
         for what, given in (("value", each.value), ("batch", each.batch)):
             if given is not None:
                 yield f"task={task.task_name}: input={name!r} has {what}={given!r}, and it gets whole messages; leave it out."
-    by_side(task, inputs)
+    messages, with_states, with_rows = in_order.parts(task)
+    messages.arranged(inputs)
     if delivery != EXACTLY_ONCE:
         yield (
             f"task={task.task_name} processes its messages in order, which is exactly-once, and delivery={delivery!r} is said "
             f"for it; say delivery={EXACTLY_ONCE!r} in add()."
         )
-    states, _ = outputs_of_ordered(task.task_name, sink, emits_rows(task))
-    if states.at_clock and not keeps_state(task):
+    states, _ = outputs_of_ordered(task.task_name, sink, with_rows.has_rows)
+    if states.at_clock and not with_states.keeps_states:
         yield (
             f"task={task.task_name}: ValuesAtClock of sink={states.at_clock[0].output_name!r} asks for the states of keys, and "
             "this task has none; give the sink itself, which gets the emitted rows."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from persistent_state.edges.base import apart
 from persistent_state.errors import InvalidInputError
 from persistent_state.setup.added import Added
 
@@ -52,8 +53,8 @@ def every(added: Sequence[Added], interval: int) -> dict[str, set[int]]:
     # Each comes before those that feed it.
     for each in reversed(topological(added)):
         for source in each.upstream.values():
-            apart = source.apart(each.name, interval, found.get(each.name, set()))
-            found.setdefault(source.task, set()).update(apart)
+            times = apart(source, each.name, interval, found.get(each.name, set()))
+            found.setdefault(source.task, set()).update(times)
     return found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from persistent_state.batch.part import part_of
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.subscription import Subscription
-from persistent_state.ordered import part_of
 from persistent_state.outputs import Outputs
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.tasks import TaskSource

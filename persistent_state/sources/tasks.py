@@ -35,7 +35,7 @@ class TaskSource(ABC):
         return self.task
 
     @property
-    def microseconds(self) -> int | None:
+    def every_us(self) -> int | None:
         """The microseconds between the times at which the other task is looked at; None: at each clock of a step.
 
         Raises:

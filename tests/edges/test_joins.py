@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from persistent_state.edges.joins import sides
 from persistent_state.edges.joins.as_of import as_of, newest_rights
-from persistent_state.edges.joins.columns import pair_of
 from persistent_state.edges.joins.interval import Bounds, interval
-from persistent_state.edges.joins.pair import IS_RIGHT, Pair, is_moved, waiting_rows
+from persistent_state.edges.joins.pair import IS_RIGHT, Columns, is_moved, pair_of, waiting_rows
 from persistent_state.edges.joins.sides import Joined
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
@@ -28,8 +27,9 @@ from persistent_state.partials.waiting import Rows, Waiting
 
 TRADE = pa.schema([("k", pa.string()), ("ts", pa.int64()), ("n", pa.int64()), ("note", pa.string())])
 QUOTE = pa.schema([("symbol", pa.string()), ("ts", pa.int64()), ("bid", pa.float64()), ("note", pa.string())])
-BESIDE = {"trades": {"k": "key0"}, "quotes": {"symbol": "key0", "ts": "start"}}
-PAIR = pair_of("trades", "quotes", TRADE, QUOTE, ["k"], ["k"], ["symbol"], BESIDE)
+TRADES = Columns("trades", TRADE, ["k"], {"k": "key0"})
+QUOTES = Columns("quotes", QUOTE, ["symbol"], {"symbol": "key0", "ts": "start"})
+PAIR = pair_of(TRADES, QUOTES, ["k"])
 LAYOUT = Layout((pa.string(),), Rows(PAIR.waiting), Waiting())
 
 Row = tuple[str | None, int, bool, int]
@@ -52,7 +52,7 @@ def value(row: Row) -> dict[str, Any]:
 
 def waiting(row: Row) -> dict[str, Any]:
     input = "quotes" if row[2] else "trades"
-    return {IS_RIGHT: row[2], **{PAIR.places[input][name]: of for name, of in value(row)[input].items()}}
+    return {IS_RIGHT: row[2], **{PAIR.by_input[input].places[name]: of for name, of in value(row)[input].items()}}
 
 
 def table(rows: Sequence[Row], **more: Any) -> pa.Table:
@@ -185,13 +185,13 @@ def test_rows_that_are_large_are_joined_a_few_at_a_time(monkeypatch: pytest.Monk
 def test_a_column_whose_name_is_taken_gets_the_name_of_its_input() -> None:
     left = pa.schema([("id", pa.int64()), ("timestamp", pa.int64()), ("price", pa.int64()), ("clock", pa.string())])
     right = pa.schema([("key", pa.int64()), ("price", pa.float64()), ("timestamp", pa.int64()), ("id", pa.string())])
-    found: Pair = pair_of("orders", "rates", left, right, ["id"], ["id"], ["key"])
+    found = pair_of(Columns("orders", left, ["id"]), Columns("rates", right, ["key"]), ["id"])
     assert found.type.names == [
         "id", "orders_timestamp", "price", "orders_clock", "rates_price", "rates_timestamp", "rates_id",
     ]  # fmt: skip
     assert found.type.field("rates_price").type == pa.float64()
     # Outputs show the key by its name in the task.
-    other = pair_of("orders", "rates", left, right, ["id"], ["price"], ["key"])
+    other = pair_of(Columns("orders", left, ["price"]), Columns("rates", right, ["key"]), ["id"])
     assert other.type.names[0] == "orders_id"
 
 
@@ -215,7 +215,7 @@ def test_a_column_that_waits_in_another_place_now_is_told_from_one_that_is_gone(
     assert is_moved(PAIR, "gone|bid")
     assert not is_moved(PAIR, "gone|gone")
     assert not is_moved(PAIR, "trades.gone")
-    alone = pair_of("trades", "quotes", TRADE, QUOTE, ["k"], ["k"], ["symbol"], BESIDE, shares=False)
+    alone = pair_of(TRADES, QUOTES, ["k"], shares=False)
     assert alone.waiting.names == ["is right", "trades.ts", "trades.n", "trades.note", "quotes.bid", "quotes.note"]
 
 
@@ -225,4 +225,4 @@ def test_columns_of_one_name_are_refused() -> None:
     with pytest.raises(
         InvalidInputError, match=r"join l and r would have two columns 'r_a'; rename one in its source's"
     ):
-        pair_of("l", "r", left, right, ["k"], ["k"], ["k"])
+        pair_of(Columns("l", left, ["k"]), Columns("r", right, ["k"]), ["k"])

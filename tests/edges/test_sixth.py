@@ -25,7 +25,7 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.base import Edge, Span
-from persistent_state.edges.values import fields_of, rows_of, schema_of, shown
+from persistent_state.edges.values import chunk_of, fields_of, presented, schema_of
 from persistent_state.partials.layout import one_chunk
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk
@@ -47,11 +47,8 @@ class Hourly(Edge):
     kind: ClassVar[str] = "each hour"
 
     @property
-    def microseconds(self) -> int:
+    def every_us(self) -> int:
         return HOUR
-
-    def apart(self, fed: str, interval: int, after: set[int]) -> set[int]:
-        return {HOUR}
 
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
         return schema_of(plan, fields_of(plan))
@@ -65,8 +62,8 @@ class Hourly(Edge):
         # All runs are read before the first chunk is given.
         tables = [seen_below(plan.files, span.runs, plan.layout, hour, anew=True) for hour in hours]
         for hour, table in zip(hours, tables, strict=True):
-            values = shown(plan, one_chunk(table["value"]))
-            yield Chunk(**rows_of(plan, table, values, np.full(len(table), hour), name))
+            values = presented(plan, one_chunk(table["value"]))
+            yield chunk_of(plan, table, values, np.full(len(table), hour), name)
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the values of {self.task} at each hour after clock={clock}"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import OrderedTask
-from persistent_state.edges.in_order import parts as in_order
+from persistent_state.edges.parts import parts
 from persistent_state.engine import Progress, lines
 from persistent_state.engine.lines import Lines, Notebook, Plain, Terminal
 from persistent_state.formatting import cut
@@ -181,7 +181,7 @@ class Fraud(OrderedTask):
 
 
 def test_an_ordered_task_has_one_line_and_counts_its_messages_once() -> None:
-    tasks = [in_order.Messages(Fraud(), {}), in_order.States(Fraud()), in_order.EmittedRows(Fraud())]
+    tasks = parts(Fraud())
     plans = [SimpleNamespace(name=task.task_name, named="Fraud") for task in tasks]
     shown = Lines("shop", plans, Terminal(Screen()), Clock())  # type: ignore[arg-type]
     for plan, clock in zip(plans, (40, 30, 20), strict=True):

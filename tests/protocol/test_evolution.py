@@ -17,9 +17,9 @@ from persistent_state import Application, NonWindowState, PersistentTask, verify
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.local import flows_of
 from persistent_state.edges.in_order.as_stored import as_stored
-from persistent_state.edges.in_order.messages import Messages
 from persistent_state.edges.in_order.process import KeyState, Program, process
 from persistent_state.edges.in_order.states import States
+from persistent_state.edges.in_order.step import OrderedMessages
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.ordered import Context, OrderedTask, Timer
@@ -371,7 +371,7 @@ def test_a_column_of_messages_may_get_any_type_unless_some_wait_that_have_anothe
         "task=X: the field 'v' was written as int64, and is string now, which does not have all these values; give "
         f"the field another name, or let the code of before process the messages that wait. {core.ways('X')}"
     )
-    without = core.plan_of(Messages(code().task, {"b": world.code.schema}), world.code.schema, files=world.files)
+    without = core.plan_of(OrderedMessages(code().task, {"b": world.code.schema}), world.code.schema, files=world.files)
     assert evolution.misfit(without, world.newest) == (
         "task=X: messages of input='' wait; give the task this input until it has them all."
     )

@@ -34,9 +34,8 @@ from persistent_state.batch.plan import Plan
 from persistent_state.drive.local import flows_of
 from persistent_state.edges.joins import as_of as newest_rows
 from persistent_state.edges.joins import interval as near_rows
-from persistent_state.edges.joins import step as joined
 from persistent_state.edges.joins.interval import Bounds
-from persistent_state.edges.joins.pair import Join
+from persistent_state.edges.joins.join import Join
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import fold, newest, waiting
@@ -218,7 +217,7 @@ BUGS = (
     bug(
         "right row of before the step",
         "A right row of before the step is forgotten.",
-        joined._as_of,
+        newest_rows.AsOfMessages.join,
         ("fold.fold_keys([*stored, *new], fed.layout)", "fold.fold_keys(new, fed.layout)"),
     ),
     bug(

@@ -247,7 +247,7 @@ def test_a_step_reads_the_blocks_of_the_keys_whose_timers_are_due_and_no_others(
             (due,) = world.due()
             ((_, span),) = due.spans
             with mock.patch.object(blocks, "_table", side_effect=blocks._table) as table:
-                chunks = [*in_order.read(world.plans[world.messages], world.plans[world.states], span, "0")]
+                chunks = [*base.read(world.plans[world.states], "", span)]
             states = [chunk.rows for chunk in chunks if chunk.rows[in_order.STATE].null_count == 0]
             assert {row["k"] for rows in states for row in rows.to_pylist()} == {key, 1000}
             opened = sum(sum(call.args[1].rows[i] for i in call.args[0]) for call in table.call_args_list)

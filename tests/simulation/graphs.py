@@ -19,11 +19,11 @@ import monoids
 from persistent_state.application import Application
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.edges import base
+from persistent_state.edges import parts as in_order
 from persistent_state.edges.base import Edge
 from persistent_state.edges.changes import Changes
 from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.edges.emitted import Emitted
-from persistent_state.edges.in_order import parts as in_order
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials import keys as hashes
 from persistent_state.partials.layout import one_chunk
@@ -331,24 +331,19 @@ def plans_of(
     every, found = dict(plans), {}
     like = next(iter(plans.values()))
     for each in derived:
-        task = each.task()
         # No clock is broken.
         settings = replace(like.settings, ahead=2**62, jump=None, every=apart.get(each.name))
         plan = replace(
-            like, task=task, schema=pa.schema([]), timestamp=TIMESTAMP, channel=None, settings=settings, emits=False,
+            like, task=each.task(), schema=pa.schema([]), timestamp=TIMESTAMP, channel=None, settings=settings, emits=False,
             outputs=outputs(each), timestamp_unit=None, upstream=each.inputs, inputs={}, input="", among=(), without=(),
             feeders={name: every[source.task] for name, source in each.inputs.items()},
         )  # fmt: skip
-        if isinstance(task, (in_order.States, in_order.EmittedRows)):
-            task = in_order.on_messages(task, next(iter(plan.feeders.values())))
-            plan = replace(plan, task=task)
-        of_inputs = {
-            name: replace(plan, schema=source.schema(plan.feeders[name], task), input=name)
+        plan = in_order.on_feeders(plan)
+        of_inputs: Mapping[str, Plan] = {
+            name: replace(plan, schema=source.schema(plan.feeders[name], plan.task), input=name)
             for name, source in each.inputs.items()
         }
-        if isinstance(task, in_order.Messages):
-            task, of_inputs = in_order.with_schemas(task.ordered, of_inputs)
-            plan = replace(plan, task=task)
+        plan, of_inputs = in_order.on_inputs(plan, of_inputs)
         if len(of_inputs) == 1:
             plan = of_inputs[""]
         else:
@@ -786,7 +781,7 @@ class Graphs:
 
 def every_in(source: Edge | None) -> int | None:
     """The time after which one is fed what has changed; None: that depends on the clocks there are."""
-    return source.microseconds if isinstance(source, Changes) else None
+    return source.every_us if isinstance(source, Changes) else None
 
 
 def place_of(key: Sequence[Any]) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 
 from persistent_state.edges.joins.as_of import AsOfJoin
 from persistent_state.edges.joins.interval import Bounds, IntervalJoin
-from persistent_state.edges.joins.pair import IS_RIGHT, SHARED, Join
+from persistent_state.edges.joins.join import Join
+from persistent_state.edges.joins.pair import IS_RIGHT, SHARED
 from tests.core import us
 from tests.simulation.messages import SCHEMA, UNFIT_VALUE, Sent, batch_of, input_of
 from tests.simulation.ordered import Given, Kept, Ordered, Outcome

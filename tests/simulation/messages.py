@@ -11,7 +11,7 @@ import pyarrow as pa
 import monoids
 from persistent_state.edges.base import Edge
 from persistent_state.edges.changes import AFTER, BEFORE, Changes
-from persistent_state.edges.in_order import parts as in_order
+from persistent_state.edges.in_order.step import OrderedMessages
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import NonWindowState, PersistentState, WindowState
 from persistent_state.task import Message, PersistentTask
@@ -220,7 +220,7 @@ class Job:
     def task(self, note: Callable[[str, int, Any], None]) -> PersistentTask:
         """The task as a user would write it; one that reads its state notes what it read."""
         if self.ordered is not None:
-            return in_order.Messages(self.ordered.task(), {"": SCHEMA})
+            return OrderedMessages(self.ordered.task(), {"": SCHEMA})
         return {"value": ByValue, "batch": ByBatch, "message": ByMessage, "reads": Reading}[self.way](self, note)
 
 

@@ -20,8 +20,8 @@ from persistent_state.edges.base import Edge
 from persistent_state.edges.changes import Changes
 from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.edges.emitted import Emitted
-from persistent_state.edges.in_order import parts as in_order
 from persistent_state.edges.in_order.edge import InOrder
+from persistent_state.edges.parts import parts
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.ordered import Context, InOrderTask, OrderedTask, Timer
@@ -161,10 +161,8 @@ class Part:
         return UntilReplaced(self.ordered.ttl) if self.what == STATES else UntilPassed()
 
     def task(self) -> PersistentTask:
-        task = self.ordered.task()
-        if self.what == MESSAGES:
-            return in_order.Messages(task, {})
-        return in_order.States(task) if self.what == STATES else in_order.EmittedRows(task)
+        messages, states, rows = parts(self.ordered.task())
+        return {MESSAGES: messages, STATES: states, ROWS: rows}[self.what]
 
 
 def parts_of(ordered: Ordered) -> list[Part]:

@@ -25,6 +25,7 @@ from persistent_state.batch import (
     shard,
     update,
 )
+from persistent_state.edges import base as edges_base
 from persistent_state.edges import changes as fed
 from persistent_state.edges import values
 from persistent_state.edges.changes import Changes
@@ -1968,29 +1969,29 @@ BUGS = (
     bug(
         "multiples skipped",
         "A task is fed what changed between the clocks of its steps, not what changed from one time to the next.",
-        Changes.span,
-        ("if span.since >= entry.clock:", "if False:"),
+        edges_base.span_of,
+        ("if edge.is_of_state and since >= entry.clock:", "if False:"),
         theme="every",
     ),
     bug(
         "multiples of others skipped",
         "Nobody looks at the times at which a task must be known that is fed a task which is fed whatever changes.",
-        Changes.span,
-        ("self.microseconds or (math.gcd(*apart) or None)", "self.microseconds"),
+        edges_base.span_of,
+        ("edge.every_us or (math.gcd(*others) or None)", "edge.every_us"),
         theme="every",
     ),
     bug(
         "multiples of the first task",
         "Of tasks that are fed together, the first says at which times they must be known.",
-        Changes.span,
+        edges_base.span_of,
         ("for each in flow.tasks]", "for each in flow.tasks[:1]]"),
         theme="every",
     ),
     bug(
         "multiples before it was born",
         "A task that is built of state is fed what changed at times that are not apart any more.",
-        Changes.span,
-        ("if span.since >= entry.clock:", "if True:"),
+        edges_base.span_of,
+        ("if edge.is_of_state and since >= entry.clock:", "if edge.is_of_state:"),
         theme="every",
     ),
     bug(
@@ -2031,7 +2032,7 @@ BUGS = (
     bug(
         "change at its clock",
         "A change has the time at which it was looked for, which is above the clock.",
-        values.rows_of,
+        values.chunk_of,
         ("pa.array(clocks - 1)", "pa.array(clocks)"),
         theme="every",
     ),
@@ -2040,8 +2041,8 @@ BUGS = (
         "What is after a key has expired, or a window has ended, is zero.",
         fed._messages,
         (
-            "(shown(plan, _left(plan, values)) for values in (some.before, some.after))",
-            "(shown(plan, _left(plan, values)) for values in (some.before, pa.concat_arrays([some.after, "
+            "(presented(plan, _left(plan, values)) for values in (some.before, some.after))",
+            "(presented(plan, _left(plan, values)) for values in (some.before, pa.concat_arrays([some.after, "
             "plan.layout.monoid.to_arrow([plan.layout.monoid.zero])]).take(pa.array(np.where(np.asarray("
             "some.after.is_valid()), np.arange(len(some.after)), len(some.after))))))",
         ),
@@ -2206,21 +2207,21 @@ BUGS = (
     bug(
         "states of the first shard",
         "A step reads the states of one shard, whichever messages it has.",
-        InOrder.span,
+        edges_base.span_of,
         ("in_shards(entry.shards)[shard].runs", "in_shards(entry.shards)[0].runs"),
         theme="in-order",
     ),
     bug(
         "states of the oldest run",
         "A step reads the states of one run of its shard.",
-        InOrder.span,
+        edges_base.span_of,
         ("in_shards(entry.shards)[shard].runs", "in_shards(entry.shards)[shard].runs[:1]"),
         theme="in-order",
     ),
     bug(
         "states without timers",
         "Who has a timer that is due, and no message, is not asked.",
-        in_order.read,
+        in_order.OrderedMessages.read,
         ('"hash") for table in due]', '"hash") for table in ()]'),
         theme="in-order",
     ),
@@ -2241,7 +2242,7 @@ BUGS = (
     bug(
         "messages of a slice with large states",
         "Where the states of a slice are read in parts, its messages are processed in each.",
-        in_order.read,
+        in_order.OrderedMessages.read,
         ("[between(table, low, high) for table in came]", "came"),
         theme="in-order",
     ),
@@ -2284,7 +2285,7 @@ BUGS = (
         "timers without messages",
         "Where no message came, no timer is due.",
         InOrder.may_give,
-        (" or processing.timed_runs(span))", ")"),
+        (" or timed_runs(span))", ")"),
         theme="in-order",
     ),
     bug(

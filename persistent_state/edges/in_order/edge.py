@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import pyarrow as pa
 
-from persistent_state.batch.messages import Step
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.edges.base import Edge, Span
-from persistent_state.edges.in_order import step as processing
+from persistent_state.edges.in_order.messages import messages_part
+from persistent_state.edges.in_order.part import OrderedPart
 from persistent_state.edges.in_order.rows import EMITTED, row_type
 from persistent_state.edges.in_order.states import STATE
-from persistent_state.edges.joins import step as joining
-from persistent_state.edges.joins.pair import Join
-from persistent_state.ordered import OrderedPart
+from persistent_state.edges.in_order.step import timed_runs
 from persistent_state.partials.newest import Newest
 from persistent_state.sources.tasks import TIMESTAMP
-from persistent_state.store.entry import Entry
-from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.task_state import IN_ORDER
 from persistent_state.task import PersistentTask
 from persistent_state.windows import TIME
@@ -46,21 +42,11 @@ class InOrder(Edge):
         made = [(STATE, Newest(task.state).type), (EMITTED, row_type(task)), (TIMESTAMP, TIME)]
         return pa.schema([*keys, *(pa.field(*each) for each in made)])
 
-    def since(self, since: int, entry: Entry) -> int:
-        return since
-
-    def span(self, flow: FlowPlan, input: str, shard: int, runs: ShardRuns, step: Step, entry: Entry) -> Span:
-        states = entry.tasks[flow.id].stored.in_shards(entry.shards)[shard].runs
-        return replace(Edge.span(self, flow, input, shard, runs, step, entry), states=states)
-
     def may_give(self, plan: Plan, span: Span) -> bool:
-        return bool(span.runs_from(joining.reaches_back(plan, span)) or processing.timed_runs(span))
+        return bool(span.runs_from(messages_part(plan).reaches_back(span)) or timed_runs(span))
 
     def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
-        task = cast(OrderedPart, fed.task).ordered
-        if isinstance(task, Join):
-            return joining.read(plan, fed, task, span, name)
-        return processing.read(plan, fed, span, name)
+        return messages_part(plan).read(plan, fed, span, name)
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the messages after clock={clock}"

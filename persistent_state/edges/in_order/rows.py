@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,9 +10,9 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.in_order.messages import messages_part
-from persistent_state.edges.joins.pair import Join
-from persistent_state.ordered import InOrderTask, OrderedPart
-from persistent_state.partials.layout import as_numpy
+from persistent_state.edges.in_order.part import OrderedPart
+from persistent_state.ordered import InOrderTask
+from persistent_state.partials.layout import as_numpy, one_chunk
 from persistent_state.partials.waiting import Rows
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
@@ -34,15 +33,15 @@ class EmittedRows(OrderedPart):
     other_name = "define it under one"
 
     def __init__(self, task: InOrderTask) -> None:
-        self.name, self.key, self.ordered = rows_of(task.task_name), task.key, task
+        super().__init__(task, rows_of(task.task_name))
+
+    @property
+    def has_rows(self) -> bool:
+        """Return whether the ordered task emits rows."""
+        return self.ordered.emits is not None
 
     def persistent_state(self) -> KeptState[Any]:
         return KeptState(Rows(row_type(self.ordered)), UntilPassed())
-
-
-def emits_rows(task: InOrderTask) -> bool:
-    """Return whether a task emits rows. Those of a join are known once its inputs are."""
-    return isinstance(task, Join) or task.emits is not None
 
 
 def row_type(task: InOrderTask) -> pa.DataType:
@@ -72,8 +71,12 @@ def emitted_schema(plan: Plan) -> pa.Schema:
     return pa.schema([*columns.items(), (TIMESTAMP, TIME)])
 
 
-def emitted_rows(plan: Plan, keys: Sequence[pa.Array], moments: pa.Array, rows: pa.StructArray) -> list[pa.Array]:
-    """Return emitted rows as these columns. A key column that `emits` names, too, is as the task emitted it."""
+def emitted_table(plan: Plan, table: pa.Table) -> pa.Table:
+    """Return emitted rows in these columns, of a table of their keys, their moments and the rows.
+
+    A key column that `emits` names, too, is as the task emitted it.
+    """
+    *keys, moments, rows = map(one_chunk, table.columns)
     columns = dict(zip(plan.task.key_columns, keys, strict=True))
     columns |= dict(zip(rows.type.names, rows.flatten(), strict=True))
-    return [*columns.values(), moments.cast(TIME)]
+    return pa.Table.from_arrays([*columns.values(), moments.cast(TIME)], schema=emitted_schema(plan))

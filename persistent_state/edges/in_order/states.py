@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
-from persistent_state.edges.joins.as_of import AsOfJoin
-from persistent_state.edges.joins.interval import IntervalJoin
-from persistent_state.edges.joins.pair import Join
+from persistent_state.edges.in_order.part import OrderedPart
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import show_duration
-from persistent_state.ordered import InOrderTask, OrderedPart, OrderedTask
+from persistent_state.ordered import InOrderTask, OrderedTask
 from persistent_state.partials.newest import Newest
 from persistent_state.state import KeptState
 from persistent_state.windows import UntilReplaced, length
@@ -24,33 +22,41 @@ It stands beside the key columns, whose names are the user's."""
 
 
 class States(OrderedPart):
-    """The task that has the state of an ordered task."""
+    """The task that has the states of an ordered task.
+
+    Attributes:
+        bound: What bounds the states in time, in words.
+    """
 
     value = STATE
+    bound: ClassVar[str] = "ttl"
 
     def __init__(self, task: InOrderTask) -> None:
-        self.name, self.key, self.ordered = task.task_name, task.key, task
+        super().__init__(task, task.task_name)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Return whether keys have a state."""
+        return True
+
+    @property
+    def opened_as(self) -> States | str:
+        """The part, or its name where only the store has the type of its states."""
+        return self
+
+    @property
+    def ttl(self) -> int | None:
+        """The time, in microseconds, for which a key may be silent before it is forgotten; None: for ever."""
+        ttl = cast(OrderedTask, self.ordered).ttl
+        return None if ttl is None else length("ttl", ttl)
 
     def other_window(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-        what = "tolerance" if isinstance(self.ordered, Join) else "ttl"
         lengths = (window["replaced"] for window in (before, now))
         was, is_ = ("none" if length is None else show_duration(length) for length in lengths)
-        return f"the store was written with {what}={was}, the task has {is_}"
+        return f"the store was written with {self.bound}={was}, the task has {is_}"
 
     def persistent_state(self) -> KeptState[Any]:
-        task = self.ordered
-        if not isinstance(task.state, pa.DataType):
-            raise InvalidInputError(f"task={self.name} has state={task.state!r}; say the Arrow type of a key's state.")
-        return KeptState(Newest(task.state), UntilReplaced(time_to_live(task)))
-
-
-def keeps_state(task: InOrderTask) -> bool:
-    """Return whether the keys of a task have a state."""
-    return not isinstance(task, IntervalJoin)
-
-
-def time_to_live(task: InOrderTask) -> int | None:
-    """Return the time, in microseconds, for which a key may be silent before it is forgotten; None: for ever."""
-    if isinstance(task, OrderedTask):
-        return None if task.ttl is None else length("ttl", task.ttl)
-    return task.tolerance if isinstance(task, AsOfJoin) else None
+        type = self.ordered.state
+        if not isinstance(type, pa.DataType):
+            raise InvalidInputError(f"task={self.name} has state={type!r}; say the Arrow type of a key's state.")
+        return KeptState(Newest(type), UntilReplaced(self.ttl))

@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from monoids.nested import codec_of
 from persistent_state.batch.messages import ACTED, PROCESSED
 from persistent_state.batch.plan import Plan
+from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import StepChunk, check_bad_rows
 from persistent_state.edges.base import Span, open_runs
 from persistent_state.edges.in_order.as_stored import as_stored
-from persistent_state.edges.in_order.messages import messages_part
+from persistent_state.edges.in_order.messages import Messages
 from persistent_state.edges.in_order.process import Emitted, KeyState, Program, process
-from persistent_state.edges.in_order.rows import EMITTED, NUMBERS, emits_rows, row_type
-from persistent_state.edges.in_order.states import STATE, time_to_live
+from persistent_state.edges.in_order.rows import EMITTED, NUMBERS, row_type
+from persistent_state.edges.in_order.states import STATE, States
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.event_time.inputs import UNNAMED
+from persistent_state.event_time.inputs import INPUT, UNNAMED
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.ordered import OrderedTask, Timer
 from persistent_state.partials import fold
@@ -35,43 +36,78 @@ from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store.late_rows import PARTITION, SIDE_COLUMNS, UNFIT
 from persistent_state.store.named_files import Run
 from persistent_state.store.runs import read_due
+from persistent_state.task import LOCAL_TIMESTAMP, Message
 from persistent_state.windows import TIME
 
 MOST = 1 << 17
 """About how many messages are processed at a time: what a process needs of memory does not grow with those that wait."""
 
 
-def read(plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
-    """Let a task process what the clock has passed, and yield what it makes of that.
+class OrderedMessages(Messages):
+    """The task in which the messages of an `OrderedTask` wait until a step processes them."""
 
-    Args:
-        plan: The plan of the task in which the messages wait.
-        fed: The plan of the task that has the state.
-        span: The runs of a shard of both.
-        name: The partition that the rows are of.
-    """
-    part, state = messages_part(plan), fed.layout.monoid.type.field("state").type
-    task = cast(OrderedTask, part.ordered)
-    ranks = {name: rank for rank, name in enumerate(part.rows)}
-    as_row = as_stored(row_type(task)) if emits_rows(task) else dict
-    program = Program(task, as_stored(state), as_row, ranks, time_to_live(task), plan.settings.interval)
-    waiting, due = open_runs(plan, span.changed_runs), _open_due(fed, span)
-    share = fold.SLICE // MOST
-    for begin, end in fold.slices([*waiting, *due], share=share):
-        came = [between(table, begin, end) for table in waiting]
-        asked = [as_numpy(table, "hash")[_is_between(as_numpy(table, "start"), span)] for table in came]
-        asked += [as_numpy(between(table, begin, end), "hash") for table in due]
-        keys = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *asked]))})
-        if len(keys) == 0:
-            continue
-        opened = open_runs(fed, span.states, [as_numpy(keys, "hash")])
-        # The states of a few keys may be large.
-        for low, high in fold.slices([], begin, end, share, [keys], opened):
-            levels = [fold.touched(level, between(keys, low, high)) for level in opened]
-            states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
-            messages = [between(table, low, high) for table in came]
-            chunks = _processed(plan, fed, program, messages, states, span, name)
-            yield from (replace(chunk, high=high) for chunk in chunks)
+    hands_keys = True
+    keeps = "any, in order"
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Return whether there is one input, which has no name."""
+        return [*self.rows] == [INPUT]
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
+        columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
+        return pa.StructArray.from_arrays(columns, names=[*self.rows])
+
+    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
+        task, state = cast(OrderedTask, self.ordered), fed.layout.monoid.type.field("state").type
+        ranks = {name: rank for rank, name in enumerate(self.rows)}
+        as_row = dict if task.emits is None else as_stored(row_type(task))
+        ttl = cast(States, fed.task).ttl
+        program = Program(task, as_stored(state), as_row, ranks, ttl, plan.settings.interval)
+        waiting, due = open_runs(plan, span.changed_runs), _open_due(fed, span)
+        share = fold.SLICE // MOST
+        for begin, end in fold.slices([*waiting, *due], share=share):
+            came = [between(table, begin, end) for table in waiting]
+            asked = [as_numpy(table, "hash")[_is_between(as_numpy(table, "start"), span)] for table in came]
+            asked += [as_numpy(between(table, begin, end), "hash") for table in due]
+            keys = pa.table({"hash": np.sort(np.concatenate([np.array([], np.uint64), *asked]))})
+            if len(keys) == 0:
+                continue
+            opened = open_runs(fed, span.states, [as_numpy(keys, "hash")])
+            # The states of a few keys may be large.
+            for low, high in fold.slices([], begin, end, share, [keys], opened):
+                levels = [fold.touched(level, between(keys, low, high)) for level in opened]
+                states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
+                messages = [between(table, low, high) for table in came]
+                chunks = _processed(plan, fed, program, messages, states, span, name)
+                yield from (replace(chunk, high=high) for chunk in chunks)
+
+    def messages(self, times: NDArray[np.int64], values: pa.Array) -> Iterator[Message]:
+        """Return an iterator of rows of this task as the messages that they are.
+
+        One after the other, since Python looks at all objects that are alive again and again.
+        """
+        if len(self.rows) == 1:
+            (name,) = self.rows
+            return row_messages(_columns(values.field(name)), times.tolist(), name)
+        inputs, of_each = np.zeros(len(times), np.intp), []
+        for number, name in enumerate(self.rows):
+            rows = values.field(name)
+            own = np.asarray(rows.is_valid())
+            inputs[own] = number
+            of_each.append(row_messages(_columns(rows.drop_null()), times[own].tolist(), name))
+        return (next(of_each[number]) for number in inputs.tolist())
+
+
+def _columns(rows: pa.StructArray) -> dict[str, pa.Array]:
+    columns = dict(zip(rows.type.names, rows.flatten(), strict=True))
+    columns.pop(LOCAL_TIMESTAMP, None)
+    return columns
+
+
+def _part(plan: Plan) -> OrderedMessages:
+    return cast(OrderedMessages, plan.task)
 
 
 def _is_between(times: NDArray[np.int64], span: Span) -> NDArray[np.bool_]:
@@ -91,7 +127,7 @@ def _processed(
         begins = np.flatnonzero(~same_keys(messages, plan.layout)[: len(messages)])
         counts = np.diff(np.append(begins, len(messages)))
         own = dict(zip(_keys(plan, messages.take(pa.array(begins))), counts.tolist(), strict=True))
-        waiting = messages_part(plan).messages(as_numpy(messages, "start"), one_chunk(messages["value"]))
+        waiting = _part(plan).messages(as_numpy(messages, "start"), one_chunk(messages["value"]))
         emitted: list[tuple[Any, int, Emitted]] = []
         bad: list[int] = []
         misfits: dict[str, str] = {}
@@ -141,11 +177,11 @@ def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str], name: str) ->
         TaskFailedError: Bad rows of an input are to fail, and there is one.
     """
     channel, row = rows["channel"], one_chunk(rows["value"])
-    inputs = [*messages_part(plan).rows]
+    inputs = [*_part(plan).rows]
     if plan.inputs:
         # Before a channel stands the place of its input, which gives messages of one moment their order.
         channel = pc.replace_substring_regex(channel, r"^\d+:", "")
-    if messages_part(plan).is_unnamed:
+    if _part(plan).is_unnamed:
         row = row.field(0)
     else:
         row = pa.StructArray.from_arrays(row.flatten(), names=[input or UNNAMED for input in inputs])
@@ -214,7 +250,7 @@ def step_chunk(
 
     Args:
         plan: The plan of the task in which the messages wait.
-        fed: The plan of the task that has the state.
+        fed: The plan of the task that has the states.
         keys: The key columns.
         values: A column of states, or of rows, by its name.
         times: The moments.

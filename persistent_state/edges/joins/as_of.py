@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.edges.joins.pair import Join, Pair, length_of
-from persistent_state.edges.joins.sides import NONE, Joined, Numbers, Sides
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.rows import StepChunk
+from persistent_state.edges.base import Span, open_runs
+from persistent_state.edges.in_order.states import STATE
+from persistent_state.edges.in_order.step import step_chunk
+from persistent_state.edges.joins.join import Join, JoinMessages, clocks_between, joined_chunk, length_of
+from persistent_state.edges.joins.pair import Pair
+from persistent_state.edges.joins.sides import NONE, Joined, Numbers, Sides, column_of
+from persistent_state.event_time.clocks import END
 from persistent_state.event_time.durations import Duration
-from persistent_state.partials import keys, lookup, sort
-from persistent_state.partials.layout import Layout, as_numpy, one_chunk
+from persistent_state.partials import fold, keys, lookup, sort
+from persistent_state.partials.layout import Layout, Levels, as_numpy, below, one_chunk
+from persistent_state.partials.waiting import rows_passed
+
+
+class AsOfMessages(JoinMessages):
+    """The task in which the rows of both inputs of an `AsOfJoin` wait."""
+
+    shares = True
+
+    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
+        join = self.ordered
+        # Those of each table are in order, so that a stable sort has little to do.
+        hashes = np.sort(np.concatenate([as_numpy(table, "hash") for table in came]), kind="stable")
+        stored = [below(level, span.clock) for level in open_runs(fed, span.states, [hashes])]
+        stored = [fold.touched(level, pa.table({"hash": hashes})) for level in stored]
+        new: list[pa.Table] = []
+        for first, last in pairwise(clocks_between(came, span)):
+            messages = rows_passed(came, plan.layout, first, last)
+            kept = fold.fold_keys([*stored, *new], fed.layout)
+            for some in as_of(messages, kept, plan.layout, join.pair, join.tolerance):
+                yield joined_chunk(plan, fed, messages, some, name)
+            newest = newest_rights(messages, plan.layout, join.pair)
+            new.append(_right_rows(messages.take(pa.array(newest)), fed, join.pair))
+        changed = fold.fold_keys(new, fed.layout)
+        if count := len(changed):
+            keys = [one_chunk(changed[key]) for key in plan.layout.key_names]
+            values = {STATE: one_chunk(changed["value"])}
+            yield step_chunk(plan, fed, keys, values, np.full(count, span.clock - 1), np.zeros(count, np.int64), name)
 
 
 class AsOfJoin(Join):
@@ -61,6 +96,8 @@ class AsOfJoin(Join):
         {'symbol': 'A', 'size': 7, 'bid': None, 'timestamp': 9000000}
     """
 
+    waits_in = AsOfMessages
+
     def __init__(
         self,
         left: str,
@@ -72,6 +109,25 @@ class AsOfJoin(Join):
     ) -> None:
         super().__init__(left, right, key, name)
         self.tolerance = None if tolerance is None else length_of("tolerance", tolerance)
+
+
+def _right_rows(rows: pa.Table, fed: Plan, pair: Pair) -> pa.Table:
+    """Return right rows as the state has them."""
+    type, count = fed.layout.monoid.type, len(rows)
+    times, timers = one_chunk(rows["start"]), type.field("timers").type
+    no_timers = pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], timers.value_type))
+    fields = list(pair.right.schema)
+    right = [column_of(rows, pair.right, field.name) for field in fields]
+    columns = [pa.StructArray.from_arrays(right, fields=fields), no_timers, times]
+    made = {
+        "start": times,
+        "newest": times,
+        "due": pa.array(np.full(count, END)),
+        "value": pa.StructArray.from_arrays(columns, fields=list(type)),
+    }
+    return pa.table(
+        [made[name] if name in made else rows[name] for name in fed.layout.schema.names], schema=fed.layout.schema
+    )
 
 
 def as_of(

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.edges.joins import sides as joining
-from persistent_state.edges.joins.pair import Join, Pair, length_of
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.rows import StepChunk
+from persistent_state.edges.base import Span
+from persistent_state.edges.joins import sides as sides_of
+from persistent_state.edges.joins.join import Join, JoinMessages, clocks_between, joined_chunk, length_of
+from persistent_state.edges.joins.pair import Pair
 from persistent_state.edges.joins.sides import NONE, Joined, Numbers, Sides
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
-from persistent_state.partials.layout import Layout
+from persistent_state.partials.layout import Layout, Levels
+from persistent_state.partials.waiting import rows_passed
 
 INNER, LEFT = HOW = ("inner", "left")
 
@@ -38,6 +44,24 @@ class Bounds:
         """The time for which a row is still needed after the clock has passed it."""
         # A left row is found to have no right one when the last could be there; the first was long before.
         return self.before + self.after if self.has_all else max(self.before, self.after)
+
+
+class IntervalMessages(JoinMessages):
+    """The task in which the rows of both inputs of an `IntervalJoin` wait."""
+
+    ordered: IntervalJoin
+    shares = False
+
+    @property
+    def back(self) -> int:
+        return self.ordered.bounds.back
+
+    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
+        pair, bounds = self.ordered.pair, self.ordered.bounds
+        for first, last in pairwise(clocks_between(came, span)):
+            messages = rows_passed(came, plan.layout, max(self.reaches_back(span), first - bounds.back), last)
+            for some in interval(messages, plan.layout, pair, bounds, first, last):
+                yield joined_chunk(plan, fed, messages, some, name)
 
 
 class IntervalJoin(Join):
@@ -81,6 +105,9 @@ class IntervalJoin(Join):
         {'order': 1, 'cents': 30, 'timestamp': 3000000}
         {'order': 2, 'cents': None, 'timestamp': 11000000}
     """
+
+    waits_in = IntervalMessages
+    keeps_states = False
 
     def __init__(
         self,
@@ -141,8 +168,8 @@ def _pairs(counts: Numbers, begins: Numbers) -> Iterator[tuple[Numbers, NDArray[
     """
     ends = np.cumsum(counts)
     total = int(ends[-1])
-    for low in range(0, total, joining.MOST_ROWS):
-        some = np.arange(low, min(total, low + joining.MOST_ROWS))
+    for low in range(0, total, sides_of.MOST_ROWS):
+        some = np.arange(low, min(total, low + sides_of.MOST_ROWS))
         one, last = np.searchsorted(ends, some[[0, -1]], side="right")
         upto = np.minimum(ends[one : last + 1], some[-1] + 1)
         of = np.repeat(np.arange(one, last + 1), upto - np.append(low, upto[:-1]))

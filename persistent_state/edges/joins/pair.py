@@ -1,21 +1,38 @@
-"""The two inputs of a join: how their rows wait."""
+"""The two inputs of a join: how their rows wait, and the columns of joined rows."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.event_time.durations import Duration, duration
-from persistent_state.ordered import InOrderTask
-from persistent_state.windows import LONGEST
+from persistent_state.ordered import TAKEN
 
-T = TypeVar("T")
+IS_RIGHT = "is right"
+"""The field of a waiting row that tells whether it is of the right input."""
+
+SHARED = "|"
+"""It stands between the two columns that share a place."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of an input of a join.
+
+    Attributes:
+        input: The name of the input.
+        schema: Its columns, of the types that are kept.
+        key: Its key columns.
+        places: Where each column of a row that waits stands. Outside a `Pair` it has those that stand beside the struct.
+    """
+
+    input: str
+    schema: pa.Schema
+    key: Sequence[str]
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -28,88 +45,86 @@ class Pair:
     each has its own, so that the columns of an input may change.
 
     Attributes:
-        left: The name of the left input.
-        right: The name of the right input.
+        left: The columns of the left input. A joined row has all of them.
+        right: Those of the right one. A joined row has those that are not of its key, after those of the left.
         waiting: The type of a row that waits.
-        schemas: By input: its columns, of the types that are kept.
-        places: By input and column: where the column stands.
-        columns: The columns of the left that a joined row has, in the order of their fields in `type`.
-        more: Those of the right, which come after them.
         type: The type of a joined row.
     """
 
-    left: str
-    right: str
+    left: Columns
+    right: Columns
     waiting: pa.StructType
-    schemas: Mapping[str, pa.Schema]
-    places: Mapping[str, Mapping[str, str]]
-    columns: tuple[str, ...]
-    more: tuple[str, ...]
     type: pa.StructType
 
-
-IS_RIGHT = "is right"
-"""The field of a waiting row that tells whether it is of the right input."""
-
-SHARED = "|"
-"""It stands between the two columns that share a place."""
+    @property
+    def by_input(self) -> dict[str, Columns]:
+        """The columns of both inputs, by their names."""
+        return {each.input: each for each in (self.left, self.right)}
 
 
-class Join(InOrderTask):
-    """The base of joins. It has the types of its state and its rows once the columns of both inputs are known."""
+def pair_of(left: Columns, right: Columns, key: Sequence[str], shares: bool = True) -> Pair:
+    """Return the two inputs of a join as a pair.
 
-    pair: Pair
+    A column of a joined row whose name is taken gets the name of its input before it: of the right, one that the left has too;
+    of both, one that is called as what the library adds.
 
-    def __init__(self, left: str, right: str, key: str | Sequence[str] | None, name: str | None) -> None:
-        for side, input in (("left", left), ("right", right)):
-            if not isinstance(input, str) or not re.fullmatch(r"\w+", input):
-                raise InvalidInputError(f"{side}={input!r} can't be the name of an input; use letters, digits and '_'.")
-        if left == right:
-            raise InvalidInputError(f"left={left!r} and right={right!r} are one name; give each input its own.")
-        self.left, self.right, self.key = left, right, key
-        self.name = f"{left}_{right}" if name is None else name
-
-
-def length_of(name: str, given: Duration) -> int:
-    """Return the microseconds of a duration that bounds a join; it may be 0.
+    Args:
+        left: The columns of the left input.
+        right: Those of the right one.
+        key: The key columns of the task, which outputs show.
+        shares: Whether two columns of one type share a place.
 
     Raises:
-        InvalidInputError: It is not a duration, or far too long.
+        InvalidInputError: Two columns have one name all the same.
     """
-    found = duration(name, given)
-    # The greatest is added to the same again, and to timestamps, within 64 bits.
-    if found > LONGEST // 2:
-        raise InvalidInputError(f"{name}={given!r}; it must be at most {LONGEST // 2} microseconds.")
-    return found
-
-
-def by_side(join: InOrderTask, inputs: Mapping[str, T]) -> Mapping[str, T]:
-    """Return what is given by the names of a join's inputs, the left one first; for other tasks as it is given.
-
-    Raises:
-        InvalidInputError: The inputs are others than the join has.
-    """
-    if not isinstance(join, Join):
-        return inputs
-    if {*inputs} != {join.left, join.right}:
-        given = ", ".join(map(repr, inputs))
+    of_key = {column for column, own in zip(key, left.key, strict=True) if column == own}
+    taken = {*TAKEN, *key}
+    fields = [_renamed(each, left.input, taken - of_key) for each in left.schema]
+    fields += [_renamed(right.schema.field(name), right.input, {*taken, *left.schema.names}) for name in more(right)]
+    names = [each.name for each in fields]
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidInputError(
-            f"task={join.task_name} joins the inputs {join.left!r} and {join.right!r}, and its inputs are {given}; give both: "
-            f"{{{join.left!r}: ..., {join.right!r}: ...}}."
+            f"the rows that join {left.input} and {right.input} would have two columns {twice!r}; rename one in its source's "
+            "transform."
         )
-    return {join.left: inputs[join.left], join.right: inputs[join.right]}
+    waiting = [pa.field(IS_RIGHT, pa.bool_())]
+    of_left, of_right = dict(left.places), dict(right.places)
+    rest = [each for each in right.schema if each.name not in of_right]
+    for own in (each for each in left.schema if each.name not in of_left):
+        other = next((other for other in rest if shares and other.type == own.type), None)
+        # The identity in the store has these names. So columns whose places are others now make another type.
+        place = of_left[own.name] = f"{left.input}.{own.name}" if other is None else f"{own.name}{SHARED}{other.name}"
+        waiting.append(pa.field(place, own.type))
+        if other is not None:
+            of_right[other.name] = place
+            rest.remove(other)
+    for own in rest:
+        place = of_right[own.name] = f"{right.input}.{own.name}"
+        waiting.append(pa.field(place, own.type))
+    return Pair(replace(left, places=of_left), replace(right, places=of_right), pa.struct(waiting), pa.struct(fields))
+
+
+def more(right: Columns) -> list[str]:
+    """Return the columns of the right input that a joined row has."""
+    return [name for name in right.schema.names if name not in right.key]
+
+
+def _renamed(field: pa.Field, input: str, taken: Collection[str]) -> pa.Field:
+    # A row of the right may be missing, so that its columns have nulls.
+    return pa.field(f"{input}_{field.name}" if field.name in taken else field.name, field.type)
 
 
 def is_moved(pair: Pair, place: str) -> bool:
     """Return whether a place that rows had before held a column that an input has still."""
-    before, _, more = place.partition(SHARED)
-    held = {(pair.left, before), (pair.right, more)} if more else {tuple(place.split(".", 1))}
-    return any(len(each) == 2 and each[1] in pair.places.get(each[0], {}) for each in held)
+    before, _, other = place.partition(SHARED)
+    held = {(pair.left.input, before), (pair.right.input, other)} if other else {tuple(place.split(".", 1))}
+    places = {input: of.places for input, of in pair.by_input.items()}
+    return any(len(each) == 2 and each[1] in places.get(each[0], {}) for each in held)
 
 
 def waiting_rows(pair: Pair, input: str, batch: pa.RecordBatch) -> pa.StructArray:
     """Return rows of an input as they wait. Their columns may still have other types than the ones that are kept."""
-    own = {place: batch.column(column) for column, place in pair.places[input].items()}
-    own[IS_RIGHT] = pa.array(np.full(len(batch), input == pair.right))
+    own = {place: batch.column(column) for column, place in pair.by_input[input].places.items()}
+    own[IS_RIGHT] = pa.array(np.full(len(batch), input == pair.right.input))
     columns = [own.get(field.name, pa.nulls(len(batch), field.type)) for field in pair.waiting]
     return pa.StructArray.from_arrays(columns, names=pair.waiting.names)

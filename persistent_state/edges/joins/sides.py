@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.edges.joins.pair import IS_RIGHT, Pair
+from persistent_state.edges.joins.pair import IS_RIGHT, Columns, Pair, more
 from persistent_state.partials import fold, sizes, sort
 from persistent_state.partials.layout import Layout, as_numpy, one_chunk
 
@@ -45,18 +45,17 @@ class Joined:
     values: pa.StructArray
 
 
-def column_of(messages: pa.Table, pair: Pair, input: str, name: str) -> pa.Array:
+def column_of(messages: pa.Table, of: Columns, name: str) -> pa.Array:
     """Return a column of an input. In rows of the other input it has any values.
 
     Args:
         messages: Rows of both.
-        pair: The inputs.
-        input: The name of one.
+        of: The columns of the input.
         name: The name of the column.
     """
-    place = pair.places[input][name]
+    place = of.places[name]
     if place == "start":
-        return one_chunk(messages[place]).cast(pair.schemas[input].field(name).type)
+        return one_chunk(messages[place]).cast(of.schema.field(name).type)
     return one_chunk(messages[place]) if place in messages.column_names else one_chunk(messages["value"]).field(place)
 
 
@@ -88,12 +87,12 @@ class Sides:
             kept: Right rows beside those of the messages.
         """
         pair = self._pair
-        lefts = [column_of(self._messages, pair, pair.left, name) for name in pair.columns]
-        rights = [column_of(self._messages, pair, pair.right, name) for name in pair.more]
+        lefts = [column_of(self._messages, pair.left, name) for name in pair.left.schema.names]
+        rights = [column_of(self._messages, pair.right, name) for name in more(pair.right)]
         if kept is not None and len(kept):
             with sizes.within_arrow():
-                more = [kept.field(name) for name in pair.more]
-                rights = [pa.concat_arrays(both) for both in zip(rights, more, strict=True)]
+                older = [kept.field(name) for name in more(pair.right)]
+                rights = [pa.concat_arrays(both) for both in zip(rights, older, strict=True)]
         is_there = found != NONE
         for low, high in pairwise(_bounds(lefts, rights, rows, found)):
             left = pa.array(rows[low:high])

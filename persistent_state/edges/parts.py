@@ -4,42 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from persistent_state.batch.plan import Plan
-from persistent_state.edges.in_order.messages import Messages, messages_in, messages_part, with_schemas
+from persistent_state.edges.in_order.messages import Messages, messages_in, messages_part
 from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.edges.in_order.states import States
-from persistent_state.edges.joins.pair import Join
+from persistent_state.edges.in_order.step import OrderedMessages
+from persistent_state.edges.joins.join import Join, JoinStates
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.ordered import InOrderTask
 
 
 def parts(task: InOrderTask) -> tuple[Messages, States, EmittedRows]:
     """Return the tasks of the graph that an ordered task is. They learn the columns of messages from their plans."""
-    return Messages(task, {}), States(task), EmittedRows(task)
-
-
-def on_messages(task: States | EmittedRows, messages: Plan) -> States | EmittedRows:
-    """Return the task as it is on messages whose columns are known, given the plan of the task in which they wait."""
-    return type(task)(messages_part(messages).ordered)
+    waits_in, states = (task.waits_in, JoinStates) if isinstance(task, Join) else (OrderedMessages, States)
+    return waits_in(task, {}), states(task), EmittedRows(task)
 
 
 def on_feeders(plan: Plan) -> Plan:
     """Return the plan of a task with what the task learns from the plans of the tasks that feed it."""
-    if not isinstance(plan.task, (States, EmittedRows)):
+    if not plan.is_in_order:
         return plan
-    return replace(plan, task=on_messages(plan.task, plan.feeders[INPUT]))
+    part = type(cast(States | EmittedRows, plan.task))
+    return replace(plan, task=part(messages_part(plan.feeders[INPUT]).ordered))
 
 
 def on_inputs(plan: Plan, inputs: Mapping[str, Plan]) -> tuple[Plan, Mapping[str, Plan]]:
     """Return the plan of a task with what the task learns from the plans of its inputs, and these."""
     if (waiting := messages_in(plan)) is None:
         return plan, inputs
-    task, inputs = with_schemas(waiting.ordered, inputs)
+    task, inputs = waiting.on_inputs(inputs)
     return replace(plan, task=task), inputs
-
-
-def with_states(task: InOrderTask) -> States | str:
-    """Return the part that has the states of an ordered task, or its name where only the store has their type."""
-    # The type of the state of a join is that of its rows.
-    return task.task_name if isinstance(task, Join) else States(task)
