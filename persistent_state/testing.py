@@ -140,7 +140,7 @@ def run_local(
     Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
     Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
     says it. A message that lacks the column of its source's timestamps has its timestamp there, if the source's schema has the
-    column. A task alone is given the columns that you write: the column of timestamps is one of them if the task looks at it.
+    column. Else, and for a task alone, write that column, too, if the task looks at it.
 
     Args:
         task: The task, or the application.
@@ -230,16 +230,7 @@ def run_local(
         max_ahead=_NO_LIMIT,
     )
     app.add(task, source, on_bad_row=KEEP if on_bad_row is None else on_bad_row)
-    try:
-        return _run(app)[task.task_name]
-    except TaskFailedError as error:
-        cause = error.__cause__
-        if isinstance(cause, KeyError) and any(words in str(cause) for words in _LACKS_COLUMN):
-            raise TaskFailedError(
-                f"{error} A task alone is given the columns of its messages: write that of the source's timestamps, too, or "
-                "give run_local the application, which knows it."
-            ) from cause
-        raise
+    return _run(app)[task.task_name]
 
 
 def _output(values: Any, clock: int) -> None:
@@ -349,6 +340,14 @@ def _run(app: Application) -> dict[str, LocalRun]:
         return {
             name: _result(name, plans, entry, driver) for name in dict.fromkeys(added.named for added in app._added)
         }
+    except TaskFailedError as error:
+        cause = error.__cause__
+        if isinstance(cause, KeyError) and any(words in str(cause) for words in _LACKS_COLUMN):
+            raise TaskFailedError(
+                f"{error} A message has the columns that you write, and that of the source's timestamps only in an application "
+                "whose source has a schema with it: write it, too."
+            ) from cause
+        raise
     finally:
         for plan in plans.values():
             _delete_all(plan)

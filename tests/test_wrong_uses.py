@@ -356,6 +356,12 @@ def test_a_run_has_the_columns_of_all_messages_whichever_comes_first() -> None:
     assert run_local(Task(process), [Message(1, row) for row in rows]).state == {"a": 6}
 
 
+WRITE_IT = (
+    " A message has the columns that you write, and that of the source's timestamps only in an application whose source has a "
+    "schema with it: write it, too."
+)
+
+
 @pytest.mark.parametrize("column", ["ts", "V"])
 def test_a_task_alone_that_looks_at_a_column_which_messages_lack_is_told_whose_columns_it_has(column: str) -> None:
     def run(process: Callable[[Any, Any], Any]) -> str:
@@ -363,8 +369,20 @@ def test_a_task_alone_that_looks_at_a_column_which_messages_lack_is_told_whose_c
 
     told = run(lambda state, message: state.update(1, message[column]))
     assert f"the message has no column {column!r}, but k, v" in told
-    assert "write that of the source's timestamps, too, or give run_local the application" in told
-    assert "run_local" not in run(lambda state, message: {}["v"])
+    assert told.endswith(WRITE_IT)
+    assert "A message has" not in run(lambda state, message: {}["v"])
+
+
+def test_an_application_whose_source_tells_no_schema_is_told_to_write_the_column_of_timestamps() -> None:
+    task = Task(lambda state, message: state.update(message.timestamp, message["ts"].hour))
+    message = Message(datetime(2026, 1, 1, 3), {"k": "a"})
+
+    def run(schema: str | None) -> Any:
+        app = Application("app", "memory://none").add(task, FileSource("f", timestamp="ts", schema=schema))
+        return run_local(app, {"Task": [message]})["Task"].state
+
+    assert problem(lambda: run(None), TaskFailedError).endswith(WRITE_IT)
+    assert run("ts timestamp, k string") == {"a": 3}
 
 
 def test_a_task_of_batches_alone_that_looks_at_a_column_which_messages_lack_is_told_so() -> None:
@@ -378,7 +396,7 @@ def test_a_task_of_batches_alone_that_looks_at_a_column_which_messages_lack_is_t
             return batch.column("ts")
 
     told = problem(lambda: run_local(Hours(), [Message(1, {"k": "a"})]), TaskFailedError)
-    assert "write that of the source's timestamps, too, or give run_local the application" in told
+    assert told.endswith(WRITE_IT)
 
 
 # Updates that are changed later
