@@ -22,7 +22,7 @@ from persistent_state.batch.messages import ACTED, PROCESSED
 from persistent_state.batch.plan import KEEP, Plan
 from persistent_state.drive.local import LocalDriver, flows_of
 from persistent_state.edges.output_rows import output_rows
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
@@ -50,6 +50,8 @@ _logger = logging.getLogger("persistent_state")
 _STORE = "memory://run-local"
 _NO_LIMIT = timedelta(microseconds=LONGEST)
 _NO_BOUNDS = Bounds()
+_LACKS_COLUMN = ("has no column", "does not exist in schema")
+"""Words in the error of a message, and in that of an Arrow batch, which lacks a column."""
 _KEEPING = Keeping(clocks=2**31, grace=0)
 
 
@@ -131,13 +133,14 @@ def run_local(
 
     All messages are read, and the tasks are drained. If rows did not count, the logger `persistent_state` has one warning for
     each task that says how many and why. If none of a task's messages made an update, it has a warning of that, and if an
-    `OrderedTask` returned no state and emitted no row for any of them. It has one of messages that lack a key column: their key
-    is None. There is no wall clock, so no timestamp is too far ahead of it, and channels are never idle.
+    `OrderedTask` returned no state and emitted no row for any of them. It has one of messages that lack a key column, whose key
+    is None, and of those that lack the value column, which make no update. There is no wall clock, so no timestamp is too far
+    ahead of it, and channels are never idle.
 
     Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
     Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
     says it. A message that lacks the column of its source's timestamps has its timestamp there, if the source's schema has the
-    column. A task alone is given the columns that you write.
+    column. Else, and for a task alone, write that column, too, if the task looks at it.
 
     Args:
         task: The task, or the application.
@@ -323,24 +326,35 @@ def _run(app: Application) -> dict[str, LocalRun]:
             raise InvalidInputError(
                 f"task={plan.name} says its update in process_column, which needs Spark; run it there."
             )
-    _warn_of_absent_keys(app, plans)
+    _warn_of_absent(app, plans)
     try:
         driver = _Driver(app, plans, Log(files, app.name))
         entry = driver.run()
         return {name: _result(name, plans, entry, driver) for name in dict.fromkeys(added.named for added in app.added)}
+    except TaskFailedError as error:
+        cause = error.__cause__
+        if isinstance(cause, KeyError) and any(words in str(cause) for words in _LACKS_COLUMN):
+            raise TaskFailedError(
+                f"{error} A message has the columns that you write, and that of the source's timestamps only in an application "
+                "whose source has a schema with it: write it, too."
+            ) from cause
+        raise
     finally:
         for plan in plans.values():
             _delete_all(plan)
 
 
-def _warn_of_absent_keys(app: Application, plans: Mapping[str, Plan]) -> None:
-    """Warn of messages that lack a key column of their task: null is their key, as it is for a source's record."""
+def _warn_of_absent(app: Application, plans: Mapping[str, Plan]) -> None:
+    """Warn of messages that lack a key column or the value column of their task: it is null, as it is for a source's record."""
     for added in app.added:
         plan = plans[added.name]
         for input, of in added.inputs.items():
             if isinstance(of.source, _Messages):
-                for column in plan.inputs.get(input, plan).task.key_columns:
-                    of.source.warn_of_absent(column, _place(plan.named, input))
+                task, place = plan.inputs.get(input, plan).task, _place(plan.named, input)
+                for column in task.key_columns:
+                    of.source.warn_of_absent("key", column, ("counts under None", "count under None"), place)
+                if task.value is not None:
+                    of.source.warn_of_absent("value", task.value, ("makes no update", "make no update"), place)
 
 
 def _columns_of(task: PersistentTask, source: AnySource) -> tuple[_Messages, pa.Schema, None]:
@@ -558,7 +572,9 @@ class _Messages(TimeReplayableSource):
             records = [dict(message) for message in messages]
             if schema is not None:
                 records = [exact(record, pa.struct(list(schema))) for record in records]
-            rows = pa.Table.from_pylist(records, schema)
+            # Arrow alone takes the columns of the first one.
+            names = dict.fromkeys(itertools.chain(*records)) if schema is None else schema.names
+            rows = pa.Table.from_pylist([{name: record.get(name) for name in names} for record in records], schema)
         except UnicodeEncodeError as error:
             raise InvalidInputError(
                 f"messages={len(messages)} have {shortened(repr(error.object))}, which is not Unicode text; correct it, or "
@@ -585,16 +601,23 @@ class _Messages(TimeReplayableSource):
     def schema(self) -> pa.Schema:
         return self._table.schema
 
-    def warn_of_absent(self, column: str, place: str) -> None:
-        """Warn of messages that lack a key column of a task, if there are any. `place` names the task's input."""
+    def warn_of_absent(self, use: str, column: str, effect: tuple[str, str], place: str) -> None:
+        """Warn of messages that lack a column of a task, if there are any.
+
+        Args:
+            use: "key" or "value".
+            column: The column.
+            effect: The effect, of one message and of several.
+            place: The task's input.
+        """
         absent = [number for number, message in enumerate(self._messages) if column not in message]
         if absent:
-            verbs = ("has", "counts") if len(absent) == 1 else ("have", "count")
+            is_many = len(absent) > 1
             _logger.warning(
-                "%s: %s of %s messages %s no key column %r and %s under None: message %d has %s. Give each message the "
-                "column, if only with None.",
-                place, f"{len(absent):,}", f"{len(self._messages):,}", verbs[0], column, verbs[1], absent[0],
-                ", ".join(self._messages[absent[0]]) or "no column",
+                "%s: %s of %s messages %s no %s column %r and %s: message %d has %s. Give each message the column, if only "
+                "with None.",
+                place, f"{len(absent):,}", f"{len(self._messages):,}", "have" if is_many else "has", use, column,
+                effect[is_many], absent[0], ", ".join(self._messages[absent[0]]) or "no column",
             )  # fmt: skip
 
     def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:

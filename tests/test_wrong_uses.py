@@ -20,6 +20,7 @@ from persistent_state import (
     Application,
     Changes,
     Context,
+    DataFrameSource,
     FileSource,
     KafkaSource,
     Message,
@@ -305,6 +306,99 @@ def test_a_run_of_an_application_warns_of_messages_without_the_key_column_of_an_
     ]
 
 
+@pytest.mark.parametrize("schema", [None, "k string, v long"])
+def test_a_run_warns_of_messages_without_the_value_column(schema: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    def warnings(*rows: dict[str, Any]) -> list[str]:
+        caplog.clear()
+        assert run_local(Column(), [Message(at, row) for at, row in enumerate(rows, 1)], schema=schema).state == {
+            "a": 1
+        }
+        return caplog.messages
+
+    given = {"k": "a", "v": 1}
+    assert warnings(given, {"k": "b", "v": None}) == []
+    end = "Give each message the column, if only with None."
+    assert warnings(given, {"k": "b"}) == [
+        f"task=Column: 1 of 2 messages has no value column 'v' and makes no update: message 1 has k. {end}"
+    ]
+    assert warnings({"k": "b"}, given, {"k": "c"}) == [
+        f"task=Column: 2 of 3 messages have no value column 'v' and make no update: message 0 has k. {end}"
+    ]
+
+
+class Cart(OrderedTask):
+    """A cart whose state is what a test says."""
+
+    key = "k"
+    state = pa.struct([("items", pa.int64()), ("total", pa.int64())])
+
+    def __init__(self, after: Callable[[Any], Any]) -> None:
+        self.after = after
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return self.after(state)
+
+
+def test_a_field_that_a_state_leaves_out_is_null_and_one_that_it_has_not_is_refused_by_name() -> None:
+    rows = [Message(at, {"k": "a"}) for at in (1, 2)]
+    left_out = Cart(lambda state: {"items": 1} if state else {"items": 1, "total": 5})
+    assert run_local(left_out, rows).state == {"a": {"items": 1, "total": None}}
+    kept = Cart(lambda state: {**(state or {"total": 5}), "items": 1})
+    assert run_local(kept, rows).state == {"a": {"items": 1, "total": 5}}
+    misspelt = Cart(lambda state: {"items": 1, "totl": 5})
+    assert run_local(misspelt, rows).state == {}
+    assert "'totl'" in problem(lambda: run_local(misspelt, rows, on_bad_row="fail"), TaskFailedError)
+
+
+def test_a_run_has_the_columns_of_all_messages_whichever_comes_first() -> None:
+    rows = [{"k": "a"}, {"k": "a", "n": 2}, {"n": 3, "k": "a", "more": "x"}]
+    process = lambda state, message: state.update(1, (message["n"] or 0) + len(message["more"] or ""))  # noqa: E731
+    assert run_local(Task(process), [Message(1, row) for row in rows]).state == {"a": 6}
+
+
+WRITE_IT = (
+    " A message has the columns that you write, and that of the source's timestamps only in an application whose source has a "
+    "schema with it: write it, too."
+)
+
+
+@pytest.mark.parametrize("column", ["ts", "V"])
+def test_a_task_alone_that_looks_at_a_column_which_messages_lack_is_told_whose_columns_it_has(column: str) -> None:
+    def run(process: Callable[[Any, Any], Any]) -> str:
+        return problem(lambda: run_local(Task(process), [Message(1, {"k": "a", "v": 1})]), TaskFailedError)
+
+    told = run(lambda state, message: state.update(1, message[column]))
+    assert f"the message has no column {column!r}, but k, v" in told
+    assert told.endswith(WRITE_IT)
+    assert "A message has" not in run(lambda state, message: {}["v"])
+
+
+def test_an_application_whose_source_tells_no_schema_is_told_to_write_the_column_of_timestamps() -> None:
+    task = Task(lambda state, message: state.update(message.timestamp, message["ts"].hour))
+    message = Message(datetime(2026, 1, 1, 3), {"k": "a"})
+
+    def run(schema: str | None) -> Any:
+        app = Application("app", "memory://none").add(task, FileSource("f", timestamp="ts", schema=schema))
+        return run_local(app, {"Task": [message]})["Task"].state
+
+    assert problem(lambda: run(None), TaskFailedError).endswith(WRITE_IT)
+    assert run("ts timestamp, k string") == {"a": 3}
+
+
+def test_a_task_of_batches_alone_that_looks_at_a_column_which_messages_lack_is_told_so() -> None:
+    class Hours(PersistentTask):
+        key = "k"
+
+        def persistent_state(self) -> NonWindowState[int]:
+            return NonWindowState(Sum())
+
+        def process_batch(self, batch: pa.RecordBatch) -> Any:
+            return batch.column("ts")
+
+    told = problem(lambda: run_local(Hours(), [Message(1, {"k": "a"})]), TaskFailedError)
+    assert told.endswith(WRITE_IT)
+
+
 # Updates that are changed later
 
 values = st.recursive(
@@ -573,6 +667,7 @@ def test_a_unit_of_timestamps_that_is_none_is_refused_where_it_is_written() -> N
     said = "timestamp_unit='sec'; say one of 's', 'ms', 'us', 'ns'."
     assert problem(lambda: FileSource("a", timestamp="ts", timestamp_unit="sec")) == said
     assert problem(lambda: KafkaSource("t", "a:1", timestamp_unit="sec")) == said
+    assert problem(lambda: DataFrameSource(lambda spark, clock: None, "ts", timestamp_unit="sec")) == said  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("type", [pa.map_(pa.string(), pa.string()), pa.list_(pa.map_(pa.string(), pa.int64()))])

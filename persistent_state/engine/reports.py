@@ -250,12 +250,12 @@ class TaskReport:
             sentences.append(f"{_count(self._outside, 'row')} of it {OUTSIDE}.")
         if self._dropped:
             sentences.append(
-                f"{_count(self._dropped, 'row')} below the clock of the start were dropped: its source names no position, so "
-                "that rows that come again, late ones and those of an update look the same."
+                f"{_count(self._dropped, 'row')} below the clock of the start were dropped, late ones among them if there were "
+                "any: without position= the source can't tell these, or those of an update, from rows that come again."
             )
         if self._aside:
             sentences.append(self._of_aside())
-        is_warning = is_above or is_news or is_empty or self._lacks_updates
+        is_warning = is_above or is_news or is_empty or self._lacks_updates or self._dropped > 0
         return logging.WARNING if is_warning else logging.INFO, " ".join(sentences)
 
     def _of_aside(self) -> str:

@@ -487,6 +487,8 @@ class SqlSink(RecordingSink):
             if (pc.max(pc.utf8_length(batch[name])).as_py() or 0) > most:
                 # PostgreSQL cuts spaces from the end of a longer text in silence.
                 raise InvalidInputError(f"column={name!r} of {self.name} takes {most} characters; make it longer.")
+        if dialect == "postgresql":
+            self._check_texts(batch)
         try:
             columns = [_python_values(column, dialect) for column in batch.columns]
         except (OverflowError, ValueError) as error:
@@ -495,6 +497,18 @@ class SqlSink(RecordingSink):
                 " and make columns of clocks and windows bigint."
             ) from error
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _check_texts(self, batch: pa.RecordBatch) -> None:
+        """Refuse a text that PostgreSQL does not take: its own error names neither column nor row."""
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+                continue
+            if (row := pc.index(pc.match_substring(column, "\0"), True).as_py()) >= 0:
+                key = {each: plain(batch[each][row]) for each in self._keys(batch.schema.names)}
+                raise InvalidInputError(
+                    f"column={name!r} of {self.name} has a text with the character U+0000 at key={key!r}, and PostgreSQL takes "
+                    "none; leave the character out, as in the transform of the source, or take another sink."
+                )
 
     def _asking(self) -> AbstractContextManager[None]:
         from sqlalchemy.exc import SQLAlchemyError

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from persistent_state.sources.base import check_timestamp_unit
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -32,6 +34,9 @@ class DataFrameSource:
             channel come in its order.
         timestamp_unit: The unit of integer timestamps: "s", "ms", "us" or "ns".
 
+    Raises:
+        InvalidInputError: The unit is another.
+
     Example:
         >>> def stream(spark, clock):
         ...     return spark.readStream.table("clicks")
@@ -45,3 +50,6 @@ class DataFrameSource:
     channels: Sequence[str] = ()
     position: str | None = None
     timestamp_unit: str | None = None
+
+    def __post_init__(self) -> None:
+        check_timestamp_unit(self.timestamp_unit)

@@ -348,23 +348,29 @@ class FileSource(TimeReplayableSource):
         known, read = _files_in(journal), _files_in(newest)
         again = [file for file in known[start.get(PARTITION, 0) >> ROW_BITS :] if self._is_opened(file.path)]
         sizes = {file.path: file.size for file in again}
+        taken = {file.path for file in known}
         if _WHOLE not in journal:
-            taken = {file.path for file in known}
             again += [file for file in read if file.path not in taken and self._is_opened(file.path)]
         if not again:
             return
-        there = {file.path: file.size for file in self._listed().files}
+        listed = self._listed().files
+        there = {file.path: file.size for file in listed}
         system, root = self._system()
         with self._asking(""):
             # Some listings leave out files that they could not look at.
             missing = [file for file in again if file.path not in there and not system.exists(f"{root}/{file.path}")]
             stamps = moves.by_stamp(read) if missing else {}
-            gone = [file.path for file in missing if self._stand_in(file, stamps) is None]
+            lost = [file for file in missing if self._stand_in(file, stamps) is None]
+        gone = [file.path for file in lost]
+        # The state at the clock has no rows of these.
+        later = [file for file in listed if file.path not in taken]
+        now = {file.path: other.path for file in lost[:_NAMED] for other in moves.alike(file, later)}
         # Of these the state at the clock may have rows, by their places.
         changed = [path for path, size in sizes.items() if there.get(path, size) != size]
         for paths, what in ((gone, "are gone"), (changed, "have another size than they had")):
             if paths:
-                names = ", ".join(map(repr, paths[:_NAMED]))
+                named = (f"{path!r}{f' (perhaps {now[path]!r} now)' if path in now else ''}" for path in paths[:_NAMED])
+                names = ", ".join(named)
                 more = f" and {len(paths) - _NAMED:,} more" if paths[_NAMED:] else ""
                 # One that was first read after the clock is read as it is now.
                 empty = ", put files without rows in their place" if sizes.keys().isdisjoint(paths) else ""

@@ -47,6 +47,15 @@ def test_modules_are_imported_compiled_and_all_else_is_as_it_was(home: Path) -> 
     assert [*home.glob("python/lib/*")] == [archive]
 
 
+def test_each_page_that_names_compiled_archives_says_that_no_spark_may_run_meanwhile() -> None:
+    root = Path(__file__).parents[2]
+    pages = {path.name: path.read_text() for path in (root / "docs").glob("*.md") if "archives](" in path.read_text()}
+    pages["operating.md"] = (root / "docs" / "operating.md").read_text()
+    assert f"python -m {archives.__name__}" in pages["operating.md"]
+    assert sorted(pages) == ["operating.md", "running.md"]
+    assert all("while no Spark session" in text for text in pages.values())
+
+
 def test_it_can_be_done_again(home: Path) -> None:
     (archive,) = compile_archives(home)
     once = {*ZipFile(archive).namelist()}

@@ -84,6 +84,7 @@ def test_a_process_that_did_not_connect_in_time_is_told_from_all_other_failures(
         "task=Words: this machine is too slow to start: Spark gives a Python process ten seconds"
     )
     assert "\n" not in str(made)
+    assert "while no Spark runs on it, run `python -m persistent_state.engine.archives`" in str(made)
     # What a user's code says is no word of Spark.
     assert not failures.is_too_slow(TaskFailedError(f"process_message raised {text}"))
     assert not failures.may_pass(TaskFailedError("Python worker exited unexpectedly"))

@@ -80,11 +80,12 @@ def test_the_end_of_a_run_says_how_many_rows_were_dropped_for_want_of_positions(
     run = Run(write(tmp_path, "0.parquet", 1, 2, 12), Words())
     run.read()
     run.report.note_dropped("another part", 7)
-    assert "dropped" not in run.report.end(run.close(), is_whole=True)[1]
+    level, line = run.report.end(run.close(), is_whole=True)
+    assert (level, "dropped" in line) == (logging.INFO, False)
     run.report.note_dropped(run.plan.name, 2)
     run.report.note_dropped(run.plan.name, 1)
     level, line = run.report.end(run.entry, is_whole=True)
-    assert (level, "3 rows below the clock of the start were dropped" in line) == (logging.INFO, True)
+    assert (level, "3 rows below the clock of the start were dropped" in line) == (logging.WARNING, True)
 
 
 def test_a_run_that_has_all_in_a_checkpoint_has_nothing_to_warn_of(tmp_path: Path) -> None:

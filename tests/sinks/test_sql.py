@@ -291,6 +291,24 @@ TYPES: list[tuple[pa.DataType, list[Any]]] = [
 """Types and values at their edges; a null is tried with each."""
 
 
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize(
+    ("row", "column"), [(("ann", 10, "a\0b"), "value"), (("a\0", 10, "b"), "key"), (("a", 10, "\0"), "value")]
+)
+def test_a_text_that_postgresql_does_not_take_is_named_with_table_column_and_key(
+    postgres: Database, history: bool, row: Row, column: str
+) -> None:
+    schema = pa.schema([("key", pa.string()), ("clock", pa.int64()), ("value", pa.large_string())])
+    sink = SqlSink(postgres.url, "balances", history=history)
+    sink.open(Origin("bank", "Balance", ("key",), schema))
+    told = problem(lambda: sink.write_values(given([("bob", 10, None), ("cid", 10, "x"), row], schema), 10))
+    assert told.startswith(
+        f"column={column!r} of {sink.name} has a text with the character U+0000 at key={ {'key': row[0]} }, and PostgreSQL"
+    )
+    sink.write_values(given([("bob", 10, "b\\0")], schema), 10)
+    assert [(key, value) for key, _, value in postgres.rows()] == [("bob", "b\\0")]
+
+
 def read_back(database: Database, kind: pa.DataType, value: Any) -> Any:
     """What a reader by SQLAlchemy finds, but for what SQLite has no types for."""
     if database.kind == "sqlite" and value is not None:

@@ -1014,6 +1014,23 @@ class TestReplay:
         with pytest.raises(InvalidInputError, match=r"1 of the 6 files .* have another size than they had: '2.csv'"):
             ask()
 
+    def test_a_rewind_names_what_a_file_that_is_gone_may_be_called_now(self, tmp_path: Path) -> None:
+        for i in range(4):
+            write(tmp_path, f"{i}.csv", table(i, 1))
+        driver = Driver(lambda: source(tmp_path))
+        driver.next()
+        write(tmp_path, "other.csv", table(9, 50))
+        for name, new in (("0.csv", "renamed.csv"), ("1.csv", "sub/1.csv")):
+            (tmp_path / new).parent.mkdir(exist_ok=True)
+            (tmp_path / name).rename(tmp_path / new)
+        (tmp_path / "2.csv").unlink()
+        with pytest.raises(
+            InvalidInputError,
+            match=r"^3 of the 4 files .* are gone: '0.csv' \(perhaps 'renamed.csv' now\), "
+            r"'1.csv' \(perhaps 'sub/1.csv' now\), '2.csv'\. Bring back",
+        ):
+            source(tmp_path).check_again({}, driver.journal, driver.journal)
+
     def test_a_rewind_asks_each_input_for_its_own_files(self, tmp_path: Path) -> None:
         journals: dict[str, list[str]] = {}
         for name in ("", "old"):

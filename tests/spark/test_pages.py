@@ -178,7 +178,7 @@ def test_going_back(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mon
         given.append(clock)
 
     page_of_alerts.__qualname__ = "page"
-    page = names(Revenue=Revenue, orders=orders, PAYMENTS=PAYMENTS)
+    page = names(Revenue=Revenue, orders=orders, PAYMENTS=PAYMENTS, spark=spark)
     books = SqlSink("sqlite:///books.db", "revenue")
 
     def run_first() -> None:
@@ -189,12 +189,24 @@ def test_going_back(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mon
         page["app"] = Application("shop", "apps", checkpoint_interval="10 seconds")
         page["app"].add(Revenue(), orders, sink=[books, page_of_alerts]).run(spark)
 
+    def run_ahead() -> None:
+        pay(tmp_path / "payments", "2025-11-20T13:59:00", "2025-11-20T14:00:05", "2025-11-25T00:00:00")
+        page["payments"] = pay(
+            tmp_path / "payments", "2025-11-20T14:00:15", "2025-11-20T14:00:25", "2025-11-20T14:00:40"
+        )
+        till = Application("till", "apps", checkpoint_interval="10 seconds")
+        till.add(Revenue(), page["payments"], sink=SqlSink("sqlite:///till.db", "till")).run(spark)
+        (late,) = open_store("apps").application("till").late_rows("Revenue")
+        assert late["reason"].to_pylist() == ["late"] * 3
+        assert read_state("apps", "till", "Revenue").to_pylist() == [{"shop": "Oslo", "value": 200}]
+
     text = page_code.text_of("docs/going-back.md")
     # A row of a day that is yet to come is a bad row.
     for says, here in {
         "s3://bucket/apps": "apps",
         "/data/apps": "other",
-        "postgresql://shop@db/books": "sqlite:///books.db",
+        '"postgresql://shop@db/books", "revenue"': '"sqlite:///books.db", "revenue"',
+        '"postgresql://shop@db/books", "till"': '"sqlite:///till.db", "till"',
         "2026-": "2025-",
     }.items():
         assert says in text
@@ -203,6 +215,7 @@ def test_going_back(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mon
         "shop.keep(": run_first,
         "read_state(": lambda: open_store("apps").application("shop").keep("before the sale", "2025-11-20T14:00"),
         '"function page"': run_again,
+        "max_jump": run_ahead,
         '"history": FileSource': lambda: page.update(app=Application("next", "apps")),
     }
     page_code.run(text, page, before)
@@ -214,6 +227,10 @@ def test_going_back(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mon
     assert max(given) > core.micros(two)
     with closing(sqlite3.connect("books.db")) as database:
         assert database.execute("SELECT shop, value FROM revenue").fetchall() == [("Oslo", 100)]
+    # The message of another day counts no more, and those that were late because of it do.
+    assert read_state("apps", "till", "Revenue").to_pylist() == [{"shop": "Oslo", "value": 400}]
+    with closing(sqlite3.connect("till.db")) as database:
+        assert database.execute("SELECT shop, value FROM till").fetchall() == [("Oslo", 400)]
     row = {"shop": "Oslo", "cents": 1, "kafka_topic": "payments", "kafka_partition": 0, "kafka_offset": 0}
     october, november = (datetime(2025, month, 9, tzinfo=timezone.utc) for month in (10, 11))
     both = [Message(at, {**row, "ts": at}) for at in (october, november)]
