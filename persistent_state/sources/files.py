@@ -409,7 +409,7 @@ class FileSource(TimeReplayableSource):
                             start,
                             originals=originals,
                             lacks=piece.lacks,
-                            has_members=self._kind(path)[0] == formats.JSON,
+                            unseen=piece.lacks if self._kind(path)[0] == formats.JSON else (),
                             notes=self._notes(path, piece),
                         )
                     position += piece.count
@@ -731,10 +731,9 @@ class FileSource(TimeReplayableSource):
                 return formats.Original()
             return piece.original(piece.bad[place - rows.num_rows].position)
 
-        # A transform may fill what the file lacks.
-        lacks = tuple(
-            name for name in piece.lacks if name in rows.schema.names and rows.column(name).null_count == rows.num_rows
-        )
+        # A transform may fill what the file lacks, or give it another name.
+        absent = [path for path, _ in piece.absent]
+        lacks = formats.absent_behind(rows, piece.rows.schema.names, absent, piece.lacks)
         return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks, piece.misplaced)
 
     def _kind(self, path: str) -> tuple[str | None, formats.Codec | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import io
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -199,6 +199,21 @@ def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordB
     if transform is not None and (name := name_twice(made.schema)) is not None:
         raise NoRowsError(f"returned {name!r} twice and not each column once")
     return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
+
+
+def absent_behind(
+    rows: pa.RecordBatch, before: Container[str], absent: Collection[Path], columns: Container[str]
+) -> tuple[str, ...]:
+    """Return the columns of a transform's result that are null in all rows, and may come of what is absent.
+
+    Args:
+        rows: What the transform returned.
+        before: The names of the columns that it was given.
+        absent: The paths of those, and of fields of structs, that are absent.
+        columns: The columns among them.
+    """
+    maybe = [name for name in rows.schema.names if name in columns or name not in before] if absent else []
+    return tuple(name for name in maybe if rows.column(name).null_count == rows.num_rows)
 
 
 def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
