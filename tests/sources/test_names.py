@@ -15,7 +15,7 @@ from persistent_state import CsvOptions
 from persistent_state.kafka.decoders import Json
 from persistent_state.sources import json_names
 from persistent_state.sources.base import Chunk
-from persistent_state.sources.formats import json_piece
+from persistent_state.sources.formats import NO_COLUMN, json_piece
 from persistent_state.sources.names import absent_columns
 from tests.sources.test_files import FILE, SCHEMA, at, bad, read_all, table, values, write
 from tests.sources.world_files import CODECS
@@ -442,6 +442,13 @@ def test_a_header_that_is_passed_over_and_names_columns_at_other_places_is_named
     ]
     # By their names nothing is at a wrong place.
     assert "leave header out" not in str(notes(read_all(tmp_path, csv=CsvOptions())))
+
+
+def test_a_header_may_name_what_stands_in_for_a_column_where_folders_have_all(tmp_path: Path) -> None:
+    (folder := tmp_path / "ts=2026-01-01" / "key=a" / "value=1").mkdir(parents=True)
+    (folder / "a.csv").write_text(f"x,{NO_COLUMN.name}\n1,2\n")
+    (chunk,) = read_all(tmp_path, csv=CsvOptions(header="position"))
+    assert ([why for _, why, _ in bad([chunk])], chunk.notes) == (["not as many fields as columns in the schema"], {})
 
 
 def test_columns_of_folders_have_no_place_in_a_header_that_is_passed_over(tmp_path: Path) -> None:
