@@ -1,4 +1,4 @@
-"""Refuse what the first rows of an input show to be wrong: the unit of its timestamps, or this machine's clock.
+"""Refuse what the first rows of an input show to be wrong: the unit of its timestamps, this machine's clock, or a name.
 
 A task that has a clock is never stopped, nor one with an input of which a message was committed before: one broken clock
 poisons nothing.
@@ -6,7 +6,7 @@ poisons nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 
 import numpy as np
@@ -28,7 +28,8 @@ _OTHERS = {"s": ("seconds", 1), "ms": ("milliseconds", 1_000), "ns": ("nanosecon
 """Units beside microseconds: what they are called, and how many make a second. Of no two are the usual years alike."""
 
 _FEWEST = 100
-"""The rows below which most may be ahead of the wall clock because some device's clock is wrong, and not this machine's."""
+"""The rows below which most may be ahead of the wall clock because some device's clock is wrong, and not this machine's. So few
+may also be without a column by chance."""
 
 _NEARLY_ALL = 0.9
 
@@ -59,8 +60,7 @@ def check_wall_clock(reports: Sequence[Report]) -> None:
     Raises:
         InvalidInputError: They are.
     """
-    for input in {input for report in reports for input in report.firsts}:
-        first = reduce(FirstRows.plus, (report.firsts[input] for report in reports if input in report.firsts))
+    for _, first in _first_rows(reports):
         if first.rows < _FEWEST or first.ahead < _NEARLY_ALL * first.rows:
             continue
         raise InvalidInputError(
@@ -69,6 +69,35 @@ def check_wall_clock(reports: Sequence[Report]) -> None:
             f"{show_clock(first.example)}. Put the machine's clock right, correct timestamp_unit, or give the application a "
             "greater max_ahead."
         )
+
+
+def check_columns(reports: Sequence[Report]) -> None:
+    """Refuse the first micro-batch of an input if none of its rows has a column that a task needs, by the parts' reports.
+
+    All of them would count under the key null, or none would count. Later such rows are only named in a warning: which records
+    are read together is not the same each time, and must not decide what counts.
+
+    Raises:
+        InvalidInputError: There is such a column.
+    """
+    notes = {about: note for report in reports for about, note in report.notes.items()}
+    for input, first in _first_rows(reports):
+        for (task, column), rows in sorted(first.unseen.items()):
+            if rows < max(first.rows, _FEWEST):
+                continue
+            # A transform may have made it of a column of another name.
+            of_input = " ".join(note for about, note in sorted(notes.items()) if about[0] == input)
+            raise InvalidInputError(
+                f"task={task}: none of the first {rows:,} rows has the column {column!r}, without which they can't count. "
+                f"{notes.get((input, column), of_input)} Correct the name, in the task or the schema; if records may be "
+                "without it, let a transform fill it."
+            )
+
+
+def _first_rows(reports: Sequence[Report]) -> Iterator[tuple[str, FirstRows]]:
+    """Yield each input that begins, with the counts of its first rows."""
+    for input in sorted({input for report in reports for input in report.firsts}):
+        yield input, reduce(FirstRows.plus, (report.firsts[input] for report in reports if input in report.firsts))
 
 
 def check_unit(plan: Plan, timestamps: NDArray[np.int64]) -> None:

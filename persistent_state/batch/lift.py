@@ -115,14 +115,14 @@ class Read:
 class Accepted:
     """The accepted rows of a chunk, with all columns that were read, their place, and the times at which they count.
 
-    What they were read from does not have the columns of `lacks`, but it may have some elsewhere if it `has_members`.
+    What they were read from does not have the columns of `lacks`. The records beside them do not have those of `unseen`.
     """
 
     rows: pa.RecordBatch
     place: Place
     times: Times
     lacks: tuple[str, ...] = ()
-    has_members: bool = False
+    unseen: tuple[str, ...] = ()
 
     def take(self, where: Mask) -> Accepted:
         """Return the rows that a mask picks."""
@@ -154,6 +154,7 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if not flow.first.is_fed_by_task:
         _note_ends(basis, place, read.ends)
     codes = judge(flow.first, basis, place, before, read.sightings)
+    _count_unseen(flow, chunk, place, codes, read.sightings)
     _put_aside(flow, chunk, place, before[0], codes, reasons, read)
     if not flow.first.settings.bounds.keep:
         _count_outside(place, before, codes, read.counts)
@@ -163,7 +164,7 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if not is_accepted.any():
         return
     times = np.maximum(place.timestamps, basis.clock) if flow.first.takes_late else place.timestamps
-    accepted = Accepted(chunk.rows, place, times, chunk.lacks, chunk.has_members)
+    accepted = Accepted(chunk.rows, place, times, chunk.lacks, chunk.unseen)
     if not is_accepted.all():
         accepted = accepted.take(is_accepted)
     if not flow.first.is_fed_by_task:
@@ -185,11 +186,11 @@ def _take_back(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> 
 
 def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
     """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
-    if (unfit := unfit_rows(plan, accepted.rows, accepted.lacks, accepted.has_members)).any():
+    lacked = lacked_columns(plan, accepted.lacks, accepted.unseen)
+    if (unfit := unfit_rows(plan, accepted.rows, lacked)).any():
         rows = accepted.rows.select(plan.schema.names)
-        needed = _needed(plan, accepted.has_members)
-        lacking = next((late_rows.NO_COLUMN + repr(name) for name in needed if name in accepted.lacks), None)
-        lifted.put_aside(plan, side_table(plan, rows, unfit, lacking or late_rows.UNFIT_KEY, accepted.place))
+        reason = late_rows.NO_COLUMN + repr(lacked[0]) if lacked else late_rows.UNFIT_KEY
+        lifted.put_aside(plan, side_table(plan, rows, unfit, reason, accepted.place))
         accepted = accepted.take(~unfit)
     if accepted.rows.num_rows == 0:
         return
@@ -225,22 +226,39 @@ def _fold_few(
     return folded
 
 
-def _needed(plan: Plan, has_members: bool) -> list[str]:
-    """Return the columns without which no row of a task can count.
+def lacked_columns(plan: Plan, lacks: Collection[str], unseen: Collection[str]) -> list[str]:
+    """Return the columns that rows `lacks` and without which no row of a task can count.
 
     A record that has members of its own may be without a value, as another one beside it may have it.
     """
-    value = None if has_members else plan.task.value
-    return [name for name in (*plan.task.key_columns, value, plan.task.message_id) if name is not None]
+    return [name for name in _needed(plan) if name in lacks and not (name == plan.task.value and name in unseen)]
 
 
-def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacks: Collection[str] = (), has_members: bool = False) -> Mask:
+def _needed(plan: Plan) -> list[str]:
+    return [name for name in (*plan.task.key_columns, plan.task.value, plan.task.message_id) if name is not None]
+
+
+def _count_unseen(flow: FlowPlan, chunk: Chunk, place: Place, codes: Codes, sightings: Sightings) -> None:
+    """Count the first rows of an input that would count although no record beside them has a column that a task needs."""
+    if (first := sightings.firsts.get(flow.first.input)) is None or not chunk.unseen:
+        return
+    rows = int(np.count_nonzero(place.valid & (codes != SKIPPED) & (codes != REPLAYED_OR_LATE)))
+    unseen = Counter(first.unseen)
+    for plan in flow.tasks:
+        lacked = lacked_columns(plan, chunk.lacks, chunk.unseen)
+        unseen.update(
+            {(plan.named, name): rows for name in _needed(plan) if name in chunk.unseen and name not in lacked}
+        )
+    sightings.firsts[flow.first.input] = replace(first, unseen=dict(unseen))
+
+
+def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacked: Collection[str] = ()) -> Mask:
     """Return which rows have a key or an id that can't be stored for a task, such as a time finer than microseconds.
 
-    Where user code is handed the key, a time that Python does not have is none either. Rows that were read from something
-    without a column that the task needs do not fit at all.
+    Where user code is handed the key, a time that Python does not have is none either. Rows without a column that the task
+    needs, as `lacked_columns` returns them, do not fit at all.
     """
-    if lacks and not {*lacks}.isdisjoint(_needed(plan, has_members)):
+    if lacked:
         return np.ones(rows.num_rows, dtype=np.bool_)
     unfit = np.zeros(rows.num_rows, dtype=np.bool_)
     for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):

@@ -194,17 +194,20 @@ class FirstRows:
         rows: How many rows there are.
         ahead: How many of them are ahead of the wall clock.
         example: The timestamp of one of these; None without any.
+        unseen: By task and column that it needs: how many of the rows were read beside no record that has the column.
     """
 
     task: str
     rows: int
     ahead: int
     example: int | None
+    unseen: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def plus(self, other: FirstRows) -> FirstRows:
         """Return the counts of these rows and of others, as of one chunk."""
         example = self.example if self.example is not None else other.example
-        return FirstRows(self.task, self.rows + other.rows, self.ahead + other.ahead, example)
+        unseen = Counter(self.unseen) + Counter(other.unseen)
+        return FirstRows(self.task, self.rows + other.rows, self.ahead + other.ahead, example, dict(unseen))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
-from persistent_state.batch.lift import unfit_rows
+from persistent_state.batch.lift import lacked_columns, unfit_rows
 from persistent_state.batch.messages import Basis, Blob, Report, to_ipc
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.rows import microseconds
@@ -52,7 +52,7 @@ _BESIDE = pa.schema(
 """The columns beside the rows of a source: what the part starts from, and the place of each row.
 
 A row before the rows of a chunk holds the original records of those rows that are set aside whatever their updates are, and
-another one the notes of the chunk and the columns that it lacks, as a header.
+another one the notes of the chunk, and the columns that it lacks or that no record of it has, as a header.
 """
 
 DAY = 86_400_000_000
@@ -97,6 +97,7 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
     """Yield the chunks that a reader sent through Spark as rows, and raise the error that it sent instead of the rest."""
     originals: dict[str, Originals] = {}
     lacks: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
     for batch in batches:
         for header in batch.column(_HEADER).drop_null().to_pylist():
             if error := failures.error_of(header):
@@ -116,7 +117,7 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
             elif are_notes:
                 # Of pieces without rows, several come next to each other.
                 for header in batch.column(_HEADER).slice(begin, end - begin).to_pylist():
-                    notes, lacks = pickle.loads(header)
+                    notes, lacks, unseen = pickle.loads(header)
                     yield Chunk(partition, 0, rows.slice(0, 0), at=positions[:0], notes=notes)
             elif is_bad:
                 reasons = batch.column(_REASON).slice(begin, end - begin).to_pylist()
@@ -125,7 +126,9 @@ def _replaced(batches: Iterable[pa.RecordBatch], flow: FlowPlan) -> Iterator[Chu
             else:
                 some, came = rows.slice(begin, end - begin), originals.get(partition)
                 replay = None if replays[begin] == _NONE else int(replays[begin])
-                yield Chunk(partition, int(at[0]), some, replay=replay, at=at, originals=came, lacks=lacks)
+                yield Chunk(
+                    partition, int(at[0]), some, replay=replay, at=at, originals=came, lacks=lacks, unseen=unseen
+                )
 
 
 def _is_valid(batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
@@ -152,20 +155,24 @@ class RowReader(ArrowReader):
         part: Part = partition.value
         yield row(pickle.dumps(replace(part, reads=None)))
         try:
-            lacks: tuple[str, ...] = ()
+            absent: tuple[tuple[str, ...], ...] = (), ()
             for chunk in part.chunks(self.flow, self.source):
-                if chunk.notes or chunk.lacks != lacks:
-                    about = pa.array([pickle.dumps((dict(chunk.notes), chunk.lacks))], pa.binary())
+                if chunk.notes or (chunk.lacks, chunk.unseen) != absent:
+                    about = pa.array([pickle.dumps((dict(chunk.notes), chunk.lacks, chunk.unseen))], pa.binary())
                     yield _record_batch(schema, 1, {_PARTITION: pa.array([chunk.partition]), _HEADER: about})
                 yield from self._sent(chunk, part.basis, schema)
-                lacks = chunk.lacks
+                absent = chunk.lacks, chunk.unseen
         except StateError as error:
             yield row(failures.as_row(error, self.attempts))
 
     def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         count, bad = chunk.rows.num_rows, chunk.bad
         # Spark changes the values, so find the unfit keys before.
-        unfit = {plan.unfit_column: unfit_rows(plan, chunk.rows, chunk.lacks) for plan in self.flow.tasks}
+        lacked = [lacked_columns(plan, chunk.lacks, chunk.unseen) for plan in self.flow.tasks]
+        unfit = {
+            plan.unfit_column: unfit_rows(plan, chunk.rows, columns)
+            for plan, columns in zip(self.flow.tasks, lacked, strict=True)
+        }
         unread = np.any([*unfit.values()], axis=0) | (self.flow.first.channel in chunk.lacks)
         if (originals := self._originals(chunk, basis, unread)) is not None:
             partition = pa.array([chunk.partition], pa.string())

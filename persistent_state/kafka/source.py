@@ -24,7 +24,7 @@ from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIM
 from persistent_state.kafka.topics import commit_offsets, number_of, topic_of
 from persistent_state.sources.base import BadRecord, Chunk, TimeReplayableSource
 from persistent_state.sources.casts import plain_rows, plain_schema
-from persistent_state.sources.formats import Transform, one_batch, transformed, what_it_did
+from persistent_state.sources.formats import Transform, absent_behind, one_batch, transformed, what_it_did
 
 DELETED, RECREATED = (
     "offsets were deleted before they were read",
@@ -321,17 +321,18 @@ class KafkaSource(Subscription, TimeReplayableSource):
         rows = pa.RecordBatch.from_arrays(
             [*joined.rows.columns, *record], schema=pa.schema([*joined.rows.schema, *self._record])
         )
+        absent = {(name,): instead for one in decoded for name, instead in one.absent.items()}
+        before = rows.schema.names
         if self._transform is not None:
             rows = self._transformed_rows(rows, offsets)
             at = rows.column(OFFSET).to_numpy()
-        # Which records a chunk has is not the same each time. So its rows count all the same.
+        # Which records a chunk has is not the same each time. So its rows count all the same, unless an input begins with them.
+        unseen = absent_behind(rows, before, absent, [name for (name,) in absent])
         where = f"topic={offsets.topic!r} partition={offsets.partition} of {self!r}, from offset {first},"
         notes = {
-            name: f"{where} has no column {name!r}{instead}: it is null there."
-            for one in decoded
-            for name, instead in one.absent.items()
+            name: f"{where} has no column {name!r}{instead}: it is null there." for (name,), instead in absent.items()
         }
-        return Chunk(offsets.partition_name, first, rows, bad, at=at, originals=originals, notes=notes)
+        return Chunk(offsets.partition_name, first, rows, bad, at=at, originals=originals, unseen=unseen, notes=notes)
 
     def _transformed_rows(self, rows: pa.RecordBatch, offsets: OffsetRange) -> pa.RecordBatch:
         where = f"topic={offsets.topic!r} partition={offsets.partition} from offset {rows.column(OFFSET)[0]}"

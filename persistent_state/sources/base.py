@@ -73,7 +73,9 @@ class Chunk:
         input: The name of the task's input that the rows are of. A source leaves it out.
         lacks: The columns that are null because what the source reads does not have them at all. The rows are bad for a task
             whose key, value or message id is one of them, and for all tasks if the source's channel is.
-        has_members: True if each record has members of its own, as JSON has. Then a value that is one of `lacks` is only null.
+        unseen: The columns that no record of the chunk has, where each record has members of its own, as JSON has. A value that
+            is one of them is only null, whatever `lacks` says. A first micro-batch is refused if no row of it has a task's key,
+            value or message id.
         notes: By column: a sentence that people are to read in the log, once for each start.
 
     Example:
@@ -92,7 +94,7 @@ class Chunk:
     originals: Originals | None = field(default=None, compare=False)
     input: str = ""
     lacks: tuple[str, ...] = ()
-    has_members: bool = False
+    unseen: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -182,11 +182,15 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 def leaves(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
     """Yield the types that are not nested, of types and within them."""
+    return (type for type in all_types(types) if not pa.types.is_nested(type))
+
+
+def all_types(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
+    """Yield types, and those within them."""
     for type in types:
+        yield type
         if pa.types.is_nested(type):
-            yield from leaves(type.field(i).type for i in range(type.num_fields))
-        else:
-            yield type
+            yield from all_types(type.field(i).type for i in range(type.num_fields))
 
 
 def is_list(type: pa.DataType) -> bool:

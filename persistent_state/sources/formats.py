@@ -5,21 +5,23 @@ from __future__ import annotations
 import bz2
 import codecs
 import io
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
-from persistent_state.sources.casts import Unfit, cast, hopeless, plain_rows
+from persistent_state.sources.casts import Unfit, all_types, cast, hopeless, plain_rows, plain_type
 from persistent_state.sources.csv_lines import (
     CsvOptions,
     Parser,
@@ -60,6 +62,8 @@ _PIECE_ROWS = 1 << 18
 _PIECE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 24
 _STEP_BYTES = 1 << 16
+_INDEX_BYTES = 5
+"""The most bytes that a row has for its place in a dictionary of Parquet."""
 
 _CUT_OFF = "Truncated compressed stream"
 _SOMETHING_BEHIND = (
@@ -160,7 +164,7 @@ def check_text(format: str, schema: pa.Schema) -> None:
         else:
             list(_text_pieces([b"{}\n"], format, schema, PLAIN_CSV))
     except pa.ArrowNotImplementedError as error:
-        if maps := [field for field in schema if format == JSON and "map<" in str(field.type)]:
+        if maps := [field for field in schema if format == JSON and any(map(pa.types.is_map, all_types([field.type])))]:
             raise InvalidInputError(
                 f"column {maps[0].name!r} is {maps[0].type}. A map can't be read from JSON: name the members in a struct."
             ) from error
@@ -199,6 +203,21 @@ def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordB
     if transform is not None and (name := name_twice(made.schema)) is not None:
         raise NoRowsError(f"returned {name!r} twice and not each column once")
     return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
+
+
+def absent_behind(
+    rows: pa.RecordBatch, before: Container[str], absent: Collection[Path], columns: Container[str]
+) -> tuple[str, ...]:
+    """Return the columns of a transform's result that are null in all rows, and may come of what is absent.
+
+    Args:
+        rows: What the transform returned.
+        before: The names of the columns that it was given.
+        absent: The paths of those, and of fields of structs, that are absent.
+        columns: The columns among them.
+    """
+    maybe = [name for name in rows.schema.names if name in columns or name not in before] if absent else []
+    return tuple(name for name in maybe if rows.column(name).null_count == rows.num_rows)
 
 
 def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -340,14 +359,23 @@ def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
         raise Unfit(f"column {field.name} is not {field.type}") from error
 
 
-def open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
+def open_parquet(file: pa.NativeFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
     """Open a Parquet file. In nanoseconds, INT96 would wrap around outside of the years 1677 to 2262.
+
+    Args:
+        file: The file.
+        dictionaries: The columns of texts that are read as dictionaries.
 
     Raises:
         Unfit: The name of a column is not UTF-8, so that pyarrow can choose no columns.
     """
     try:
-        return pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+        return pq.ParquetFile(
+            file,
+            read_dictionary=[*dictionaries],
+            coerce_int96_timestamp_unit="us",
+            page_checksum_verification=True,
+        )
     except UnicodeDecodeError:
         raise Unfit("the name of a column in it is not UTF-8") from None
 
@@ -365,16 +393,68 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
             raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
     absent = absent_columns({field.name: field.type for field in parquet.schema_arrow}, schema)
     first = 1
-    for groups, rows in _row_groups(parquet.metadata):
-        for batch in parquet.iter_batches(rows, groups, names):
-            piece = _refused(_piece(batch, schema, {}, {}, batch.num_rows, lambda place: Original()), fault)
-            bad = {record.position for record in piece.bad}
-            original = partial(_parquet_original, batch, bad, first, piece.original)
-            yield replace(piece, original=original).without(absent)
-            first += batch.num_rows
+    for batch in _batches(file, parquet, fields):
+        piece = _refused(_piece(batch, schema, {}, {}, batch.num_rows, lambda place: Original()), fault)
+        bad = {record.position for record in piece.bad}
+        original = partial(_parquet_original, batch, bad, first, piece.original)
+        yield replace(piece, original=original).without(absent)
+        first += batch.num_rows
     if first - 1 != parquet.metadata.num_rows:
         # pyarrow passes over rows of lists on some pages, and raises nothing.
         raise Unfit("not as many rows are in it as it says")
+
+
+def _batches(file: pa.NativeFile, parquet: pq.ParquetFile, fields: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file, with these columns, in batches of bounded size."""
+    names = _repeated(parquet.metadata, [field.name for field in fields if _has_texts(field.type)])
+    if names:
+        parquet = open_parquet(file, names)
+    for groups, rows in _row_groups(parquet.metadata):
+        for batch in parquet.iter_batches(rows, groups, [field.name for field in fields]):
+            yield from _cut(batch, {field.name: field.type for field in fields if field.name in names})
+
+
+def _has_texts(type: pa.DataType) -> bool:
+    """Return whether a column has texts or bytes of any length."""
+    type = plain_type(type.value_type if pa.types.is_dictionary(type) else type)
+    return type in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+
+
+def _repeated(file: pq.FileMetaData, names: Container[str]) -> list[str]:
+    """Return the columns of texts that may be much larger than they are stored: a dictionary has once what many rows have.
+
+    A column with texts of its own beside the dictionary is left out, as it would take long to find them in one.
+    """
+    found: dict[str, None] = {}
+    for group in map(file.row_group, range(file.num_row_groups)):
+        if group.num_rows * group.total_byte_size <= _PIECE_BYTES:
+            continue
+        for chunk in map(group.column, range(group.num_columns)):
+            if chunk.path_in_schema in names and any("DICTIONARY" in encoding for encoding in chunk.encodings):
+                begin = chunk.dictionary_page_offset
+                size = chunk.total_compressed_size if begin is None else chunk.data_page_offset - begin
+                if chunk.total_compressed_size - size < _INDEX_BYTES * chunk.num_values + _STEP_BYTES:
+                    found[chunk.path_in_schema] = None
+    return [*found]
+
+
+def _cut(batch: pa.RecordBatch, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in parts of bounded size. Columns that are dictionaries here become these types, which their file says."""
+    if not types:
+        yield batch
+        return
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for name in types:
+        column = batch.column(name)
+        sizes += pc.binary_length(column.dictionary).take(column.indices).fill_null(0).to_numpy(False)
+    part = np.cumsum(sizes) // _PIECE_BYTES
+    begins = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist()]
+    for first, end in pairwise([*begins, batch.num_rows]):
+        rows = batch.slice(first, end - first)
+        columns = zip(rows.schema.names, rows.columns, strict=True)
+        yield pa.record_batch(
+            {name: cast(column, plain_type(types[name])) if name in types else column for name, column in columns}
+        )
 
 
 def _row_groups(file: pq.FileMetaData) -> Iterator[tuple[list[int], int]]:

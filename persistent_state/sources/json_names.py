@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -17,13 +16,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from persistent_state.sources.casts import is_list
-from persistent_state.sources.names import Path, listed, other_name
+from persistent_state.sources.names import Path, listed, look_of, other_name
 
 _LOOKED_AT = 100
 """The most records at the start of a block of which a sentence says the names."""
 
-_ESCAPED = r'[^"\\]*(?:\\.[^"\\]*)+'
-"""A pattern of what stands between the quotes of a text with a backslash."""
+_LINES = 4096
+"""The number of lines that are searched for names at once."""
+
+_NAME = re.compile(rb'"([^"\\\n]*(?:\\.[^"\\\n]*)*)"\s*:|"[^"\\\n]*(?:\\.[^"\\\n]*)*"')
+"""A text of JSON; a group has what stands between its quotes if it is a name."""
 _TOKEN = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"(?=\s*(:))?|[][{}]|[^\s,:"{}[\]]+)', re.DOTALL)
 """A text of JSON, with the colon behind it if it is a name; a bracket; or any other value."""
 
@@ -45,22 +47,27 @@ def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], number
         starts: Where each line begins.
         numbers: The number of each record's line.
     """
-    found: dict[int, str] = {}
+    fields = [
+        (path, names, rows[column.is_null().to_numpy(False)])
+        for path, names, column, rows in _fields(raw.schema.names, raw.columns, np.arange(raw.num_rows))
+        if column.null_count
+    ]
+    if not fields:
+        return {}
     lines = _lines_of(text, starts, numbers)
-    others: list[str] | None = None
-    for path, names, column, rows in _fields(raw.schema.names, raw.columns, np.arange(raw.num_rows)):
-        if not column.null_count:
+    has_null = np.zeros(raw.num_rows, np.bool_)
+    for _, _, of_nulls in fields:
+        has_null[of_nulls] = True
+    written = _names_in(lines.filter(pa.array(has_null)))
+    found: dict[int, str] = {}
+    for path, names, of_nulls in fields:
+        # Hardly any name is alike, so that a column more takes no look at the lines.
+        alike = [each for other, each in written.get(look_of(path[-1]), ()) if other not in names]
+        if not alike:
             continue
-        if others is None:
-            # Most texts have none of these letters, and a look at the whole text is quick.
-            others = [_ESCAPED] if b"\\" in text else []
-            others += [] if text.isascii() else [_odd_letter()]
-        of_nulls = rows[column.is_null().to_numpy(False)]
         # In their order, and those of a list follow each other.
         nulls = pa.array(of_nulls[np.append(True, of_nulls[1:] != of_nulls[:-1])])
-        texts = lines.take(nulls)
-        alike, own = (pc.count_substring_regex(texts, each) for each in _patterns(path[-1], others))
-        for row in nulls.filter(pc.greater(alike, own)).to_pylist():
+        for row in nulls.filter(_have_any(lines.take(nulls), alike)).to_pylist():
             for members in _objects(_record(lines[row]), path[:-1]):
                 if path[-1] not in members and (other := other_name(path[-1], members, names)):
                     found[row] = f"column {'.'.join(path)} is not in it, but {other}"
@@ -82,33 +89,60 @@ def unseen(rows: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], good: N
         return {}
     lines = _lines_of(text, starts, good)
     first = [*map(_record, lines[:_LOOKED_AT])]
-    for record in chain(first, _may_have(lines[_LOOKED_AT:], text, left)):
+    for record in chain(first, _may_have(lines[_LOOKED_AT:], left)):
         for path in [path for path in left if any(path[-1] in each for each in _objects(record, path[:-1]))]:
             del left[path]
         if not left:
             return {}
+    there = {
+        within: [*dict.fromkeys(name for record in first for each in _objects(record, within) for name in each)]
+        for within in {path[:-1] for path in left}
+    }
     found: dict[Path, str] = {}
     for path, names in left.items():
-        there = [*dict.fromkeys(name for record in first for each in _objects(record, path[:-1]) for name in each)]
         within = path[:-1]
-        if not there:
+        if not there[within]:
             # Objects without any member say nothing.
             continue
         if within and all((*within, name) in left for name in names):
-            found[within] = f", but one with the fields {listed(there)}"
+            found[within] = f", but one with the fields {listed(there[within])}"
         else:
-            found[path] = f" in any of {len(lines):,} good records, the first of which have {listed(there)}"
+            found[path] = f" in any of {len(lines):,} good records, the first of which have {listed(there[within])}"
     return found
 
 
-def _may_have(lines: pa.Array[Any], text: bytes, paths: Iterable[Path]) -> Iterator[Any]:
-    """Yield the records of lines that may have members at these paths. A name is written as it is, or with escapes."""
-    # In most texts there is none of them, and a look at the whole text is quick.
-    for word in {json.dumps(path[-1], ensure_ascii=False) for path in paths}:
-        if word.encode(errors="surrogatepass") in text:
-            yield from map(_record, lines.filter(pc.match_substring(lines, word)))
-    if b"\\" in text:
-        yield from map(_record, lines.filter(pc.match_substring_regex(lines, rf'"{_ESCAPED}"\s*:')))
+def _may_have(lines: pa.Array[Any], left: Mapping[Path, object]) -> Iterator[Any]:
+    """Yield the records of lines that may have members at the paths that are left, while there are such paths."""
+    written = _names_in(lines)
+    for name in dict.fromkeys(path[-1] for path in left):
+        alike = [each for other, each in written.get(look_of(name), ()) if other == name]
+        for line in lines.filter(_have_any(lines, alike)) if alike else ():
+            if all(path[-1] != name for path in left):
+                break
+            yield _record(line)
+
+
+def _names_in(lines: pa.Array[Any]) -> dict[str, list[tuple[str, bytes]]]:
+    """Return the names of members at all levels of lines, and the bytes between their quotes, by `look_of` each."""
+    offsets = np.frombuffer(lines.buffers()[1], np.int64)[lines.offset : lines.offset + len(lines) + 1]
+    data = memoryview(lines.buffers()[2] or b"")
+    written: set[bytes] = set()
+    for first in range(0, len(lines), _LINES):
+        # Not of all lines at once, as a list of what is found takes more than the text.
+        written.update(_NAME.findall(data[offsets[first] : offsets[min(first + _LINES, len(lines))]]))
+    found: dict[str, list[tuple[str, bytes]]] = {}
+    for each in written:
+        name = each.decode(errors="surrogateescape")
+        if b"\\" in each:
+            with suppress(ValueError):
+                name = json.loads(f'"{name}"', strict=False)
+        found.setdefault(look_of(name), []).append((name, each))
+    return found
+
+
+def _have_any(lines: pa.Array[Any], written: Iterable[bytes]) -> pa.BooleanArray:
+    """Return which lines have one of these names, as they are written, in quotes."""
+    return reduce(pc.or_, (pc.match_substring(lines, b'"%s"' % each) for each in written))
 
 
 def _fields(
@@ -170,26 +204,3 @@ def _objects(value: Any, path: Path) -> Iterator[Mapping[str, Any]]:
             yield from _objects(value.get(path[0]), path[1:])
         else:
             yield value
-
-
-@cache
-def _odd_letter() -> str:
-    """Return a pattern of names with a letter that is several in another case, or another one if it is composed.
-
-    Patterns know other cases of one letter only.
-    """
-    letters = (letter for letter in map(chr, [*range(0x80, 0xD800), *range(0xE000, 0x10000)]))
-    odd = [each for each in letters if len(each.casefold()) > 1 or not unicodedata.is_normalized("NFC", each)]
-    return rf'[^"\\]*[{"".join(odd)}\p{{M}}\x{{2F800}}-\x{{2FA1D}}][^"\\]*'
-
-
-def _patterns(name: str, others: Sequence[str]) -> tuple[str, str]:
-    """Return a pattern of the members whose names may be `other_name`s of a column or its own, and one of its own.
-
-    The first one is also that of all names with the patterns `others`.
-    """
-    forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFD") for each in (name, name.casefold())}
-    unseen = r"[\s\p{Z}\p{Cf}]*"
-    alike = "|".join([*(unseen + unseen.join(map(re.escape, form)) + unseen for form in sorted(forms)), *others])
-    own = "|".join({re.escape(json.dumps(name, ensure_ascii=is_ascii)) for is_ascii in (False, True)})
-    return rf'(?i)"(?:{alike})"\s*:', rf"(?:{own})\s*:"

@@ -146,6 +146,11 @@ def is_left_out(name: str) -> bool:
     return name[:1] in ("", ".", "_") or name == "tmp" or name.endswith(".tmp")
 
 
+def name_of(path: str) -> str:
+    """Return the name of the file at a path, without its folders."""
+    return path.rpartition("/")[2]
+
+
 def microseconds(seconds: float) -> int:
     """Return seconds as whole microseconds."""
     return int(seconds * 1_000_000)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from persistent_state.sources.formats import BY_ENDING, CODECS, Codec
-from persistent_state.sources.listing import File
+from persistent_state.sources.listing import File, name_of
 
 Look: TypeAlias = "tuple[int, int, str, str]"
 """The kind of the look, the size or the second of a file, what else is asked for, and the folders that hold columns."""
@@ -112,7 +112,7 @@ def _looks(file: File, codecs: Sequence[Codec | None]) -> Iterator[Look]:
     """Yield what a file has in common with itself under another path, by its time. `codecs` are those of the new file."""
     if file.modified is None:
         return
-    name = _name(file.path)
+    name = name_of(file.path)
     yield SAME_FILE, file.size, f"{file.modified} {name}", _columns(file)
     # Many files may be of one second, such as those of an archive that was unpacked.
     if _has_fraction(file):
@@ -157,7 +157,9 @@ def by_stamp(files: Sequence[File]) -> dict[tuple[int, int | None], list[File]]:
 def alike(gone: File, others: Sequence[File]) -> Iterator[File]:
     """Yield the files that may be one that is gone, although they have too little in common with it to be taken for that."""
     for other in others:
-        if other.size == gone.size and (other.modified == gone.modified or _name(other.path) == _name(gone.path)):
+        # Some file systems know no times.
+        is_of_a_time = gone.modified is not None and other.modified == gone.modified
+        if other.size == gone.size and (is_of_a_time or name_of(other.path) == name_of(gone.path)):
             yield other
 
 
@@ -165,18 +167,14 @@ def _near(files: Sequence[File], new: Sequence[File]) -> list[File]:
     """Return the files that may have a look in common with a new one. It takes little time for each file that has none."""
     stamps = {(file.size, file.modified) for file in new}
     sizes, seconds = {file.size for file in new}, {_second(file) for file in new}
-    plain = {_unpacked(_name(file.path)) for file in new}
-    names = {_name(file.path) for file in new} | plain | {f"{name}.{codec}" for name in plain for codec in CODECS}
+    plain = {_unpacked(name_of(file.path)) for file in new}
+    names = {name_of(file.path) for file in new} | plain | {f"{name}.{codec}" for name in plain for codec in CODECS}
     return [
         file
         for file in files
         if (file.size in sizes and (file.size, file.modified) in stamps)
-        or ((file.size in sizes or (file.modified or 0) // 1_000_000 in seconds) and _name(file.path) in names)
+        or ((file.size in sizes or (file.modified or 0) // 1_000_000 in seconds) and name_of(file.path) in names)
     ]
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def _unpacked(name: str) -> str:
@@ -187,7 +185,7 @@ def _unpacked(name: str) -> str:
 
 def _title(path: str) -> str:
     """Return the name of a file without the endings of its format and compression."""
-    name = _unpacked(_name(path))
+    name = _unpacked(name_of(path))
     rest, _, ending = name.rpartition(".")
     return rest if ending.lower() in BY_ENDING else name
 

@@ -87,7 +87,7 @@ def _held(type: pa.DataType) -> pa.DataType:
 def _instead(name: str, there: Iterable[str]) -> str:
     names = [*there]
     # As ASCII, since the two may look alike.
-    alike = [ascii(other) for other in names if _plain(other) == _plain(name)]
+    alike = [ascii(other) for other in names if look_of(other) == look_of(name)]
     return f", but {alike[0]}" if alike else f", only {listed(names)}"
 
 
@@ -97,14 +97,16 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + more if names else "none"
 
 
-def _plain(name: str) -> str:
-    """Return a name without its case, its composition, white space around it and characters that have no shape."""
-    seen = "".join(character for character in name if unicodedata.category(character) != "Cf")
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", seen).casefold()).strip()
+def look_of(name: str) -> str:
+    """Return how a name looks: without its case, its composition, white space around it and characters that have no shape."""
+    if name.isascii():
+        return name.lower().strip()
+    shown = "".join(character for character in name if unicodedata.category(character) != "Cf")
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", shown).casefold()).strip()
 
 
 def other_name(name: str, names: Iterable[str], schema: Sequence[str]) -> str | None:
     """Return, as ASCII, the one of a record's names that is another only by its case or by what can't be seen; else None."""
-    plain = _plain(name)
-    alike = (ascii(other)[:_SHOWN] for other in names if other not in schema and _plain(other) == plain)
+    plain = look_of(name)
+    alike = (ascii(other)[:_SHOWN] for other in names if other not in schema and look_of(other) == plain)
     return next(alike, None)

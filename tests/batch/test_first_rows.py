@@ -209,6 +209,46 @@ def test_a_first_micro_batch_of_which_nearly_all_rows_are_ahead_is_refused_howev
     assert log.newest() == entry
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(
+    ("with_it", "rows", "has_begun", "is_refused"),
+    [(0, 100, False, True), (1, 100, False, False), (0, 99, False, False), (0, 100, True, False)],
+)
+@pytest.mark.parametrize("column", ["k", "n"])
+def test_a_first_micro_batch_of_which_no_record_has_a_column_that_a_task_needs_is_refused(
+    with_it: int, rows: int, has_begun: bool, is_refused: bool, parts: int, column: str
+) -> None:
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
+    plan = core.plan_of(Rows(), schema)
+    log = Log(plan.files, plan.application)
+    entry = core.start(log, [plan])
+    if has_begun:
+        before = pa.RecordBatch.from_pylist([{"ts": 1, "k": "a", "n": 1}], schema)
+        entry = core.play(log, plan, before, now=NOW, channels={"": False, "silent": False})
+    first, flow = rows * has_begun, core.alone(plan)
+    basis = commits.plan_batch(entry, flow, Reach({"": first + rows}), NOW)
+    chunks = []
+    for low in range(0, rows, 11):
+        records = [
+            {"ts": 1, "k": "a", "n": 1} | ({column: None} if row >= with_it else {})
+            for row in range(low, min(low + 11, rows))
+        ]
+        is_seen = low < with_it
+        about: dict[str, Any] = (
+            {} if is_seen else {"unseen": (column,), "notes": {column: f"Note of {column}, and 'K'."}}
+        )
+        chunks.append(Chunk("", first + low, pa.RecordBatch.from_pylist(records, schema), **about))
+    sent = [combine(flow, basis.of_part(part, None), part, parts, chunks[part::parts]) for part in range(parts)]
+    if not is_refused:
+        assert core.commit(log, plan, core.merged(plan, sent), now=NOW).number > entry.number
+        return
+    assert problem(lambda: core.commit(log, plan, core.merged(plan, sent), now=NOW)) == (
+        f"task=Rows: none of the first 100 rows has the column {column!r}, without which they can't count. Note of {column}, "
+        "and 'K'. Correct the name, in the task or the schema; if records may be without it, let a transform fill it."
+    )
+    assert log.newest() == entry
+
+
 COLUMNS = pa.schema([("ts", pa.int64()), ("k", pa.string())])
 
 

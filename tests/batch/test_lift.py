@@ -20,7 +20,7 @@ from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
-from persistent_state.event_time.clocks import Bounds, Settings
+from persistent_state.event_time.clocks import BEGINNING, Bounds, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
 from persistent_state.sources import BadRecord
@@ -147,9 +147,25 @@ def test_a_record_of_json_without_its_value_makes_no_update_whatever_stands_besi
 
 def test_records_that_have_members_of_their_own_need_a_key_all_the_same() -> None:
     plan, basis = planned(Sums())
-    chunk = chunk_of([(110, None, 1), (120, None, None)], lacks=("key", "n"), has_members=True)
+    chunk = chunk_of([(110, None, 1), (120, None, None)], lacks=("key", "n"), unseen=("key", "n"))
     _, found = lifted(plan, basis, chunk)
     assert aside(found.sides) == [("its file has no column 'key'", 0), ("its file has no column 'key'", 1)]
+
+
+def test_the_first_rows_that_would_count_without_a_column_are_counted_by_what_no_record_of_theirs_has() -> None:
+    plan, basis = planned(Sums())
+    basis = replace(basis, clock=BEGINNING)
+    rows = [(110, None, 1), (120, None, None), (None, None, 3)]
+    for about, counted in (
+        ({"unseen": ("key", "n", "other")}, {("Sums", "key"): 2, ("Sums", "n"): 2}),
+        ({"lacks": ("key", "n"), "unseen": ("key", "n")}, {("Sums", "n"): 2}),
+        ({"lacks": ("key", "n")}, {}),
+    ):
+        read, _ = lifted(plan, basis, chunk_of(rows, **about), chunk_of(rows))
+        assert (read.sightings.firsts[""].rows, dict(read.sightings.firsts[""].unseen)) == (4, counted)
+    # Later ones are not asked.
+    later = replace(basis, begun=frozenset({""}))
+    assert lifted(plan, later, chunk_of(rows, unseen=("key",)))[0].sightings.firsts == {}
 
 
 def test_the_notes_of_a_chunk_without_rows_are_kept() -> None:

@@ -225,8 +225,26 @@ def test_a_column_that_no_record_of_a_chunk_has_is_named_and_its_rows_count() ->
     records = [Record(7, b"", b'{"n": 1, "x": {"s": "a"}}'), Record(8, b"", b'{"n": 2}')]
     chunk = source._chunk(OffsetRange("t-0", "t", 0, 7, 9, 0, None), records)
     # A chunk of a replay has other records. So no row may stand aside for what its chunk lacks.
-    assert (chunk.lacks, chunk.rows.num_rows) == ((), 2)
+    assert (chunk.lacks, chunk.unseen, chunk.rows.num_rows) == ((), ("s",), 2)
     assert chunk.notes == {
         "s": f"topic='t' partition=0 of {source!r}, from offset 7, has no column 's' in any of 2 good records, the first of "
         "which have 'n', 'x': it is null there."
     }
+
+
+@pytest.mark.parametrize(
+    ("transform", "unseen"),
+    [
+        (lambda rows: rows.rename_columns(["n", "key", *rows.schema.names[2:]]), ("key",)),
+        (lambda rows: rows.set_column(1, "s", pa.array(["z"] * rows.num_rows, pa.string())), ()),
+    ],
+)
+def test_what_a_transform_makes_of_a_column_that_no_record_has_is_unseen(
+    transform: Any, unseen: tuple[str, ...]
+) -> None:
+    source = KafkaSource("t", "localhost:1", timestamp="n", value=Json(COLUMNS), transform=transform)
+    offsets = OffsetRange("t-0", "t", 0, 7, 9, 0, None)
+    chunk = source._chunk(offsets, [Record(7, b"", b'{"n": 1}'), Record(8, b"", b'{"n": 2}')])
+    assert (chunk.unseen, [*chunk.notes]) == (unseen, ["s"])
+    chunk = source._chunk(offsets, [Record(7, b"", b'{"n": 1}'), Record(8, b"", b'{"n": 2, "s": null}')])
+    assert (chunk.unseen, chunk.notes) == ((), {})

@@ -348,7 +348,10 @@ WRONG = [
 def test_an_option_of_any_type_is_taken_or_refused_in_a_sentence(name: str, value: Any) -> None:
     with suppress(InvalidInputError):
         made = CsvOptions(**{name: value})
-        assert read(b"k,v\na,1\n", **{name: value})
+        rows, bad = read(b"k,v\na,1\n", **{name: value})
+        # The first line is a header, a record or a bad row, and the second one a record or a bad row.
+        assert (len(rows) + len(bad), rows) in ((1, [("a", 1)]), (2, [("a", 1)]), (1, []), (2, []))
+        assert rows or bad
         assert pickle.loads(pickle.dumps(made)) == made
 
 

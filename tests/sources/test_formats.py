@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persistent_state.errors import InvalidInputError
 from persistent_state.sources import formats, json_lines
 from persistent_state.sources.formats import CSV, PARQUET, json_piece, read_pieces
 
@@ -432,3 +433,46 @@ def test_rows_that_do_not_fit_are_not_asked_for_one_by_one(
     (piece,) = read_pieces(io.BytesIO(content.encode()), format, None, pa.schema([("a", type)]))  # type: ignore[arg-type]
     assert len(piece.bad) == count
     assert len(calls) < count / 8
+
+
+@pytest.mark.parametrize(
+    "type", [pa.string(), pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
+)
+@pytest.mark.parametrize("is_typed", [True, False])
+@pytest.mark.parametrize("group", [17, 1000])
+def test_a_great_text_that_a_dictionary_has_once_is_read_in_pieces_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch, type: pa.DataType, is_typed: bool, group: int
+) -> None:
+    monkeypatch.setattr(formats, "_PIECE_BYTES", 1 << 14)
+    texts = ["x" * (1 << 12), None, "y" * 100, "z" * (1 << 15)]
+    values = [texts[i % 3] for i in range(600)] + texts * 5
+    made = pa.array(values).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
+    table = pa.table(
+        {"k": made if pa.types.is_dictionary(type) else pa.array(values).cast(type), "n": range(len(values))}
+    )
+    out = io.BytesIO()
+    pq.write_table(table, out, store_schema=is_typed, row_group_size=group)
+    assert 2 * len(out.getvalue()) < sum(len(text or "") for text in values)
+    pieces = [*formats.read_pieces(out, formats.PARQUET, None, pa.schema({"n": pa.int64(), "k": pa.string()}))]
+    rows = [row for piece in pieces for row in piece.rows.to_pylist()]
+    assert [(row["n"], row["k"]) for row in rows] == [*enumerate(values)]
+    # A text more than its share, and the numbers and places beside the texts.
+    assert max(piece.rows.nbytes for piece in pieces) < (1 << 14) + (1 << 15) + 16 * 600
+
+
+def test_texts_that_are_stored_as_they_are_are_not_looked_for_in_dictionaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_PIECE_BYTES", 1 << 14)
+    own, same = [f"{i}" * 20 for i in range(5000)], [f"{i % 9}" for i in range(5000)]
+    out = io.BytesIO()
+    options: dict[str, Any] = {"dictionary_pagesize_limit": 1 << 10, "compression": "none"}
+    pq.write_table(pa.table({"own": own, "same": same, "n": range(5000)}), out, **options)
+    assert formats._repeated(pq.read_metadata(out), ["own", "same"]) == ["same"]
+
+
+@pytest.mark.parametrize(
+    "type", [pa.map_(pa.string(), pa.int8()), pa.list_(pa.struct({"x": pa.map_(pa.int8(), pa.int8())}))]
+)
+def test_the_column_that_is_named_for_a_map_has_one(type: pa.DataType) -> None:
+    schema = pa.schema({"a": pa.struct({"map<": pa.int64()}), "b": pa.float16(), "m": type})
+    with pytest.raises(InvalidInputError, match=r"column 'm' is .* A map can't be read from JSON"):
+        formats.check_text(formats.JSON, schema)

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import socket
 import tempfile
@@ -461,7 +462,7 @@ def test_a_file_that_was_read_again_under_another_name_is_not_to_be_brought_back
     assert values(before.next()) == [0, 1, 2]
     path = move(tmp_path)
     looks = rf"'a/0.csv' of .* is gone, and file='{path}', which {{}}, looks like it. If that is the same one, {{}}. Else bring"
-    with pytest.raises(InvalidInputError, match=looks.format("is new", "move it back")):
+    with pytest.raises(InvalidInputError, match=looks.format("is new", f"move it back, {re.escape(files._OR)}")):
         driver(tmp_path, before).next()
     # Nothing says that it is the same file.
     assert values(before.next()) == [0, 1]
@@ -613,6 +614,7 @@ def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_WATCHED", 1)
+    monkeypatch.setattr(files, "_IN_TURN", 0)
     for name in ("a.csv", "b.csv"):
         write(tmp_path, name, "value\n1\n", 1e9)
     before = driver(tmp_path)
@@ -622,6 +624,39 @@ def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
     assert warnings() == []
     assert values(driver(tmp_path, before).next()) == [2, 1]
     assert ["'a.csv'" in text and "written again" in text for text in warnings()] == [True]
+
+
+@pytest.mark.parametrize("changed", range(7))
+def test_each_known_file_is_looked_at_in_turn_however_many_came_since(
+    tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch, changed: int
+) -> None:
+    monkeypatch.setattr(files, "_WATCHED", 1)
+    monkeypatch.setattr(files, "_IN_TURN", 2)
+    looked_at: list[str] = []
+
+    def counted(source: FileSource, path: str) -> listing.File | None:
+        looked_at.append(path)
+        return on_this_machine(source, path)
+
+    on_this_machine = FileSource._on_this_machine
+    monkeypatch.setattr(FileSource, "_on_this_machine", counted)
+    for i in range(7):
+        write(tmp_path, f"{i}.csv", "value\n1\n", 1e9)
+    read = driver(tmp_path)
+    read.next()
+    write(tmp_path, f"{changed}.csv", "value\n1\n2\n", 2e9)
+    for _ in range(3):
+        assert read.next() == []
+    assert [text.partition(" of FileSource")[0] for text in warnings()] == [f"'{changed}.csv'"]
+    assert len(looked_at) <= 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("time", "name", "is_alike"), [(None, "b.csv", False), (None, "in/a.csv", True), (7, "b.csv", True)]
+)
+def test_files_without_a_time_are_not_alike_by_that_they_have_none(time: int | None, name: str, is_alike: bool) -> None:
+    gone, other = listing.File("a.csv", 3, time), listing.File(name, 3, time)
+    assert [*moves.alike(gone, [other])] == [other] * is_alike
 
 
 def test_a_process_of_spark_does_not_repeat_what_a_start_has_warned_of(tmp_path: Path, warnings: Warnings) -> None:

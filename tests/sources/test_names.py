@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from persistent_state import CsvOptions
 from persistent_state.kafka.decoders import Json
+from persistent_state.sources import json_names
 from persistent_state.sources.base import Chunk
+from persistent_state.sources.formats import NO_COLUMN, json_piece
 from persistent_state.sources.names import absent_columns
 from tests.sources.test_files import FILE, SCHEMA, at, bad, read_all, table, values, write
 from tests.sources.world_files import CODECS
@@ -28,6 +31,18 @@ def as_it_is(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def filled(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(1, "key", pa.array(["z"] * rows.num_rows, pa.string()))
+
+
+def renamed(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.rename_columns(["at", "shop", "cents"])
+
+
+def computed(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.append_column("shop", pc.utf8_upper(rows.column("key")))
+
+
+def taken_out(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.append_column("shop", pc.struct_field(rows.column("place"), "shop"))
 
 
 class TestFolders:
@@ -363,6 +378,29 @@ class TestAbsent:
         (chunk,) = read_all(tmp_path, transform=filled)
         assert (chunk.lacks, [*chunk.notes]) == ((), ["key"])
 
+    @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.json"])
+    def test_what_a_transform_makes_of_an_absent_column_is_missed_under_its_new_name(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        write(tmp_path / "lacking", name, table(0, 2).drop(["key"]))
+        write(tmp_path / "whole", name, table(0, 2))
+        for transform, lacks in ((renamed, ("shop",)), (computed, ("key", "shop"))):
+            (chunk,) = read_all(tmp_path / "lacking", transform=transform)
+            assert (chunk.lacks, [*chunk.notes]) == (lacks, ["key"])
+            assert chunk.unseen == (lacks if name == "a.json" else ())
+            (chunk,) = read_all(tmp_path / "whole", transform=transform)
+            assert (chunk.lacks, chunk.notes) == ((), {})
+
+    @pytest.mark.parametrize("name", ["a.parquet", "a.json"])
+    def test_what_a_transform_takes_out_of_a_struct_that_lacks_it_is_missed(self, tmp_path: Path, name: str) -> None:
+        schema = SCHEMA.append(pa.field("place", pa.struct({"shop": pa.string(), "town": pa.string()})))
+
+        for field, lacks in (("town", ("shop",)), ("shop", ())):
+            places = pa.array([{field: "x"}] * 2)
+            write(tmp_path / field, name, table(0, 2).append_column("place", places))
+            (chunk,) = read_all(tmp_path / field, schema=schema, transform=taken_out)
+            assert chunk.lacks == lacks
+
     @pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".zst"])
     @pytest.mark.parametrize("size", [10, 1 << 24, 3 << 23])
     def test_a_last_line_without_its_end_is_judged_with_those_before_it(
@@ -406,9 +444,37 @@ def test_a_header_that_is_passed_over_and_names_columns_at_other_places_is_named
     assert "leave header out" not in str(notes(read_all(tmp_path, csv=CsvOptions())))
 
 
+def test_a_header_may_name_what_stands_in_for_a_column_where_folders_have_all(tmp_path: Path) -> None:
+    (folder := tmp_path / "ts=2026-01-01" / "key=a" / "value=1").mkdir(parents=True)
+    (folder / "a.csv").write_text(f"x,{NO_COLUMN.name}\n1,2\n")
+    (chunk,) = read_all(tmp_path, csv=CsvOptions(header="position"))
+    assert ([why for _, why, _ in bad([chunk])], chunk.notes) == (["not as many fields as columns in the schema"], {})
+
+
 def test_columns_of_folders_have_no_place_in_a_header_that_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "key=a").mkdir()
     for header, is_warned in (("ts,value", False), ("value,ts", True)):
         (tmp_path / "key=a" / "a.csv").write_text(f"{header}\n2026-01-01,1\n")
         (chunk,) = read_all(tmp_path, csv=CsvOptions(header="position"))
         assert ["reads its columns as 'ts', 'value':" in note for note in chunk.notes.values()] == is_warned * [True]
+
+
+@pytest.mark.parametrize("others", [["c7"], ["c7", "C8"], ["c7", "x", "more"]])
+def test_lines_are_looked_at_for_those_columns_alone_of_which_they_have_another_name(
+    monkeypatch: pytest.MonkeyPatch, others: list[str]
+) -> None:
+    # 1,000 columns took a look at all lines each, of which records of few members have none.
+    looks: list[list[bytes]] = []
+
+    def counted(lines: pa.Array, written: Any) -> pa.BooleanArray:
+        looks.append([*written])
+        return have_any(lines, looks[-1])
+
+    have_any = json_names._have_any
+    monkeypatch.setattr(json_names, "_have_any", counted)
+    schema = pa.schema({f"c{i}": pa.int64() for i in range(1000)})
+    values = [json.dumps({other: 1, "more": {"c9x": 1}}).encode() for other in others for _ in range(200)]
+    piece = json_piece(values, schema)
+    assert looks == ([[b"C8"]] if "C8" in others else [])
+    assert [record.reason for record in piece.bad] == ["column c8 is not in it, but 'C8'"] * 200 * ("C8" in others)
+    assert len(piece.lacks) == 999
