@@ -49,9 +49,9 @@ from persistent_state.task import BaseTask, PersistentTask, check_process_messag
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.micro_batch import Progress
-    from persistent_state.engine.queries import Setup
+    from persistent_state.engine.progress import Progress
     from persistent_state.engine.run import Running
+    from persistent_state.engine.setup import Setup
 
 _logger = logging.getLogger("persistent_state")
 
@@ -462,7 +462,7 @@ class Application:
         """
         from persistent_state.engine.connect import parallelism
         from persistent_state.engine.feeds import FedTask
-        from persistent_state.engine.queries import Setup
+        from persistent_state.engine.setup import Setup
 
         if not self._added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")

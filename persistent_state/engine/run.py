@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from persistent_state.batch.plan import Plan
-from persistent_state.engine import deliveries, micro_batch, start_checks
+from persistent_state.engine import deliveries, start_checks
+from persistent_state.engine.commit import is_committing
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.failures import naming_a_lost_jvm, naming_spark
 from persistent_state.engine.feeds import equal_sources
-from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.monitor import Monitor
-from persistent_state.engine.queries import Setup
+from persistent_state.engine.progress import Progress
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
@@ -284,7 +285,7 @@ def asked_to_stop() -> Iterator[Asked]:
 
 def _is_called_back() -> bool:
     """Return whether a sink or a function of progress runs in this thread, which then can't wait for the run to end."""
-    return micro_batch.is_committing() or deliveries.is_delivering()
+    return is_committing() or deliveries.is_delivering()
 
 
 def _tell_of_fed_tasks(before: Entry | None, setup: Setup, rebuilt: Collection[str]) -> None:

@@ -16,7 +16,7 @@ from persistent_state import FileSource, InvalidInputError, StateError, TaskFail
 from persistent_state.engine import garbage
 from persistent_state.engine.failures import as_own_error
 from persistent_state.engine.feeds import FedTask
-from persistent_state.engine.queries import Setup
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.start_checks import check_start
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.global_clock import Keeping
