@@ -172,9 +172,9 @@ def start(*_):
     with run.asked_to_stop() as asked:
         supervisor = SimpleNamespace(is_alive=True, error=None, was_query_stopped={is_query_stopped}, join=lambda: None)
         supervisor.stop = lambda: setattr(supervisor, "is_alive", False)
-        running = run.Running(supervisor)
+        begun = run.Running(supervisor)
     {how}
-    return running
+    return begun
 
 run.start = start
 {before}
