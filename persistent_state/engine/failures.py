@@ -93,7 +93,8 @@ def as_own_error(error: Exception, of: str) -> StateError:
         return TooSlowError(
             f"{of}: this machine is too slow to start: Spark gives a Python process ten seconds to connect, and one took "
             "longer. Give the machine more cores or less to do, or the application fewer flows (tasks with one source object "
-            "are one flow), or run `python -m persistent_state.engine.archives` once, after which these processes start faster."
+            "are one flow), or run `python -m persistent_state.engine.archives` once, after which these processes start "
+            "faster."
         )
     if found := re.search(_NO_PYTHON, text):
         return InvalidInputError(

@@ -319,8 +319,8 @@ def test_a_query_that_the_machine_was_too_slow_for_starts_again_alone(caplog: py
     assert caplog.records[0].getMessage() == (
         "task=Words: this machine is too slow to start: Spark gives a Python process ten seconds to connect, and one took "
         "longer. Give the machine more cores or less to do, or the application fewer flows (tasks with one source object are "
-        "one flow), or run `python -m persistent_state.engine.archives` once, after which these processes start faster. It "
-        "starts again in 5 s, and other flows go on; the run ends if none starts within 10 minutes."
+        "one flow), or run `python -m persistent_state.engine.archives` once, after which these processes start faster. "
+        "It starts again in 5 s, and other flows go on; the run ends if none starts within 10 minutes."
     )
 
 
