@@ -30,15 +30,15 @@ class Progress:
         messages: The messages of the micro-batch.
         replayed: How many of these messages an earlier start had read before.
         skipped: Rows of the micro-batch that were delivered again and did not count, by their positions.
-        replayed_or_late: Rows from below the clock of the start, of a source without positions. Nobody can tell which of the
-            two a row is.
+        replayed_or_late: Rows from below the clock of the start, of a source without positions. It is unknown which of the two
+            a row is.
         copies: Messages of the micro-batch with an id that an earlier message had.
         late: All late rows of the task so far.
         bad: All bad rows of the task so far.
         reasons: By reason: the number of all late and bad rows so far, and of those outside the bounds of their input.
         upstream_min: The upstream min clock; None if no channel is live.
-        clock: The task's checkpoint clock, -2**63 while there is none.
-        global_clock: The global clock, -2**63 while there is none.
+        clock: The task's checkpoint clock, -2**63 before the first.
+        global_clock: The global clock, -2**63 before the first.
         outputs: By output at clocks: the last clock that its sink has, and how many clocks it is behind.
         unread: How many positions, such as Kafka's offsets, the source had beyond the micro-batch when it was planned; None if
             the source does not know.

@@ -52,7 +52,7 @@ class Running:
     owns the application, the set-up is wrong, user code raised, or the store is damaged.
 
     Attributes:
-        was_asked_to_stop: Whether SIGINT or SIGTERM ended the run, or somebody who stopped a query of it through Spark.
+        was_asked_to_stop: Whether SIGINT or SIGTERM ended the run, or a query of it was stopped through Spark.
     """
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -74,7 +74,7 @@ class Running:
 
     @property
     def metrics_url(self) -> str | None:
-        """The URL of the run's metrics until it ends, with `/health` and `/ready` beside it; None if it tells none."""
+        """The URL of the run's metrics until it ends, with `/health` and `/ready` beside it; None if it has none."""
         monitor = self._supervisor.monitor
         return None if monitor is None or monitor.url is None else f"{monitor.url}/metrics"
 
@@ -114,7 +114,7 @@ class Running:
                 asked.wait(POLL_SECONDS)
         self._supervisor.join()
         if self._supervisor.error is not None:
-            # The traceback of the supervisor's thread tells a user nothing.
+            # The traceback of the supervisor's thread does not help a user.
             raise self._supervisor.error.with_traceback(None)
         self.was_asked_to_stop = self.was_asked_to_stop or self._supervisor.was_query_stopped
         return True
@@ -161,7 +161,7 @@ def run(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
 
     Raises:
         InvalidInputError: The set-up can't work. Nothing was changed.
-        StateError: The run failed, or a signal came before the takeover, or somebody stopped a query through Spark.
+        StateError: The run failed, or a signal came before the takeover, or a query was stopped through Spark.
         KeyboardInterrupt: SIGINT has ended the run, and the program has no handler of its own.
         SystemExit: SIGTERM has, with the exit status 143.
     """
