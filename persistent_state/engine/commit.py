@@ -52,7 +52,7 @@ class Commit:
     """The function of foreachBatch: collect the control rows once, commit them, then call the outputs.
 
     A commit can be pickled, and reaches the rest of the application only through the store. Others in this process that write
-    to the same `log` take it in `turn`. `on_work` is told what each commit took.
+    to the same `log` take it in `turn`. `on_work` is called with what each commit took.
     """
 
     def __init__(

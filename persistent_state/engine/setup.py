@@ -23,16 +23,11 @@ from persistent_state.store.log import Log
 
 @dataclass(frozen=True)
 class Setup:
-    """The set-up of an application, which its first start and each start after a failure use.
-
-    `session` is None only for a rewind of sources that Spark does not plan. `trigger` is Spark's processing time; None begins
-    each micro-batch when the one before it ends. With `to_the_end` the run ends at the present end of the sources, and with
-    `drains` it then checkpoints and delivers all messages. After `max_restarts` failures in a row without a new global clock
-    the run raises the last failure. `metrics` is the host and the port at which the run tells its metrics; None if it tells
-    none. `show_progress` is whether it shows its progress to people; None leaves that to where it runs.
-    """
+    """The set-up of an application, which its first start and each start after a failure use."""
 
     session: SparkSession | None
+    """None only for a rewind of sources that Spark does not plan."""
+
     application: str
     files: Files
     parts: Sequence[FedTask]
@@ -40,13 +35,27 @@ class Setup:
     shards: int
     keeping: Keeping
     scratch: str | None
+
     max_restarts: int
+    """After this number of failures in a row without a new global clock the run raises the last failure."""
+
     to_the_end: bool
+    """True if the run ends at the present end of the sources."""
+
     drains: bool
+    """True if it then checkpoints and delivers all messages."""
+
     trigger: str | None
+    """Spark's processing time. None begins each micro-batch when the one before it ends."""
+
     on_progress: Callable[[Progress], None] | None
+
     metrics: tuple[str, int] | None = None
+    """The host and the port at which the run shows its metrics. None if it shows none."""
+
     show_progress: bool | None = None
+    """True if the run shows its progress to people. None leaves that to where it runs."""
+
     writer: str = field(default_factory=new_id)
 
     @property

@@ -1,4 +1,4 @@
-"""How a run hears of the commits of its queries, which Spark calls."""
+"""Let a run hear of the commits of its queries, which Spark calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Watcher(Protocol):
-    """The one whom a commit tells how a micro-batch of a flow fares."""
+    """The listener to which a commit reports how a micro-batch of a flow fares."""
 
     def begin(self, flow: str) -> None:
         """Report that a micro-batch of a flow begins."""
