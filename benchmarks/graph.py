@@ -86,7 +86,7 @@ class Stage:
 
     def __init__(self, spark: SparkSession, folder: Path, keys: int, changed: int) -> None:
         from persistent_state.engine.feeds import FedTask
-        from persistent_state.engine.queries import Setup
+        from persistent_state.engine.setup import Setup
         from persistent_state.engine.steps import Stepper
 
         self._keys, self._changed = keys, changed

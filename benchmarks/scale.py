@@ -34,7 +34,7 @@ from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
-from persistent_state.engine import micro_batch
+from persistent_state.engine.progress import line_of, progress_of
 from persistent_state.engine.reports import Reports
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position
@@ -277,14 +277,11 @@ def progress_lines(flow: FlowPlan, entry: Entry, after: Advance, said: Sequence[
     for each in said:
         by_task[each.task].append(each)
     reports = Reports("scale", flow.tasks, entry, False, lambda progress: None)
-    told = [
-        micro_batch.progress(entry, after, name, "", sum(each.copies for each in some))
-        for name, some in by_task.items()
-    ]
+    told = [progress_of(entry, after, name, "", sum(each.copies for each in some)) for name, some in by_task.items()]
     for one in told:
         reports.hear(one)
     reports.close()
-    return [micro_batch.line_of(one) for one in told]
+    return [line_of(one) for one in told]
 
 
 def held(entry: Entry, size: Size) -> dict[str, tuple[Run, ...]]:

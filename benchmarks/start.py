@@ -116,7 +116,7 @@ def run_once(place: Path) -> dict[str, Any]:
 
     from monoids import Sum
     from persistent_state import Application, FileSource, NonWindowState, PersistentTask
-    from persistent_state.engine import arrow_source, micro_batch
+    from persistent_state.engine import arrow_source, commit
 
     class Totals(PersistentTask):
         key, value = "key", "amount"
@@ -126,8 +126,8 @@ def run_once(place: Path) -> dict[str, Any]:
 
     ending(arrow_source, "load", "source", before="checks")
     ending(DataStreamWriter, "start", "query")
-    ending(micro_batch, "answers_of", "rows")
-    ending(micro_batch.Commit, "__call__", "commit", before="plan")
+    ending(commit, "answers_of", "rows")
+    ending(commit.Commit, "__call__", "commit", before="plan")
     end("imports")
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     end("session")

@@ -70,7 +70,7 @@ class Semigroup(Codec[T], Generic[T]):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters that, besides the type, tell two monoids of this name apart, as JSON."""
+        """The parameters in which, besides the type, two monoids of this name may differ, as JSON."""
         return {}
 
     @property

@@ -67,7 +67,7 @@ class Codec(ABC, Generic[T]):
         datetimes of any width, unit or zone for each other; dictionaries for their values; and the same where nested.
 
         Raises:
-            MonoidError: the column's type is none of those. No value of it is meant as one of `type`.
+            MonoidError: the column's type is not one of those. No value of it is meant as one of `type`.
         """
         if pa.types.is_dictionary(column.type):
             return self.cast(column.cast(column.type.value_type))

@@ -31,7 +31,7 @@ class Affine(Monoid[Line]):
     >>> Affine().sum([Line(1.0, 100.0), Line(1.5, 0.0)])(0.0)
     150.0
 
-    Of finite float64, or of int64 modulo 2**64. It does not commute. In Arrow a struct of 16 bytes.
+    Its numbers are finite float64, or int64 modulo 2**64. It does not commute. In Arrow a struct of 16 bytes.
     """
 
     commutative = False

@@ -1,8 +1,8 @@
 """Summaries of hashed items: counts of each, whether one was there, how alike two sets are.
 
-While items are few, a summary is their hashes themselves, sorted. So one of few items is short and tells the truth, and
-which form it has depends on the items alone, not on grouping. Bytes begin with four that stand for the parameters. Hashes
-are of 64 bits: of numbers by the finalizer of splitmix64, of others by BLAKE2b.
+While items are few, a summary is their hashes themselves, sorted. So a summary of few items is short and exact, and which form
+it has depends on the items alone, not on grouping. Bytes begin with four that stand for the parameters. Hashes are of 64 bits:
+of numbers by the finalizer of splitmix64, of others by BLAKE2b.
 """
 
 from __future__ import annotations
@@ -136,9 +136,10 @@ class BloomFilter(_HashSet[float]):
     >>> bloom.contains(seen, "a"), bloom.contains(seen, "z")
     (True, False)
 
-    Of all items that are there it says so; of others it errs by the share of `error` once there are `capacity` items. It
-    takes 1.2 kB for each 1,000 of capacity with one error in 100, and 8 bytes an item while that is less. Bloom, Space/Time
-    Trade-offs in Hash Coding with Allowable Errors (1970); Kirsch, Mitzenmacher, Less Hashing, Same Performance (2006).
+    It finds every item that is there. Once there are `capacity` items, it takes a share of `error` of the others for items that
+    are there. It takes 1.2 kB for each 1,000 of capacity with one error in 100, and 8 bytes an item while that is less. Bloom,
+    Space/Time Trade-offs in Hash Coding with Allowable Errors (1970); Kirsch, Mitzenmacher, Less Hashing, Same Performance
+    (2006).
     """
 
     presented = pa.float64()
@@ -197,8 +198,8 @@ class MinHash(_HashSet[float]):
     >>> alike.similarity(a, b)
     0.5
 
-    The standard error is at most 0.5 / sqrt(k): 4.4 % with k = 128, which takes 1 kB; of fewer than k items in all it is none.
-    Broder, On the Resemblance and Containment of Documents (1997).
+    The standard error is at most 0.5 / sqrt(k): 4.4 % with k = 128, which takes 1 kB. With fewer than k items in all there is
+    no error. Broder, On the Resemblance and Containment of Documents (1997).
     """
 
     presented = pa.float64()

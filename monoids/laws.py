@@ -218,7 +218,7 @@ def _of_nothing(subject: Subject) -> None:
 
 
 def _declared(subject: Subject) -> None:
-    """Check that a store can hold name, parameters and type, and that they tell the monoid from others of its class."""
+    """Check that a store can hold name, parameters and type, and that other monoids of its class have others."""
     monoid = subject.monoid
     identity = monoid.identity
     try:

@@ -37,7 +37,7 @@ def kept_type(type: DataType) -> DataType:
     """Return the type that is kept for values of a type: integers of 64 bits for all integers, and so on.
 
     Raises:
-        MonoidError: There is none.
+        MonoidError: No type is kept for it.
     """
     if pa.types.is_dictionary(type):
         return kept_type(type.value_type)
@@ -209,7 +209,7 @@ class StructCodec(Codec[Any]):
 class RecordCodec(Checked[Any], StructCodec):
     """Tuples with named places, as structs with those fields, none of which is missing.
 
-    `makes_no_sense` tells which rows are no value although their fields are, from the columns of these.
+    `makes_no_sense` finds the rows that are no value although their fields are, from the columns of these.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class MapCodec(Codec[dict[Any, Any]]):
             items, bad_items = self.value.cast(items)
         order = pa.array(sort_within(row, keys))
         keys, items = keys.take(order), items.take(order)
-        # Sorted or not, entry i is in row[i], so masks of either order tell the same rows.
+        # Sorted or not, entry i is in row[i], so masks of either order are of the same rows.
         misfits = bad_keys | bad_items | ~valid(keys) | repeats(row, keys)
         present = valid(column)
         bad = present & (np.bincount(row[misfits], minlength=len(column)) > 0)
@@ -311,6 +311,6 @@ class MapCodec(Codec[dict[Any, Any]]):
 
 
 def repeats(row: Rows, keys: Array) -> Mask:
-    """Of entries sorted by row and key, those that are as the one before in both."""
+    """Find the entries, sorted by row and key, that are as the one before in both."""
     same = np.asarray(pc.equal(keys[1:], keys[:-1]).fill_null(False))
     return np.append(np.zeros(min(1, len(row)), bool), same & (row[1:] == row[:-1]))

@@ -21,7 +21,7 @@ C = TypeVar("C")
 class Packed(Codec[T], Generic[T]):
     """Values as bytes, in Arrow binary.
 
-    `write` makes bytes of a value that `accepts_value` accepts, `read` takes them back, and `is_fit` tells whether bytes from
+    `write` makes bytes of a value that `accepts_value` accepts, `read` takes them back, and `is_fit` says whether bytes from
     elsewhere are such.
     """
 

@@ -47,7 +47,7 @@ class _Quantiles(Sketch[tuple[Any, ...]]):
         if (ours.get_min_value(), ours.get_max_value()) != (theirs.get_min_value(), theirs.get_max_value()):
             return False
         median, off = theirs.get_quantile(0.5), 2 * self._error(ours) + 1 / ours.n
-        # Of equal items, the ranks are all between these.
+        # The ranks of equal items are all between these.
         return bool(ours.get_rank(median, False) - off <= 0.5 <= ours.get_rank(median, True) + off)
 
     @abstractmethod

@@ -45,8 +45,8 @@ def datasketches() -> ModuleType:
 class Sketch(PackedSummary[C], Generic[C]):
     """A summary that DataSketches makes of items, and puts together.
 
-    Values are its bytes. Those that are no such sketch, or one of other parameters, do not fit; of what items it is they do not
-    tell, and bytes that were made to break DataSketches may do so.
+    Values are its bytes. Those that are no such sketch, or one of other parameters, do not fit; they do not say of which items
+    they are, and bytes that were made to break DataSketches may do so.
     """
 
     exact = False

@@ -238,7 +238,7 @@ class Joint(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """Of the line of least squares, y over x."""
+        """The slope of the line of least squares, y over x."""
         return self.xy / self.xx if self.xx else math.nan
 
 
@@ -361,7 +361,7 @@ class DecayedValue(_Numbers[Decayed, tuple[int, float], float]):
 
 
 class _CountsCodec(Checked[list[Any]], ListCodec):
-    """Lists of so many integers."""
+    """Lists of a fixed number of integers."""
 
     def __init__(self, length: int) -> None:
         super().__init__(Scalar(pa.int64()))

@@ -64,7 +64,7 @@ _ITEMS: dict[str, Values] = {
 
 
 def values(monoid: Semigroup[Any]) -> Values:
-    """Values of a monoid of this package, as `from_arrow` gives them, the zero among them; None is none.
+    """Values of a monoid of this package, as `from_arrow` gives them, the zero among them; never None.
 
     Raises:
         MonoidError: it is another's, or within another's.
@@ -107,7 +107,7 @@ def _summaries(monoid: Summary[Any, Any, Any]) -> Values:
 
 
 def _sketches(monoid: Any) -> Values:
-    """Of few and of many items."""
+    """Sketches of few and of many items."""
     many = st.tuples(st.integers(0, 3), st.sampled_from([40, 300])).map(lambda some: _many(monoid, *some))
     return _summaries(monoid) | many
 

@@ -21,7 +21,7 @@ def parse_type(text: str) -> DataType:
     """Return the type of the text that `str` makes of it. It reads the types of key columns and of this package's monoids.
 
     Raises:
-        MonoidError: it is none of those, or the name of a field in it can't be told from its type.
+        MonoidError: it is not one of those, or its text does not show where the name of a field ends and its type begins.
     """
     try:
         type = _parse(text)

@@ -34,9 +34,9 @@ from persistent_state.task import PersistentTask
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.micro_batch import Progress
-    from persistent_state.engine.queries import Setup
+    from persistent_state.engine.progress import Progress
     from persistent_state.engine.run import Running
+    from persistent_state.engine.setup import Setup
 
 _logger = logging.getLogger("persistent_state")
 
@@ -160,10 +160,10 @@ class Application:
             task: An instance of your `PersistentTask` or `OrderedTask`, or a join.
             source: Where its messages come from. Tasks that are given one object share it: it is read once for
                 all of them that have the same delivery and way of reading. Several inputs have names, as in
-                `{"orders": KafkaSource(...), "rates": Changes("Rates")}`. The clock waits for all of them. Of messages of one
-                time, those of the first input come first. An `Input` says what is different in one of them.
+                `{"orders": KafkaSource(...), "rates": Changes("Rates")}`. The clock waits for all of them. When messages have
+                the same time, those of the first input come first. An `Input` says what is different in one of them.
             sink: Where its values at each checkpoint clock go: a `Sink`, a function of (values, clock), `ValuesAtClock`,
-                `RunningValues`, or a list of these. Of an `OrderedTask` with `emits` a sink alone is given the emitted rows,
+                `RunningValues`, or a list of these. If an `OrderedTask` has `emits`, a sink alone is given the emitted rows,
                 and `ValuesAtClock` the states.
             on_bad_row: "keep" stores bad rows beside the late ones, "fail" stops the application at the first one.
             delivery: How often its messages and outputs count when something fails; by default what the application says.
@@ -174,7 +174,7 @@ class Application:
 
         Raises:
             InvalidInputError: The application has a task of this name, two outputs of the task have the same name, or two
-                outputs write to one place that keeps a record, or `delivery` is none.
+                outputs write to one place that keeps a record, or `delivery` is not one of the three.
         """
         refuse(checks.of_task(task))
         inputs, delivery = inputs_of(source), self.delivery if delivery is None else delivery
@@ -217,11 +217,11 @@ class Application:
             trigger: The least time between the beginnings of two micro-batches: a text such as "10 seconds", or a `timedelta`.
             on_progress: Called after each commit of a micro-batch. The logger `persistent_state.progress` writes the same as a
                 line of JSON, at level INFO.
-            metrics: A port at which this machine is told metrics, until the run ends: at `/metrics` those that docs/metrics.md
-                lists, at `/health` that the run is alive, at `/ready` whether it commits. 0 takes a free port;
+            metrics: A port at which this machine can ask for metrics, until the run ends: at `/metrics` those that
+                docs/metrics.md lists, at `/health` that the run is alive, at `/ready` whether it commits. 0 takes a free port;
                 `Running.metrics_url` names it. A text such as "0.0.0.0:9108" lets other machines ask, too.
             show_progress: Whether stderr, or a notebook, shows a line for each task while the run lasts, and a summary at its
-                end. By default a notebook and a terminal show it, but not while somebody types at a prompt of Python.
+                end. By default a notebook and a terminal show it, but not while you type at a prompt of Python.
 
         Returns:
             A handle of the running application. It raises what failed the application after `max_restarts` restarts without a
@@ -249,7 +249,7 @@ class Application:
         """Run to the end of what the sources hold now.
 
         Without `drain` the newest messages stay above every checkpoint, since older messages may still come. At the end the
-        logger `persistent_state` tells for each task what was read, what waits above the clock, and which rows did not count.
+        logger `persistent_state` says for each task what was read, what waits above the clock, and which rows did not count.
         SIGINT and SIGTERM stop the run cleanly before the end, and then do what they do without a run. After a failure the run
         starts again, as `start` does.
 
@@ -267,7 +267,8 @@ class Application:
 
         Raises:
             InvalidInputError: The set-up can't work. Nothing was changed.
-            StateError: The run failed, or somebody stopped a query of it. The next start goes on from the global clock.
+            StateError: The run failed, or one of its queries was stopped through Spark. The next start goes on from the global
+                clock.
             KeyboardInterrupt: SIGINT has stopped the run.
             SystemExit: SIGTERM has, and the program has no handler of its own for it.
         """
@@ -362,7 +363,7 @@ class Application:
             outputs: As for `plan_rewind`; a plan has them already.
 
         Returns:
-            The plan, which tells of each output whether its sink has gone back.
+            The plan. It says for each output whether its sink has gone back.
 
         Raises:
             FencedError: The application was started, or taken back, since the plan was made. Nothing changed.
@@ -406,7 +407,7 @@ class Application:
         """
         from persistent_state.engine.connect import parallelism
         from persistent_state.engine.feeds import FedTask
-        from persistent_state.engine.queries import Setup
+        from persistent_state.engine.setup import Setup
 
         if not self.added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
@@ -447,7 +448,7 @@ class Application:
         """Return which checkpoints are kept.
 
         Raises:
-            InvalidInputError: A rule of `retain` is none.
+            InvalidInputError: A rule of `retain` is not valid.
         """
         rules = []
         for rule in self.retain:

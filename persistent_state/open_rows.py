@@ -75,7 +75,7 @@ class _Rows(ABC):
         return html.rows(self._title, self._facts())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Give the batches to whoever reads Arrow's streams."""
+        """Give the batches to a library that reads Arrow's streams."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches()).__arrow_c_stream__(requested_schema)
 
 
@@ -86,8 +86,8 @@ class OpenState(_Rows):
     As long as the clock is retained or kept, it is answered exactly, also while the application commits, collects what it has
     rewritten, or is taken back to a clock at or above this one. After that a question is answered exactly, or refused.
 
-    The columns are the key columns and `value`. Of a `WindowState` there is a row for each key and window that is open at the
-    clock and holds a message; `window_start` and `window_end`, timestamps in UTC, stand before `value`.
+    The columns are the key columns and `value`. A `WindowState` gives a row for each key and window that is open at the clock
+    and holds a message; `window_start` and `window_end`, timestamps in UTC, stand before `value`.
 
     Args:
         state: Where it is stored.
@@ -150,7 +150,7 @@ class OpenState(_Rows):
                 key columns leave it out.
 
         Returns:
-            The value; None if the key is not there, or has expired. Of a `WindowState` a dictionary of the windows that are
+            The value; None if the key is not there, or has expired. For a `WindowState` a dictionary of the windows that are
             open and hold a message, the earliest first. The key of a window is its start and end in microseconds UTC.
 
         Raises:
@@ -268,7 +268,7 @@ def _names(state: StateAt) -> dict[str, str]:
 
 def _parts(state: StateAt) -> int:
     """Return the number of parts in which a state is read within bounded memory."""
-    # Starts cut a file into many runs, of which each tells the rows of the whole file.
+    # Starts cut a file into many runs, each of which counts the rows of the whole file.
     of_files = {run.file.path: run for run in state.runs}.values()
     return 1 + max(sum(run.rows for run in of_files) // PART, sum(run.file.length for run in of_files) // BYTES)
 

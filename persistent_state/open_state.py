@@ -166,7 +166,7 @@ class OpenApplication:
         Returns:
             A table per file. Columns are `reason`, `timestamp` (microseconds UTC), `partition`, `channel`, `position`, `record`
             (the bytes as they came, where the source has them), `origin` (a struct of where the record stood, such as its file
-            and line; missing if the source tells nothing) and `row` (a struct of the source's own columns; null for a record
+            and line; missing if the source does not say) and `row` (a struct of the source's own columns; null for a record
             that could not be decoded). Tables of different versions of the source may have different columns.
 
         Raises:
@@ -222,7 +222,7 @@ class OpenApplication:
             >>> open_store("tests/fixtures/store-v1").application("app").release("sale")
             Traceback (most recent call last):
             ...
-            persistent_state.errors.InvalidInputError: name='sale' is the name of no kept clock of app; there is none.
+            persistent_state.errors.InvalidInputError: name='sale' is the name of no kept clock of app; no clock has a name.
         """
         return naming.release(Log(self.files, self.name), name, _now_us())
 
@@ -283,7 +283,7 @@ class OpenApplication:
         Returns:
             A table with a row for each log entry and each task that was part of the application then, the oldest first: when
             the entry was `written`, its number `entry`, the `task`, the task's `clock`, the `global_clock`, and the `timeline`.
-            Times and clocks are timestamps in UTC, null while there is none.
+            Times and clocks are timestamps in UTC, null before the first.
 
         Raises:
             NotThereError: There is no such application.
@@ -323,7 +323,7 @@ class OpenApplication:
 
 @dataclass(frozen=True)
 class OpenTask:
-    """A task of an open store: whoever asks for its state says at which clock.
+    """A task of an open store. Its state is read at the clock that you name.
 
     Args:
         files: The store's files.
@@ -424,7 +424,7 @@ def _check_timeline(state: StateAt, timeline: int, entries: Entries) -> None:
     """
     origin = entries.newest.timeline
     if state.kept is not None:
-        # The clock may have gone, and its entry with it: then nobody can tell.
+        # The clock may have gone, and its entry with it: then it is unknown.
         with suppress(FileNotFoundError):
             origin = entries.kept(state.kept).timeline
     if not origin <= timeline <= entries.newest.timeline:

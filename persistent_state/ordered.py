@@ -131,7 +131,7 @@ class Context(ABC):
 
     @abstractmethod
     def delete_timer(self, timestamp: TimerTime | None = None, name: str = "") -> None:
-        """Forget a timer, or all timers of a name. If there is none, nothing happens.
+        """Forget a timer, or all timers of a name. A timer that does not exist is ignored.
 
         Args:
             timestamp: The time that it was set for. A time before the moment in hand finds what is due at the moment, as
@@ -245,7 +245,7 @@ class OrderedTask(InOrderTask):
         """Refuse a task that can never work.
 
         Raises:
-            InvalidInputError: An attribute is none that a task can have.
+            InvalidInputError: An attribute has a value that a task can't have.
         """
         name = self.task_name
         self._check_attributes()

@@ -65,18 +65,18 @@ class ValuesAtClock:
     the interval that a commit jumps over, as in a backlog, are no checkpoints.
 
     Values are of the keys that changed since the clock before. The first values that a sink is given are of every key. A key
-    whose state has outlived its `ttl` has the zero. Of a `WindowState` they are the values of the windows that have closed
-    since the clock before, each once and final.
+    whose state has outlived its `ttl` has the zero. Values of a `WindowState` are those of the windows that have closed since
+    the clock before, each once and final.
 
     Args:
         sink: A `Sink`, or a function of (values, clock); the clock is in microseconds UTC.
         all: Give the values of every key at each clock.
         name: The name under which the log records what the sink has, by default the sink's own. Under another name the sink is
             given everything again.
-        early: Of a `WindowState`, give also the open windows that have changed. A column `final` tells them apart: the final
-            value of a window comes under the same key, `window_start` and `window_end` as its early ones. A session has no
-            early values, as its end is not known before it closes.
-        on_rewind: Of a function: called as on_rewind(clock) after a rewind of the application, before the next clock. It takes
+        early: Give also the open windows of a `WindowState` that have changed. A column `final` says whether a value is final:
+            the final value of a window comes under the same key, `window_start` and `window_end` as its early ones. A session
+            has no early values, as its end is not known before it closes.
+        on_rewind: For a function: called as on_rewind(clock) after a rewind of the application, before the next clock. It takes
             back what the function did with values above the clock, which is -2**63 if nothing may stay. A call may come again,
             and one of a process that was fenced may come late. Without it such a rewind is refused, unless the clocks above are
             to come again.

@@ -39,8 +39,8 @@ def read_state(
         storage_options: What fsspec needs to open the store.
 
     Returns:
-        The key columns and `value`, in no particular order. Of a `WindowState` there is a row for each key and window that is
-        open at the clock and holds a message; `window_start` and `window_end`, timestamps in UTC, stand before `value`.
+        The key columns and `value`, in no particular order. A `WindowState` gives a row for each key and window that is open at
+        the clock and holds a message; `window_start` and `window_end`, timestamps in UTC, stand before `value`.
 
     Raises:
         InvalidInputError: There is no such application or task, the clock is not retained, the monoid is not known, or its

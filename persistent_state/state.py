@@ -54,21 +54,21 @@ class PersistentState(ABC, Generic[T]):
         """Return the fold of the updates of the key so far, as far as they go together with the message in hand.
 
         So far are all messages of earlier micro-batches, those above the checkpoint clock too, and those of this micro-batch
-        that are before the message in time (then by channel and position), with the message's own updates. Of these count
+        that are before the message in time (then by channel and position), with the message's own updates. These of them count:
 
         - all, of a `NonWindowState` without a `ttl`;
         - those of the life that the message is in, of a `NonWindowState` with a `ttl`. What has expired at the message's
           timestamp does not count, and neither does a later life that the message does not reach;
         - by window, those of each window that the message is in, of a `WindowState`.
 
-        A `WindowState` gives a mapping for each kind of window, though a message is in one tumbling window only: whoever reads
-        a value says of which window it is, and no value can be taken for that of all. The key of a window is its start and end
-        in microseconds UTC, as in what `run_local` returns. Each window that the message is in is there, the earliest first; a
-        message in a gap between windows is in none. The window of a session is the session as it is with this message: a
-        later message may still make it longer.
+        A `WindowState` gives a mapping for each kind of window, though a message is in one tumbling window only: the code that
+        reads a value says of which window it is, and can't take it for the value of all. The key of a window is its start and
+        end in microseconds UTC, as in what `run_local` returns. Each window that the message is in is there, the earliest
+        first; a message in a gap between windows is in none. The window of a session is the session as it is with this message:
+        a later message may still make it longer.
 
         The value is not a function of the messages alone: after a restart micro-batches are cut elsewhere, and what was so far
-        may be other messages. Use it to tell somebody something, not to compute updates.
+        may be other messages. Use it to notify someone, not to compute updates.
 
         Returns:
             A value of the monoid, its zero if there is no update yet; of a `WindowState` a dictionary of such values.

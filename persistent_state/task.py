@@ -186,8 +186,8 @@ class PersistentTask(BaseTask):
     The four ways give the same state: `process_message`, any Python, message by message; `value`, the name of a column that
     holds each row's update; `process_batch`, a function of an Arrow batch; `process_column`, a Spark `Column`.
 
-    If messages may come again, name the column of their ids in `message_id`, and a `horizon`. Of the messages of a key with the
-    same id and timestamps no further apart than the horizon, the first that is accepted counts, across restarts too. A message
+    If messages may come again, name the column of their ids in `message_id`, and a `horizon`. If messages of a key have the
+    same id, and timestamps no further apart than the horizon, the first that is accepted counts, across restarts too. A message
     whose id is null always counts.
 
     Attributes:

@@ -59,12 +59,12 @@ _KEEPING = Keeping(clocks=2**31, grace=0)
 class LocalRun:
     """The result of `run_local`.
 
-    A key is a plain value, a tuple if there are several key columns, () if there is none. Of a `WindowState` the keys are
-    tuples that end with the window's start and end, in microseconds UTC.
+    A key is a plain value, a tuple if there are several key columns, () if there are no key columns. For a `WindowState` the
+    keys are tuples that end with the window's start and end, in microseconds UTC.
 
     Attributes:
-        states: By checkpoint clock (microseconds UTC) and key: the state. Of a `WindowState` it has the open windows.
-        outputs: By checkpoint clock and key: what outputs show of the keys that changed since the clock before. Of a
+        states: By checkpoint clock (microseconds UTC) and key: the state. For a `WindowState` it has the open windows.
+        outputs: By checkpoint clock and key: what outputs show of the keys that changed since the clock before. For a
             `WindowState` it has the windows that have closed since then.
         late: The late and bad rows, each with its `reason`, `timestamp`, `partition`, `channel`, `position` and `row`: the
             columns of the message; of a task with several inputs, by the name of the input.
@@ -137,7 +137,7 @@ def run_local(
     is None, and of those that lack the value column, which make no update. There is no wall clock, so no timestamp is too far
     ahead of it, and channels are never idle.
 
-    Of an application neither the store, the sources nor the sinks are touched. The messages stand for the rows of the sources.
+    If you give an application, its store, sources and sinks are not touched. The messages stand for the rows of the sources.
     Each source gives a list of them as one channel, in micro-batches that take turns. Everything else is as the application
     says it. A message that lacks the column of its source's timestamps has its timestamp there, if the source's schema has the
     column. Else, and for a task alone, write that column, too, if the task looks at it.
@@ -145,14 +145,14 @@ def run_local(
     Args:
         task: The task, or the application.
         messages: The messages, in the order of their arrival. For an application they are given by the name of each task that
-            a source feeds, and if that has several sources, by the name of each such input. Of tasks that share a source one
-            is named. Another task that is an input is not named. A list may be empty if the source tells its schema.
+            a source feeds, and if that has several sources, by the name of each such input. If tasks share a source, name one
+            of them. Do not name another task that is an input. A list may be empty if the source has a schema.
         batch_size: How many messages of a source a micro-batch has.
         checkpoint_interval: The time between checkpoint clocks: a text such as "1 minute", or a `timedelta`; by default
             "1 minute". This and what follows is for a task alone.
         allowed_delay: How far a message may be behind the newest message before it and not be late; by default "0 seconds".
         schema: The types of the messages' columns, as an Arrow schema, DDL or a schema of Spark; by default inferred from the
-            values. Of an application the types are those of each source, where it tells them.
+            values. For an application the types are those of each source that has a schema.
         on_bad_row: "keep", the default, returns bad rows with the late ones, "fail" raises at the first one.
         timestamp_unit: The unit of integer timestamps, "s", "ms", "us" or "ns"; by default microseconds.
 
@@ -289,7 +289,7 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
             time = getattr(source, "timestamp", None), getattr(source, "timestamp_unit", None)
             local = _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite, time=time)
             if pa.types.is_int64(local.schema.field(LOCAL_TIMESTAMP).type):
-                # They are microseconds, as a Message has them, and nobody could say so here.
+                # They are microseconds, as a Message has them, and there is no argument that could say so.
                 local.timestamp_unit = "us"
             found[id(source)] = place, local
     for task, sources in fed.items():
@@ -305,7 +305,7 @@ def _place(task: str, input: str) -> str:
 
 
 def _schema_of(source: AnySource) -> pa.Schema | None:
-    """Return the columns of a source; None if it does not tell them."""
+    """Return the columns of a source; None if it has no schema."""
     try:
         schema = getattr(source, "schema", None)
     except Exception:
@@ -513,7 +513,7 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
 
 
 def _misfit(messages: Sequence[Message], schema: pa.Schema | None) -> str:
-    """Return in words the first message whose value does not fit its column, or those before it; "" if there is none."""
+    """Return in words the first message whose value does not fit its column, or those before it; "" if all fit."""
     for name in dict.fromkeys(itertools.chain(*messages)) if schema is None else schema.names:
         type = None if schema is None else schema.field(name).type
         values = [message.get(name) for message in messages]
@@ -626,7 +626,7 @@ class _Messages(TimeReplayableSource):
     def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
         begin = start.get("", 0)
         end = self._table.num_rows if everything else min(begin + self._batch_size, self._table.num_rows)
-        # Nobody waits for an empty list.
+        # The clock does not wait for an empty list.
         ends = {"": end} if end > begin else dict(start)
         is_last = end == self._table.num_rows if self._is_finite else None
         return Reach(ends, None if self._table.num_rows else {}, is_last=is_last)

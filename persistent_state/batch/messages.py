@@ -69,20 +69,25 @@ class Clocks(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Ground:
-    """The ground of a shard: all of it is fixed before the micro-batch, and the first part takes it along from the planner.
-
-    Rows below `clock` are folded, but the clocks of `cuts` stay apart: up to that clock all has come that the task is fed. What
-    has expired by `floor` may go. `runs` is the digest of the runs that the shard starts from. `grid` is a clock and a length
-    in microseconds: from the clock on each multiple of the length stays apart, too. `held` are the runs themselves, where a
-    shard can't know them from the micro-batch before; None where it may.
-    """
+    """The ground of a shard: all of it is fixed before the micro-batch, and the first part takes it along from the planner."""
 
     clock: int
+    """Rows below it are folded: up to this clock the task has been given all that feeds it."""
+
     cuts: tuple[int, ...]
+    """The clocks that stay apart all the same."""
+
     floor: int
+    """State that has expired by this clock may go."""
+
     runs: str
+    """The digest of the runs that the shard starts from."""
+
     grid: tuple[int, int] | None = None
+    """A clock and a length in microseconds: from the clock on each multiple of the length stays apart, too."""
+
     held: tuple[Run, ...] | None = None
+    """The runs themselves, where a shard can't know them from the micro-batch before; None where it may."""
 
     def apart(self, starts: Sequence[NDArray[np.int64]]) -> tuple[int, ...]:
         """Return the clocks that rows with these starts of intervals must not be folded over."""
@@ -212,29 +217,42 @@ class FirstRows:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of one part to the driver, which works out from all reports how far the flow comes.
-
-    `seen` holds (channel, newest timestamp or None, jumps in a row), `spans` (partition, first position, newest timestamp),
-    `ends` (partition, position after the last row), `replaying` the channels of which rows came that are none of this
-    micro-batch. `low` is the lowest start of an interval of any task, `coarse` how coarse their intervals are. `counts` has
-    "messages" and "replayed", the late and bad rows of the flow by reason, and as "outside" how many new rows outside their
-    bounds are not kept; of a step of an ordered task also `PROCESSED` and `ACTED`. `notes` are what a source wants people to
-    read, by input and column. `firsts` counts the rows of each input that begins. The part was told `now`, `silent_for`,
-    `visited`, `reach` and `step`.
-    """
+    """The report of one part to the driver, which works out from all reports how far the flow comes."""
 
     sender: Sender
     now: int = 0
+
     seen: tuple[tuple[str, int | None, int], ...] = ()
+    """For each channel: its name, its newest timestamp or None, and how many jumps in a row it has seen."""
+
     spans: tuple[tuple[str, int, int], ...] = ()
+    """For each partition: its name, its first position, and the newest timestamp."""
+
     ends: tuple[tuple[str, int], ...] = ()
+    """For each partition: its name, and the position after its last row."""
+
     replaying: tuple[str, ...] = ()
+    """The channels of which rows came that do not belong to this micro-batch."""
+
     low: int | None = None
+    """The lowest start of an interval of any task."""
+
     coarse: Coarse | None = None
+    """The coarsest step of the intervals of any task."""
+
     counts: Mapping[str, int] = field(default_factory=dict)
+    """The numbers of "messages" and "replayed" ones, of late and bad rows of the flow by reason, and as "outside" of new rows
+    outside their bounds, which are not kept. After a step of an ordered task also `PROCESSED` and `ACTED`."""
+
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By input and column: a text of the source that people should read."""
+
     firsts: Mapping[str, FirstRows] = field(default_factory=dict)
+    """By input that begins: the counts of its first rows."""
+
     silent_for: Mapping[str, int] = field(default_factory=dict)
+    """As in the basis of the part, like `now` and the next three."""
+
     visited: int = clocks.BEGINNING
     reach: Reach | None = None
     step: Step | None = None
@@ -257,28 +275,34 @@ def new_notes(reports: Iterable[Report], noted: set[tuple[str, str]]) -> list[st
 
 @dataclass(frozen=True)
 class Advance:
-    """The clock, channels and positions of a flow after a micro-batch.
-
-    `cuts` are the clocks that its tasks' runs keep apart from now on. `holds` is False when no channel is live: the flow does
-    not hold back the global clock. `slowest` is the live channel that is furthest behind. `pending` is that of the reach; None
-    if no source was asked. `stepped` is the clock up to which the flow has taken what other tasks give; None if it took nothing
-    of them.
-    """
+    """The clock, channels and positions of a flow after a micro-batch."""
 
     clock: int
+
     cuts: tuple[int, ...]
+    """The clocks that the runs of its tasks keep apart from now on."""
+
     coarse: tuple[Coarse, ...]
     channels: Mapping[str, Channel]
     positions: Mapping[str, Position]
+
     holds: bool
+    """False when no channel is live: the flow does not hold back the global clock."""
+
     upstream_min: int | None
     counts: Mapping[str, int]
     journals: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unread: int | None = None
     lag: Mapping[str, int] = field(default_factory=dict)
+
     pending: Mapping[str, float] | None = None
+    """The `pending` of the reach; None if no source was asked."""
+
     slowest: str | None = None
+    """The live channel that is furthest behind."""
+
     stepped: int | None = None
+    """The clock up to which the flow has taken what other tasks give; None if it took nothing from them."""
 
 
 @dataclass(frozen=True)
@@ -467,30 +491,44 @@ def _from_ipc(data: memoryview) -> pa.Table:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A shard's account of a micro-batch. Its files are durable; the driver commits it, or it never happened.
-
-    `plan` and `parts` are digests of the plan and of the parts that the shard has heard from. `base` is the digest of the runs
-    and the clock that it started from: the `kept` oldest of these stay, but for the `gone` oldest, and `runs`, which are new,
-    come after them. `side` holds the rows that are bad for the task, and `late` those that are late or bad for the flow.
-    `values` are the running values for a sink, in a file or, where they are few, as they are; `copies` counts the messages that
-    had come before.
-    """
+    """The account of a shard of a task in a micro-batch. Its files are durable; the driver commits it, or it never was."""
 
     flow: str
     task: str
     epoch: int
     batch: int
+
     plan: str
+    """The digest of what was planned."""
+
     parts: str
+    """The digest of the parts that the shard has heard from."""
+
     shard: int
+
     base: str
+    """The digest of the runs and the clock that the shard started from."""
+
     gone: int
+    """The number of the oldest of these runs that go."""
+
     kept: int
+    """The number of the oldest of these runs that were not written again. They stay, but for those that are `gone`."""
+
     runs: tuple[Run, ...]
+    """The new runs, which come after the kept ones."""
+
     side: SideFile | None = None
+    """The rows that are bad for the task."""
+
     late: SideFile | None = None
+    """The rows that are late or bad for the flow."""
+
     values: Stored | bytes | None = None
+    """The running values for an output: the file that has them, or the bytes themselves where they are few."""
+
     copies: int = 0
+    """The number of messages that had come before."""
 
 
 @dataclass(frozen=True)

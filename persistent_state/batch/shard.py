@@ -39,22 +39,31 @@ INLINE = 8 << 20
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a shard: the tables, the bad rows and the late rows of the flow that came, and the runs that it holds.
-
-    `parts` is the digest of the parts that it has heard from. Ids of messages below `ids_from` are forgotten (None: ids do not
-    count).
-    """
+    """The work of a shard of a task in a micro-batch."""
 
     plan: Plan
     shard: int
     sender: Sender
+
     parts: str
+    """The digest of the parts that the shard has heard from."""
+
     ground: Ground
+
     tables: Sequence[pa.Table]
+    """The rows that came for the task."""
+
     sides: Sequence[pa.Table]
+    """The rows that are bad for the task."""
+
     late: Sequence[pa.Table]
+    """The rows that are late or bad for every task of the flow."""
+
     held: tuple[Run, ...]
+    """The runs that the shard holds."""
+
     ids_from: int | None
+    """Ids of messages below this time are forgotten. None if ids do not count."""
 
     @property
     def looks_up(self) -> bool:

@@ -6,7 +6,7 @@ Here is what a start returns, and what it hands to `on_progress`.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from persistent_state.engine.micro_batch import Progress
+    from persistent_state.engine.progress import Progress
     from persistent_state.engine.run import Running
 
 __all__ = ["Progress", "Running"]
@@ -15,7 +15,7 @@ __all__ = ["Progress", "Running"]
 def __getattr__(name: str) -> Any:
     # Spark's Python processes import single modules of this folder, and need neither.
     if name == "Progress":
-        from persistent_state.engine.micro_batch import Progress
+        from persistent_state.engine.progress import Progress
 
         return Progress
     if name == "Running":

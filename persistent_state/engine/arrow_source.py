@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -27,6 +25,7 @@ from persistent_state.engine.spark_versions import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from persistent_state.engine.wall_clock import new_id, now_us
 from persistent_state.errors import StateError
 from persistent_state.event_time.inputs import by_input, together
 from persistent_state.inputs import open_source, reach_of
@@ -274,13 +273,3 @@ def freeze_imports() -> None:
     if not _has_frozen_imports:
         gc.freeze()
         _has_frozen_imports = True
-
-
-def now_us() -> int:
-    """Return the wall clock in microseconds UTC."""
-    return time.time_ns() // 1000
-
-
-def new_id() -> str:
-    """Return a random name for a file or a writer."""
-    return uuid.uuid4().hex[:16]

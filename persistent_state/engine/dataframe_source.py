@@ -22,9 +22,10 @@ from persistent_state.batch.messages import FIRST, Basis, Blob, Report
 from persistent_state.batch.plan import COLUMN, UNFIT, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.drive.turn import Part
-from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load, now_us
+from persistent_state.engine.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load
 from persistent_state.engine.idle_source import IdleReader
 from persistent_state.engine.spark_versions import arrow_types, spark_types
+from persistent_state.engine.wall_clock import now_us
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION

@@ -15,8 +15,8 @@ from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.drive.backoff import Backoff
 from persistent_state.engine import frames
 from persistent_state.engine.failures import FINAL, OF_SPARK, as_own_error
-from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.places import Place
+from persistent_state.engine.progress import Progress
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock

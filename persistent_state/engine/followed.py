@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 from persistent_state.drive.worker import LogWorker
 from persistent_state.engine import connect
-from persistent_state.engine.micro_batch import Progress, committing, hand_on
+from persistent_state.engine.commit import committing
+from persistent_state.engine.progress import Progress, hand_on
 from persistent_state.engine.reports import Listener
 from persistent_state.errors import FencedError, StateError
 from persistent_state.metrics.of_run import Work

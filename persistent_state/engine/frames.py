@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from persistent_state.batch.plan import Plan
 from persistent_state.drive.output_values import ROWS, ROWS_OF_A_PART, with_clock
 from persistent_state.edges.output_rows import output_rows
 from persistent_state.engine import connect
+from persistent_state.engine.schemas import types_of
 from persistent_state.engine.session import check_store, use_this_python
-from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.engine.values import SparkValues
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
@@ -71,17 +70,6 @@ def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:
     _, schema = types_of(plan.name, wanted, NO_SINK)
     window = tuple(field.name for field in plan.layout.window_fields)
     return Origin(plan.application, plan.name, rows.key, schema, window, rows.is_unique, timeline)
-
-
-def types_of(task: str, schema: pa.Schema, instead: str) -> tuple[StructType, pa.Schema]:
-    """Return a schema in Spark's types, and in the Arrow types in which Spark takes it: its times have a finer unit."""
-    try:
-        types = spark_types(schema)
-        return types, arrow_types(types)
-    except Exception as error:
-        raise InvalidInputError(
-            f"task={task}: Spark has no type for one of {', '.join(map(str, schema.types))} ({error}); {instead}."
-        ) from error
 
 
 def _of_parts(

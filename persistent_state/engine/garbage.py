@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from persistent_state.drive.worker import LogWorker
-from persistent_state.engine.arrow_source import now_us
+from persistent_state.engine.wall_clock import now_us
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.files import Files

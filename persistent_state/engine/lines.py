@@ -18,7 +18,7 @@ from html import escape
 from typing import Any, Protocol, TextIO
 
 from persistent_state.batch.plan import Plan
-from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.progress import Progress
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import cut, show_clock, table
 from persistent_state.protocol import holding

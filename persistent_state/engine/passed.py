@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from persistent_state.drive.worker import LogWorker
 from persistent_state.engine.feeds import Feed, copied, flows_of
-from persistent_state.engine.queries import Setup
+from persistent_state.engine.setup import Setup
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import AnySource, sources_of
 from persistent_state.sources.base import TimeReplayableSource

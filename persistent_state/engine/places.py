@@ -10,7 +10,7 @@ import pyarrow as pa
 from persistent_state.batch.plan import Plan
 from persistent_state.drive.output_values import local_values
 from persistent_state.engine import frames
-from persistent_state.engine.arrow_source import now_us
+from persistent_state.engine.wall_clock import now_us
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock

@@ -6,14 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.backoff import Patience
 from persistent_state.engine import (
     arrow_source,
@@ -24,25 +23,25 @@ from persistent_state.engine import (
     kafka_connector,
     micro_batch,
 )
+from persistent_state.engine.commit import Commit
 from persistent_state.engine.connect import RemoteQuery
-from persistent_state.engine.feeds import FedTask, Feed, feeds_of, flows_of, stays_within
+from persistent_state.engine.feeds import Feed, flows_of, stays_within
 from persistent_state.engine.followed import Follower, Note
-from persistent_state.engine.micro_batch import Progress, Watch
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import Scratch, for_queries, for_sinks, own_session, settings
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.spark_versions import ends_at_the_end, has_nothing_to_read
+from persistent_state.engine.watch import Watch
 from persistent_state.errors import InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.partials.shuffle import numbers_of_partitions
-from persistent_state.protocol import commits, flows, restore, takeover
-from persistent_state.protocol.global_clock import Keeping
+from persistent_state.protocol import commits, flows, restore
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
-from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 
@@ -57,81 +56,6 @@ STARTING = "Initializing"
 
 WAITING = "Waiting for"
 """The beginning of a query's message when it has nothing to read, or waits for its trigger."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The set-up of an application, which its first start and each start after a failure use.
-
-    `session` is None only for a rewind of sources that Spark does not plan. `trigger` is Spark's processing time; None begins
-    each micro-batch when the one before it ends. With `to_the_end` the run ends at the present end of the sources, and with
-    `drains` it then checkpoints and delivers all messages. After `max_restarts` failures in a row without a new global clock
-    the run raises the last failure. `metrics` is the host and the port at which the run tells its metrics; None if it tells
-    none. `show_progress` is whether it shows its progress to people; None leaves that to where it runs.
-    """
-
-    session: SparkSession | None
-    application: str
-    files: Files
-    parts: Sequence[FedTask]
-    interval: int
-    shards: int
-    keeping: Keeping
-    scratch: str | None
-    max_restarts: int
-    to_the_end: bool
-    drains: bool
-    trigger: str | None
-    on_progress: Callable[[Progress], None] | None
-    metrics: tuple[str, int] | None = None
-    show_progress: bool | None = None
-    writer: str = field(default_factory=arrow_source.new_id)
-
-    @property
-    def spark(self) -> SparkSession:
-        """The session, which whatever runs has."""
-        assert self.session is not None, "a rewind runs nothing"
-        return self.session
-
-    @property
-    def is_remote(self) -> bool:
-        """Return whether the session is one of Spark Connect: then commits are made in processes of its server."""
-        return self.session is not None and connect.is_connect(self.session)
-
-    @property
-    def plans(self) -> list[Plan]:
-        """The plan of each task."""
-        return [part.plan for part in self.parts]
-
-    @property
-    def settings(self) -> dict[str, Settings]:
-        """The settings of each task, by its name."""
-        return {plan.name: plan.settings for plan in self.plans}
-
-    @cached_property
-    def feeds(self) -> list[Feed]:
-        """The sources, each with the tasks that are to be fed by it together."""
-        return feeds_of(self.parts)
-
-    def title_of(self, entry: Entry, flow: str) -> str:
-        """Return a flow's tasks as messages name them."""
-        return next(feed.plan for feed in self.feeds if flow in feed.plan.by_name).of(entry.tasks_of(flow)).title
-
-    def take_over(
-        self, log: Log, *, reset: Sequence[str] = (), rebuild: Sequence[str] = (), after: int | None = None
-    ) -> Entry:
-        """Write the entry of a new start, which fences every driver before it, and return the entry."""
-        return takeover.take_over(
-            log,
-            [feed.plan for feed in self.feeds],
-            interval=self.interval,
-            shards=self.shards,
-            writer=self.writer,
-            now=arrow_source.now_us(),
-            reset=reset,
-            rebuild=rebuild,
-            after=after,
-        )
 
 
 def columns_of(
@@ -305,7 +229,7 @@ class Queries:
         blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until, to_the_end)
         # Where commits are made, if not here, there is no run that could hear of them.
         note = None if self._follower is None else Note(setup.files, setup.application)
-        commit = micro_batch.Commit(
+        commit = Commit(
             flow,
             entry.epoch,
             setup.keeping,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.engine.arrow_source import HUNG
 from persistent_state.engine.failures import naming
-from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.progress import Progress
 from persistent_state.errors import TaskFailedError
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING

@@ -18,11 +18,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
-from persistent_state.engine import arrow_source, queries
+from persistent_state.engine import queries
 from persistent_state.engine.feeds import FedTask, Feed
 from persistent_state.engine.places import Place
-from persistent_state.engine.queries import Setup
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.start_checks import Continued, check_feed, copied
+from persistent_state.engine.wall_clock import now_us
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreRefusedError
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
@@ -154,7 +155,7 @@ def rewind(setup: Setup, planned: RewindPlan) -> RewindPlan:
             f"the plan is of application={planned.application}, not {setup.application}; plan again."
         )
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    entry = protocol.rewind(log, planned, writer=setup.writer, now=arrow_source.now_us())
+    entry = protocol.rewind(log, planned, writer=setup.writer, now=now_us())
     go_back = partial(_gone_back, entry, parts)
     _logger.info(
         "application=%s is back at clock=%s, in timeline %d", log.application, full_clock(entry.clock), entry.timeline

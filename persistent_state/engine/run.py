@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from persistent_state.batch.plan import Plan
-from persistent_state.engine import deliveries, micro_batch, start_checks
+from persistent_state.engine import deliveries, start_checks
+from persistent_state.engine.commit import is_committing
 from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.failures import naming_a_lost_jvm, naming_spark
 from persistent_state.engine.feeds import equal_sources
-from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.monitor import Monitor
-from persistent_state.engine.queries import Setup
+from persistent_state.engine.progress import Progress
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
@@ -52,7 +53,7 @@ class Running:
     owns the application, the set-up is wrong, user code raised, or the store is damaged.
 
     Attributes:
-        was_asked_to_stop: Whether SIGINT or SIGTERM ended the run, or somebody who stopped a query of it through Spark.
+        was_asked_to_stop: Whether SIGINT or SIGTERM ended the run, or a query of it was stopped through Spark.
     """
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -74,7 +75,7 @@ class Running:
 
     @property
     def metrics_url(self) -> str | None:
-        """The URL of the run's metrics until it ends, with `/health` and `/ready` beside it; None if it tells none."""
+        """The URL of the run's metrics until it ends, with `/health` and `/ready` beside it; None if it has none."""
         monitor = self._supervisor.monitor
         return None if monitor is None or monitor.url is None else f"{monitor.url}/metrics"
 
@@ -114,7 +115,7 @@ class Running:
                 asked.wait(POLL_SECONDS)
         self._supervisor.join()
         if self._supervisor.error is not None:
-            # The traceback of the supervisor's thread tells a user nothing.
+            # The traceback of the supervisor's thread does not help a user.
             raise self._supervisor.error.with_traceback(None)
         self.was_asked_to_stop = self.was_asked_to_stop or self._supervisor.was_query_stopped
         return True
@@ -161,7 +162,7 @@ def run(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
 
     Raises:
         InvalidInputError: The set-up can't work. Nothing was changed.
-        StateError: The run failed, or a signal came before the takeover, or somebody stopped a query through Spark.
+        StateError: The run failed, or a signal came before the takeover, or a query was stopped through Spark.
         KeyboardInterrupt: SIGINT has ended the run, and the program has no handler of its own.
         SystemExit: SIGTERM has, with the exit status 143.
     """
@@ -285,7 +286,7 @@ def asked_to_stop() -> Iterator[Asked]:
 
 def _is_called_back() -> bool:
     """Return whether a sink or a function of progress runs in this thread, which then can't wait for the run to end."""
-    return micro_batch.is_committing() or deliveries.is_delivering()
+    return is_committing() or deliveries.is_delivering()
 
 
 def _tell_of_fed_tasks(before: Entry | None, setup: Setup, table: Fates) -> None:

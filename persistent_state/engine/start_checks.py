@@ -13,8 +13,8 @@ import pyspark
 from persistent_state.batch.plan import Plan
 from persistent_state.engine import connect, dataframe_source, micro_batch
 from persistent_state.engine.feeds import Feed
-from persistent_state.engine.queries import Setup
 from persistent_state.engine.session import check_scratch, check_store
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.spark_versions import check_pyarrow, state_serializer
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING

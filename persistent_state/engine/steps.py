@@ -20,10 +20,13 @@ from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep, Part
 from persistent_state.drive.worker import LogWorker
 from persistent_state.engine import connect, failures, micro_batch
-from persistent_state.engine.arrow_source import SCHEMA, blob_batches, freeze_imports, now_us
-from persistent_state.engine.queries import Setup
+from persistent_state.engine.arrow_source import SCHEMA, blob_batches, freeze_imports
+from persistent_state.engine.commit import Commit, committing
+from persistent_state.engine.progress import hand_on, progress_of
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.session import for_sinks, own_session
+from persistent_state.engine.setup import Setup
+from persistent_state.engine.wall_clock import now_us
 from persistent_state.metrics.of_run import Work
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import commits, holding
@@ -168,18 +171,18 @@ class Stepper:
             self._listener.measure(Work(step.flow, True, 0, 0, seconds, seconds))
         self._committed.update(step.flow for step, _ in taken)
         self.wake()
-        with micro_batch.committing():
+        with committing():
             waits_for = holding.sentence(holding.holder(entry, self._setup.settings))
             for step, after in taken:
                 for name in entry.tasks_of(step.flow):
-                    micro_batch.hand_on(micro_batch.progress(entry, after, name, waits_for), self._listener)
+                    hand_on(progress_of(entry, after, name, waits_for), self._listener)
 
     def _take(self, entry: Entry, due: DueStep) -> None:
         setup, session, flow, step = self._setup, self._session, due.flow, due.step
         assert session is not None
         try:
             connect.name_work(session, self._group, f"{flow.title}: step to clock {step.clock}", POOL)
-            commit = micro_batch.Commit(
+            commit = Commit(
                 flow,
                 entry.epoch,
                 setup.keeping,

@@ -16,8 +16,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from persistent_state.engine import store_listing
-from persistent_state.engine.frames import types_of
 from persistent_state.engine.named_state import NamedState
+from persistent_state.engine.schemas import types_of
 from persistent_state.engine.source_options import CHANGES, LATE, LATEST, STATE, SourceOptions, read_options
 from persistent_state.engine.spark_versions import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow, arrow_types
 from persistent_state.engine.store_rows import (

@@ -11,7 +11,6 @@ from functools import partial
 
 from persistent_state.drive.backoff import PATIENCE, Backoff, Patience
 from persistent_state.engine import connect, lines
-from persistent_state.engine.arrow_source import now_us
 from persistent_state.engine.deliveries import STOP_SECONDS, Deliveries
 from persistent_state.engine.failures import (
     FINAL,
@@ -25,13 +24,15 @@ from persistent_state.engine.failures import (
 from persistent_state.engine.feeds import pending
 from persistent_state.engine.garbage import GarbageCollection
 from persistent_state.engine.lines import Lines
-from persistent_state.engine.micro_batch import Progress
 from persistent_state.engine.monitor import Monitor
 from persistent_state.engine.passed import PassedPositions
-from persistent_state.engine.queries import Queries, Setup
+from persistent_state.engine.progress import Progress
+from persistent_state.engine.queries import Queries
 from persistent_state.engine.reports import Reports
 from persistent_state.engine.session import Scratch
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.steps import Stepper
+from persistent_state.engine.wall_clock import now_us
 from persistent_state.errors import FencedError, StateError, naming_cells
 from persistent_state.protocol import commits
 from persistent_state.protocol.next_entry import newest_own

@@ -54,8 +54,8 @@ class KafkaSource(Subscription, TimeReplayableSource):
     `fail_on_data_loss=False` each gap counts as one bad row, and the application goes on after it.
 
     With `from_` and the records' own time as event time, the first start looks up by Kafka's index of times where to begin, and
-    reads no record before. By a column nobody knows where that is: the first start reads from the beginning, unless
-    `starting_offsets` says more.
+    reads no record before. If event time is a column, the place of a time is unknown: the first start reads from the beginning,
+    unless `starting_offsets` says more.
 
     To decode records with Spark's functions, use `KafkaConnectorSource`.
 
@@ -70,11 +70,11 @@ class KafkaSource(Subscription, TimeReplayableSource):
         starting_offsets: Where the first start begins: "earliest", "latest", or a time with a zone, by the records' times.
         max_offsets_per_batch: How many offsets a micro-batch reads at most. A partition's share grows with its lag.
         max_bytes_per_batch: About how many bytes of records a micro-batch reads at most, by the sizes of the next records of
-            each partition, with keys and headers. They are looked up once a minute, where so many records of a mebibyte would
-            be too much.
+            each partition, with keys and headers. The sizes are looked up once a minute, where `max_offsets_per_batch` records
+            of a mebibyte each would be too much.
         fail_on_data_loss: Whether offsets that were deleted before they were read stop the application.
         transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It keeps
-            the column `kafka_offset`, which tells which record a row was made of.
+            the column `kafka_offset`, the record that a row was made of.
         group: The consumer group that brokers see. The default is the names of the application and of the topics.
         commit_offsets: Whether the offsets that the global clock has passed are committed to the group, so that tools show its
             lag. Nothing is read by them. If a broker refuses, a warning is logged.
@@ -183,7 +183,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
                 pieces[0].append(offsets)
             low = first
             while low < offsets.end:
-                # Of all offsets, counted through all partitions, piece i has those from total * i // parts on.
+                # Count the offsets through all partitions: piece i has those from total * i // parts on.
                 i = ((before + 1) * parts - 1) // total
                 high = min(offsets.end, low + total * (i + 1) // parts - before)
                 pieces[i].append(
@@ -204,7 +204,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         """
         if not self.commit_offsets:
             return
-        # Of a topic that was made again only the newest has offsets.
+        # If a topic was made again, only the newest has offsets.
         newest: dict[str, int] = {}
         for topic, generation in map(topic_of, positions):
             newest[topic] = max(generation, newest.get(topic, 0))

@@ -113,7 +113,7 @@ def _time_of(text: str) -> int | None:
 def listed_names(entry: Entry) -> str:
     """Return what a message says of the names of all kept clocks."""
     names = sorted(each for kept in entry.kept.values() for each in kept.names)
-    return f"there are {', '.join(names)}" if names else "there is none"
+    return f"there are {', '.join(names)}" if names else "no clock has a name"
 
 
 def _amended(log: Log, change: Callable[[Entry], Entry], now: int) -> Entry:

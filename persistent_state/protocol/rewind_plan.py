@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from persistent_state.formatting import full_clock, pairs, shortened, show_clock, table
 
 RETRACT, AGAIN, NONE, REFUSE = "retract", "again", "none", "refuse"
-"""The actions of outputs at a rewind, as `OutputPlan` tells them."""
+"""The actions of outputs at a rewind, as `OutputPlan` has them."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class OutputPlan:
             earlier rewind.
         clock: The clock up to which the sink keeps what it has, in microseconds UTC; None if it keeps nothing. It is below that
             of the plan where what the sink has is right no further.
-        rows: How many rows of the sink go or change, where it can tell.
+        rows: How many rows of the sink go or change, where it knows.
         is_done: Whether the sink has gone back. If not, it does at the next start.
         is_left_out: Whether the application lacks the output. Then it goes back, or is refused, when it is added again.
         why: The reason of "refuse", and what helps, without an end.
@@ -55,7 +55,7 @@ class ReadAgain:
         tasks: The tasks that the source feeds.
         source: The source.
         positions: By partition: the position from which on it is read again.
-        count: How much there is from there on; None if the source does not tell.
+        count: How much there is from there on; None if the source does not know.
         unit: The word for what is counted, such as "files" or "messages".
         begins: By partition: the position in words, where the source has some, such as the name of a file.
 
@@ -94,7 +94,8 @@ class RewindPlan:
         newest: The global clock before the rewind, in microseconds UTC.
         asked: The time that was asked for, in microseconds UTC.
         left_out: The tasks that the application that is rewound lacks. They go back as well.
-        named: By task that is a part of an ordered task, as the log names it: the ordered task. The text tells only that.
+        named: By task that is a part of an ordered task, as the log names it: the ordered task. The text names only the ordered
+            task.
         is_made: Whether the rewind was made.
 
     Example:
@@ -201,7 +202,7 @@ def _notes(plan: RewindPlan) -> Iterator[str]:
 
 
 def _furthest(output: OutputPlan) -> str:
-    """Return the last clock that a sink may have. Of one that owes an earlier rewind nobody knows it."""
+    """Return the last clock that a sink may have. It is unknown if the sink owes an earlier rewind."""
     return "-" if output.furthest is None and output.action != NONE else show_clock(output.furthest)
 
 
@@ -241,7 +242,7 @@ def _count(number: int | None) -> str:
 
 
 def made(plan: RewindPlan) -> Iterator[str]:
-    """Yield the lines that tell what a rewind has done."""
+    """Yield the lines that say what a rewind has done."""
     yield ""
     yield f"application={plan.application} is back at clock={full_clock(plan.clock)}, in timeline {plan.timeline}"
     for each in plan.outputs:

@@ -78,7 +78,7 @@ class Origin:
 class Sink(ABC):
     """A place for the values of a task at each checkpoint clock; subclass it for a place of your own.
 
-    `write_values` returns when the values at a clock are durable, all of them. If it raises, nobody sees any of them. Clocks
+    `write_values` returns when the values at a clock are durable, all of them. If it raises, readers see none of them. Clocks
     come in rising order. A clock at or below the last one may come again, after a crash or from a driver that was fenced, and
     must then change nothing.
 
@@ -181,7 +181,7 @@ class Sink(ABC):
         raise NotImplementedError
 
     def rows_above(self, clock: int, origin: Origin) -> int | None:
-        """Return how many rows `rewind` would take back or change; None, by default, if the sink can't tell.
+        """Return how many rows `rewind` would take back or change; None, by default, if the sink does not know.
 
         The plan of a rewind calls it, without `open`. It changes nothing.
 

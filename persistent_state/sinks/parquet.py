@@ -377,7 +377,7 @@ def _described(origin: Origin) -> dict[str, Any]:
     return {
         "application": origin.application,
         "task": origin.task,
-        # Of keys that may have several rows at a clock, none is the latest.
+        # A key that may have several rows at a clock has no latest one.
         "key": list(origin.key_columns) if origin.is_unique else None,
         "columns": columns,
     }

@@ -81,9 +81,10 @@ class SqlSink(RecordingSink):
 
     The table is created if it is missing: the key columns, `clock` (a timestamp) and `value`. A table of your own may have
     other columns too, and types and indexes that suit you; a column that would change values in silence is refused, and so is
-    a key's that takes different texts for equal. A clock is written as a whole or not at all, and once, whoever writes it. A
-    rewind is one transaction: rows above its clock leave a table with `history`; without it, keys that changed since then get
-    their values of then, keys that were not there are deleted, and keys that an earlier rewind has deleted come back.
+    a key's that takes different texts for equal. A clock is written as a whole or not at all, and only once, even if two
+    drivers try. A rewind is one transaction: rows above its clock leave a table with `history`; without it, keys that changed
+    since then get their values of then, keys that were not there are deleted, and keys that an earlier rewind has deleted come
+    back.
 
     Every value is kept exactly, but for NaN in SQLite, which makes it null. SQLite has no decimals and no time zones: decimals
     are text there, and times are in UTC. Lists, structs and maps are JSON. Keys are neither floats nor nested.
@@ -264,7 +265,7 @@ class SqlSink(RecordingSink):
         return record is not None
 
     def _columns_there(self, inspector: Inspector) -> list[ReflectedColumn] | None:
-        """Return the columns that the table has; None if there is none."""
+        """Return the columns of the table; None if the table does not exist."""
         return inspector.get_columns(self.table) if inspector.has_table(self.table) else None
 
     def _prepare(self, engine: Engine, origin: Origin) -> int:
@@ -444,7 +445,7 @@ class SqlSink(RecordingSink):
             connection.execute(insert(place).from_select([*columns], select(*values).where(~there)), rows)
 
     def _keys(self, columns: Iterable[str]) -> list[str]:
-        """Return the columns by which rows are told apart."""
+        """Return the columns that identify a row."""
         known = None if self._origin is None else self._origin.key_columns
         return [name for name in columns if (name in known if known is not None else name not in (CLOCK, VALUE))]
 
@@ -589,7 +590,7 @@ def _longest(columns: Iterable[ReflectedColumn], dialect: str) -> dict[str, int]
 
 
 def _numbered(columns: Iterable[ReflectedColumn], dialect: str) -> str:
-    """Return the column in which SQLite puts the number of the row for null; "" if there is none."""
+    """Return the column in which SQLite puts the number of the row for null; "" if no column is like that."""
     keys = [column for column in columns if column.get("primary_key")] if dialect == "sqlite" else []
     return keys[0]["name"] if len(keys) == 1 and _kind(keys[0]["type"])[0] is int else ""
 

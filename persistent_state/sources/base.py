@@ -112,7 +112,7 @@ class Reach:
 
     Attributes:
         ends: By partition: the position before which the micro-batch ends.
-        channels: The channels that exist, True for a channel that has ended. None if only the messages tell the channels.
+        channels: The channels that exist, True for a channel that has ended. None if channels are known only from messages.
         journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
@@ -120,8 +120,8 @@ class Reach:
             is not silent while there is more of it.
         pending: By partition: for how many seconds it has had positions that can't be read yet, as those of a transaction that
             is open. `lag` counts them.
-        is_last: Of a source that ends: True if this micro-batch reads all that is left, so that all channels end with it. Until
-            then none of its channels is idle. None: the source does not end, or its channels tell it.
+        is_last: For a source that ends: True if this micro-batch reads all that is left, so that all channels end with it.
+            Until then none of its channels is idle. None: the source does not end, or its channels say when.
         held: The partitions that `hold` has named: they wait, and are not silent.
         inputs: Where one source stands for several inputs: what each of them has said. A source of your own leaves it out.
 
@@ -253,7 +253,7 @@ class TimeReplayableSource(ABC):
         """
 
     def read_by(self, application: str) -> TimeReplayableSource:
-        """Return the source as an application of this name reads it. A source that tells a server who reads overrides it.
+        """Return the source as an application of this name reads it. A source whose server asks who reads overrides it.
 
         Args:
             application: The application's name.
@@ -287,7 +287,7 @@ class TimeReplayableSource(ABC):
         them to a server. Only a rewind, a branch or a rebuild reads from before.
 
         The driver calls this while the application runs and at the end of the run, on a copy of the source that was not opened.
-        A start tells again what was told. If this raises, a warning is logged and the run goes on.
+        A start calls it again with what earlier calls were given. If this raises, a warning is logged and the run goes on.
 
         Args:
             positions: By partition: the position that was passed.
@@ -309,7 +309,7 @@ class TimeReplayableSource(ABC):
     def amount(self, start: Mapping[str, int], end: Mapping[str, int]) -> tuple[int, str] | None:
         """Return how much there is to read between two positions: a number, and what it counts, as in (230, "messages").
 
-        A plan of a rewind tells it. By default nobody knows.
+        A plan of a rewind shows it. By default it is unknown.
 
         Args:
             start: By partition: the first position.
@@ -320,7 +320,7 @@ class TimeReplayableSource(ABC):
     def places(self, start: Mapping[str, int]) -> Mapping[str, str]:
         """Return positions in words for people, such as the name of a file, by partition. By default there are none.
 
-        A plan of a rewind tells them.
+        A plan of a rewind shows them.
 
         Args:
             start: By partition: the position.
@@ -343,7 +343,7 @@ class TimeReplayableSource(ABC):
         """
 
     def partitions_in(self, split: Any) -> Collection[str] | None:
-        """Return the partitions of which a piece may have rows, so that whoever reads it is told no others' positions.
+        """Return the partitions of which a piece may have rows. The worker that reads it is given their positions only.
 
         Args:
             split: One of the pieces that `splits` returned.

@@ -51,8 +51,8 @@ class CsvOptions:
 
     Attributes:
         delimiter: The character between two fields.
-        quote: The character around a field that may hold delimiters; it is doubled within. None: there is none.
-        escape: The character that takes its meaning from the one behind it; None: there is none.
+        quote: The character around a field that may hold delimiters; it is doubled within. None: no character does that.
+        escape: The character that takes its meaning from the one behind it; None: no character does that.
         encoding: The name by which Python knows the encoding, such as "cp1252" or "utf-16". A file that begins with a byte
             order mark of UTF-8 is UTF-8, unless the encoding has other bytes for ASCII, as UTF-16 has.
         decimal: The decimal mark of numbers in columns of floats and decimals, "." or ",".
@@ -200,7 +200,7 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
 def with_point(column: pa.Array[Any]) -> pa.Array[Any]:
     """Return a column of what a parser read, with the decimal points that Arrow knows."""
     if isinstance(column.type, _CommaText):
-        # A number with a point is none then.
+        # Then a text with a point is not a number.
         return pc.replace_substring(pc.replace_substring(column.storage, ".", "?"), ",", ".")
     return column
 

@@ -21,8 +21,8 @@ class DataFrameSource:
     A DataFrame starts over at the beginning of its source, and rows older than the clock are skipped. A function that makes the
     DataFrame can start at the clock. What it leaves out must be older than that clock, which a row without a timestamp is not.
 
-    Without `position`, or where it is null, nobody can tell whether a row below the restart's clock is replayed or late: such
-    rows are counted as "replayed or late". Without it a monoid that does not commute is refused.
+    Without `position`, or where it is null, a row below the restart's clock may be replayed or late, and no one can know which:
+    such rows are counted as "replayed or late". Without it a monoid that does not commute is refused.
 
     Args:
         stream: A DataFrame, or a function of (session, clock) that is called at every start. The clock to replay from is in

@@ -66,7 +66,7 @@ ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64()), ("value", pa.st
 
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
 _WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
-"""The protocols of stores that have no folders: one that has no file can't be told from one that nobody ever thought of."""
+"""The protocols of stores that have no folders: an empty folder looks like one that never existed."""
 _ALIASES = {"local": "file", "s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs"}
 """Other names of protocols."""
 _OR = "or name the task in rebuild, which reads all files as they are now (reset begins at zero)"
@@ -127,7 +127,7 @@ class FileSource(TimeReplayableSource):
         timestamp_unit: "s", "ms", "us" or "ns". By default integers are microseconds, and a first start whose timestamps look
             like another unit is refused.
         schema: The schema of the records, by default that of the first Parquet file.
-        format: "parquet", "csv" (with a header) or "json" (one object per line). By default each file's ending tells it:
+        format: "parquet", "csv" (with a header) or "json" (one object per line). By default each file's ending decides:
             .parquet, .csv, .json, .jsonl, .ndjson. Texts may be compressed, as .gz, .bz2 or .zst.
         channel: The column of channels; None if all rows are one channel.
         order_by: The order of the files that one listing finds: "name", or "modified" for their modification times.
@@ -367,7 +367,7 @@ class FileSource(TimeReplayableSource):
         # The state at the clock has no rows of these.
         later = [file for file in listed if file.path not in taken]
         now = {file.path: other.path for file in lost[:_NAMED] for other in moves.alike(file, later)}
-        # Of these the state at the clock may have rows, by their places.
+        # The state at the clock may have rows of these, by their places.
         changed = [path for path, size in sizes.items() if there.get(path, size) != size]
         for paths, what in ((gone, "are gone"), (changed, "have another size than they had")):
             if paths:
@@ -652,7 +652,7 @@ class FileSource(TimeReplayableSource):
         state = self._state
         now = (state.present or {}).get(file.path)
         if now is None:
-            # No listing told it: some leave out files that they could not look at.
+            # No listing has it: some leave out files that they could not look at.
             system, root = self._system()
             with self._asking(file.path):
                 try:
@@ -734,7 +734,7 @@ class FileSource(TimeReplayableSource):
                 f"transform of {self!r} made columns ({_columns(rows.schema)}) of file={path!r}, "
                 f"and ({_columns(self.schema)}) of a batch without rows; make them alike."
             )
-        # Nobody knows which rows a transform made of which record, so the bad records come after all rows.
+        # It is unknown which rows a transform made of which record, so the bad records come after all rows.
         bad = tuple(replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
 
         def original(place: int) -> formats.Original:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +33,7 @@ from persistent_state.engine.connect import ASK_SECONDS, RemoteQuery
 from persistent_state.engine.failures import naming_a_lost_jvm
 from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.followed import Follower, Note, from_bytes, note_path, to_bytes
-from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.progress import Progress
 from persistent_state.engine.queries import Queries
 from persistent_state.engine.reports import Listener
 from persistent_state.engine.spark_versions import NOTHING_TO_READ
@@ -114,7 +114,7 @@ WORK = Work("Words", False, 3, 1, 0.5, 0.25, ("",), {"p": 4})
 
 
 def test_no_module_of_the_engine_needs_what_a_client_lacks() -> None:
-    names = [f"persistent_state.engine.{module.name}" for module in iter_modules(engine.__path__)]
+    names = [module.name for module in walk_packages(engine.__path__, "persistent_state.engine.")]
     program = (
         f"import sys; sys.modules['py4j'] = None; from importlib import import_module; [*map(import_module, {names})]"
     )

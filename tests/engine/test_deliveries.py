@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persistent_state.engine.deliveries import Deliveries
-from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.progress import Progress
 from persistent_state.event_time.clocks import BEGINNING
 
 

@@ -16,7 +16,7 @@ from persistent_state import FileSource, InvalidInputError, StateError, TaskFail
 from persistent_state.engine import garbage
 from persistent_state.engine.failures import as_own_error
 from persistent_state.engine.feeds import FedTask
-from persistent_state.engine.queries import Setup
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.start_checks import check_start
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.fates import Words, decide
@@ -179,9 +179,9 @@ def start(*_):
     with run.asked_to_stop() as asked:
         supervisor = SimpleNamespace(is_alive=True, error=None, was_query_stopped={is_query_stopped}, join=lambda: None)
         supervisor.stop = lambda: setattr(supervisor, "is_alive", False)
-        running = run.Running(supervisor)
+        begun = run.Running(supervisor)
     {how}
-    return running
+    return begun
 
 run.start = start
 {before}

@@ -18,7 +18,7 @@ from persistent_state.drive.turn import Part
 from persistent_state.engine import connect, micro_batch, steps
 from persistent_state.engine.arrow_source import blob_batches
 from persistent_state.engine.feeds import FedTask
-from persistent_state.engine.micro_batch import Progress
+from persistent_state.engine.progress import Progress
 from persistent_state.engine.steps import Stepper
 from persistent_state.inputs import Input
 from persistent_state.outputs import Outputs

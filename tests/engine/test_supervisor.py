@@ -21,8 +21,9 @@ from persistent_state.engine.deliveries import Deliveries
 from persistent_state.engine.failures import TooSlowError
 from persistent_state.engine.feeds import FedTask
 from persistent_state.engine.garbage import GarbageCollection
-from persistent_state.engine.queries import Queries, Setup
+from persistent_state.engine.queries import Queries
 from persistent_state.engine.reports import Listener
+from persistent_state.engine.setup import Setup
 from persistent_state.engine.supervisor import Supervisor
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StoreUnavailableError, TaskFailedError
 from persistent_state.event_time.clocks import END

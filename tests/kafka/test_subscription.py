@@ -39,7 +39,7 @@ from persistent_state import (
 from persistent_state.batch.advance import advance
 from persistent_state.engine import run
 from persistent_state.engine.feeds import Feed, pending
-from persistent_state.engine.micro_batch import progress
+from persistent_state.engine.progress import progress_of
 from persistent_state.inputs import Inputs
 from persistent_state.kafka import Json, subscription, topics
 from persistent_state.kafka.consumer import OffsetRange
@@ -618,7 +618,7 @@ def test_progress_tells_how_many_offsets_there_were_beyond_the_micro_batch(world
         made = core.merged(plan, [combine(flow, basis, 0, 1, [])])
         after = advance(entry.flow_of(plan.name), None, made.reports, plan.settings)
         entry = core.commit(log, plan, made)
-        assert progress(entry, after, made.descriptors[0].task, "").unread == unread
+        assert progress_of(entry, after, made.descriptors[0].task, "").unread == unread
 
 
 def test_what_a_group_is_refused_keeps_no_record_back_and_what_a_topic_is_names_the_right(

@@ -59,7 +59,7 @@ def test_the_newest_clock_is_taken_by_default_and_columns_are_parameters_too() -
         ({"item": str(2**70)}, 400, "a value of column 'item' is beyond int64; "),
         ({"item": "1_0"}, 400, "'1_0' of column 'item' of task=Totals is not int64"),
         ({"item": "\u0661"}, 400, "of column 'item' of task=Totals is not int64"),
-        ({"clock": "2026-11-20T12:10 01:00"}, 404, "+ of a zone is written %2B, or the name of a kept clock; there is none"),
+        ({"clock": "2026-11-20T12:10 01:00"}, 404, "a zone is written %2B, or the name of a kept clock; no clock has a name"),
         ({"colour": "red"}, 400, "colour is no key column of task=Totals; its key columns are shop (string), item (int64)."),
         ({"shop": ""}, 200, ""),
         ({"key": "{"}, 400, "the key is given twice; "),

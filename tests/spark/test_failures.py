@@ -38,7 +38,7 @@ from tests.waiting import PATIENCE, until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.micro_batch import Progress
+    from persistent_state.engine.progress import Progress
 
 pytestmark = pytest.mark.kills
 

@@ -50,7 +50,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from persistent_state.engine.micro_batch import Progress
+    from persistent_state.engine.progress import Progress
 
 SECOND = 1_000_000
 

@@ -46,7 +46,8 @@ import pyarrow as pa
 from persistent_state import Application, FencedError, Message, PersistentState, PersistentTask, application
 from persistent_state.batch.messages import Answers
 from persistent_state.drive import backoff
-from persistent_state.engine import garbage, micro_batch
+from persistent_state.engine import garbage
+from persistent_state.engine.progress import Progress
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.global_clock import Keeping
@@ -263,7 +264,7 @@ def main() -> None:
     graph = GRAPHS.get(told.graph)
     app = graph(told.folder, told.shards, told.interval) if graph else _of_stream(told, tasks)
 
-    def tell(progress: micro_batch.Progress) -> None:
+    def tell(progress: Progress) -> None:
         with (told.folder / "progress").open("a") as file:
             file.write(json.dumps(asdict(progress)) + "\n")
 

@@ -54,8 +54,8 @@ class AsOfJoin(Join):
     """A task that joins each row of its left input with the newest row of its right input, of the same key, at its time.
 
     That is the right row with the greatest timestamp that is not above the left row's own. One of the same moment counts,
-    whatever comes first. Of several of one moment the last in the order of channels and positions counts. A left row without
-    any such right row is joined with nulls.
+    whatever comes first. If several have the same moment, the last one in the order of channels and positions counts. A left
+    row without any such right row is joined with nulls.
 
     Each left row gives one joined row, which is final: it is emitted once the clock has passed it, and its moment is the left
     row's timestamp. So right rows may come later, and out of order. The state of a key is its newest right row.
@@ -135,11 +135,12 @@ def as_of(
 ) -> Iterator[Joined]:
     """Join each left row with the newest right row of its key that is not after it; without one, with nulls.
 
-    A right row of the same moment counts, whatever the order of the inputs. Of several of one moment the last counts.
+    A right row of the same moment counts, whatever the order of the inputs. If several have the same moment, the last one
+    counts.
 
     Args:
         messages: All rows from one clock up to another.
-        kept: Of each key that has one, the newest right row before the first clock, in the field `state` of its value, with its
+        kept: The newest right row before the first clock of each key that has one, in the field `state` of its value, with its
             timestamp in the field `newest`. A table that is sorted by hash and key.
         layout: The layout of both, as far as it concerns keys.
         pair: The inputs.

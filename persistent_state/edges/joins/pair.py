@@ -39,8 +39,8 @@ class Columns:
 class Pair:
     """The two inputs of a join, how their rows wait, and the columns of joined rows.
 
-    A row that waits is a struct of the columns that do not stand beside it anyway. The first field tells which input it is of.
-    A place is the name of a field, or of a column beside the struct. Where rows leave as soon as the clock has passed them, a
+    A row that waits is a struct of the columns that do not stand beside it anyway. The first field says which input it is of. A
+    place is the name of a field, or of a column beside the struct. Where rows leave as soon as the clock has passed them, a
     column of the left and one of the right with the same type share a place, so that rows take half the room. Where they stay,
     each has its own, so that the columns of an input may change.
 

@@ -29,13 +29,13 @@ NEEDS = [
 ]
 
 
-def checks_of(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> dict[str, Check]:
+def checks_of(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> dict[str, Check]:
     """What is found where these packages are installed, and no others."""
 
     def version(name: str) -> str:
-        if name not in versions:
+        if name not in installed:
             raise metadata.PackageNotFoundError(name)
-        return versions[name]
+        return installed[name]
 
     monkeypatch.setattr(metadata, "requires", lambda name: NEEDS)
     monkeypatch.setattr(metadata, "version", version)
@@ -96,18 +96,18 @@ def test_a_package_that_a_platform_brings_tells_its_version_itself(
 
 
 def test_a_pyspark_and_a_pyarrow_that_a_start_refuses_fail_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"pyspark": "4.2.0", "fsspec": "2026.9.0"}
+    installed = {"pyspark": "4.2.0", "fsspec": "2026.9.0"}
     monkeypatch.setattr("pyspark.__version__", "4.1.0")
     monkeypatch.setattr("pyarrow.__version__", "26.0.1")
     monkeypatch.setattr(spark_versions, "state_serializer", lambda: 'num_data_rows = state_info_col["numRows"]')
-    found = checks_of(monkeypatch, versions)["packages"]
+    found = checks_of(monkeypatch, installed)["packages"]
     assert (found.status, found.text) == (
         FAIL,
         "pyspark=4.1.0 does not work with pyarrow=26.0.1; install 'pyarrow<26', or the newest patch of PySpark.",
     )
     # A client sends its functions to workers of the server.
     monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002")
-    assert checks_of(monkeypatch, versions)["packages"].status == OK
+    assert checks_of(monkeypatch, installed)["packages"].status == OK
 
 
 def test_where_this_package_was_not_installed_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
