@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import Plan
+from persistent_state.edges import parts as in_order
 from persistent_state.edges.base import check
-from persistent_state.edges.in_order import parts as in_order
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import duration, positive
