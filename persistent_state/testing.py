@@ -339,7 +339,7 @@ def _warn_of_absent_keys(app: Application, plans: Mapping[str, Plan]) -> None:
         plan = plans[added.name]
         for input, of in added.inputs.items():
             if isinstance(of.source, _Messages):
-                for column in plan.inputs.get(input, plan).task.key_columns:
+                for column in plan.of_rows[input].task.key_columns:
                     of.source.warn_of_absent(column, _place(plan.named, input))
 
 
@@ -440,7 +440,7 @@ def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
     """Yield the late and bad rows as `OpenApplication.late_rows` does, without the column that stands for the timestamp."""
     for side in late_rows.all_of(plan.files, rows):
         for row in read_side(plan.files, side).to_pylist():
-            if plan.inputs:
+            if plan.has_names:
                 shown = {input: some and _without_timestamp(some) for input, some in row["row"].items()}
             else:
                 shown = _without_timestamp(row["row"])
