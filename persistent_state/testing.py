@@ -350,7 +350,7 @@ def _warn_of_absent(app: Application, plans: Mapping[str, Plan]) -> None:
         plan = plans[added.name]
         for input, of in added.inputs.items():
             if isinstance(of.source, _Messages):
-                task, place = plan.inputs.get(input, plan).task, _place(plan.named, input)
+                task, place = plan.of_rows[input].task, _place(plan.named, input)
                 for column in task.key_columns:
                     of.source.warn_of_absent("key", column, ("counts under None", "count under None"), place)
                 if task.value is not None:
@@ -453,7 +453,7 @@ def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
     """Yield the late and bad rows as `OpenApplication.late_rows` does, without the column that stands for the timestamp."""
     for side in late_rows.all_of(plan.files, rows):
         for row in read_side(plan.files, side).to_pylist():
-            if plan.inputs:
+            if plan.has_names:
                 shown = {input: some and _without_timestamp(some) for input, some in row["row"].items()}
             else:
                 shown = _without_timestamp(row["row"])

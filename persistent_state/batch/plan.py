@@ -112,7 +112,7 @@ class Plan:
         Raises:
             InvalidInputError: It is said in no way, or in several.
         """
-        return "inputs" if self.inputs else self.task.update_way
+        return "inputs" if self.has_names else self.task.update_way
 
     @cached_property
     def takes_back(self) -> bool:
@@ -147,9 +147,19 @@ class Plan:
         return any(source.is_in_order for source in self.upstream.values())
 
     @property
+    def has_names(self) -> bool:
+        """Return whether the task's inputs have names: it is planned for each of them."""
+        return bool(self.inputs)
+
+    @property
+    def of_rows(self) -> Mapping[str, Plan]:
+        """The plans of the rows of the inputs, by input. That of an only one without a name is this plan."""
+        return self.inputs or {self.input: self}
+
+    @property
     def source_inputs(self) -> tuple[str, ...]:
         """The names of the inputs that are sources."""
-        return tuple(name for name in self.inputs or (self.input,) if name not in self.upstream)
+        return tuple(name for name in self.of_rows if name not in self.upstream)
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
@@ -158,7 +168,7 @@ class Plan:
 
     @cached_property
     def layout(self) -> Layout:
-        if self.inputs:
+        if self.has_names:
             return next(iter(self.inputs.values())).layout
         types = tuple(keys.normal_type(self.schema.field(name).type) for name in self.task.key_columns)
         once = None
@@ -224,10 +234,10 @@ class Plan:
         taken back, or None where code says the updates. `side` is that of an input of a join.
         """
         found = {}
-        for name, plan in (self.inputs or {self.input: self}).items():
-            key = {"key": [*plan.task.key_columns]} if self.inputs else {}
+        for name, plan in self.of_rows.items():
+            key = {"key": [*plan.task.key_columns]} if self.has_names else {}
             value = {"value": plan.task.value} if name in self.inputs_taken_back else {}
-            sides = plan.part.sides if plan.part is not None and self.inputs else {}
+            sides = plan.part.sides if plan.part is not None and self.has_names else {}
             side = {"side": sides[name]} if name in sides else {}
             if of_input := {**key, **value, **side}:
                 found[name] = of_input
@@ -295,7 +305,7 @@ class FlowPlan:
     @cached_property
     def by_input(self) -> dict[str, FlowPlan]:
         """The plan of the rows of each input."""
-        if not self.first.inputs:
+        if not self.first.has_names:
             return {INPUT: self}
         return {name: FlowPlan(tuple(plan.inputs[name] for plan in self.tasks)) for name in self.first.inputs}
 

@@ -42,7 +42,7 @@ def feeds_of(parts: Sequence[FedTask]) -> list[Feed]:
     """
     feeds: dict[tuple[object, ...], list[FedTask]] = {}
     for part in parts:
-        shared = part.plan.name if part.plan.inputs else id(part.source)
+        shared = part.plan.name if part.plan.has_names else id(part.source)
         feeds.setdefault((shared, *_way(part.plan)), []).append(part)
     return [Feed(_flow_plan(some, some[0].source), some[0].source) for some in feeds.values()]
 
@@ -63,7 +63,7 @@ def equal_sources(parts: Sequence[FedTask]) -> list[list[FedTask]]:
     """Return the tasks, by what they have in common, whose sources are equal and yet are not all one object."""
     groups: list[list[FedTask]] = []
     # Several inputs are read for one task only, and what a task gives is not read as a source is.
-    for part in (part for part in parts if not part.plan.inputs and not part.plan.upstream):
+    for part in (part for part in parts if not part.plan.has_names and not part.plan.upstream):
         group = next((group for group in groups if _are_fed_alike(group[0], part)), None)
         if group is None:
             groups.append([part])

@@ -276,7 +276,7 @@ class TaskReport:
     def _hint(self, reason: str) -> str:
         """Return in parentheses what usually causes a reason, or nothing."""
         plan = self._plan
-        inputs = [*plan.inputs.values()] or [plan]
+        inputs = plan.of_rows.values()
         if reason == LATE and self._born is not None and self._aside[LATE] >= self._messages:
             hint = f"the task is new to the application and begins at its clock, {show_clock(self._born)}; "
             hint += f"rebuild=[{plan.named!r}] of a start builds it from the beginning of its source"

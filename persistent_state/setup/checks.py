@@ -214,7 +214,7 @@ def of_places(tasks: Sequence[Added], store: str, application: str, scratch: str
 
 def of_plan(plan: Plan) -> Iterator[str]:
     """Refuse a task that can never work on its rows, or on those of its inputs together."""
-    if plan.inputs:
+    if plan.has_names:
         yield from _of_inputs_together(plan)
         return
     name = plan.named

@@ -360,7 +360,7 @@ def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
     """The flows of derived tasks: those that are given one object, and the same rows of it, are one."""
     given: dict[Any, list[Plan]] = {}
     for plan in plans.values():
-        shared = plan.name if plan.inputs else (id(plan.upstream[""]), plan.takes_back)
+        shared = plan.name if plan.has_names else (id(plan.upstream[""]), plan.takes_back)
         given.setdefault(shared, []).append(plan)
     return [FlowPlan(tuple(some)) for some in given.values()]
 

@@ -1025,7 +1025,7 @@ class World:
         for input in flow.first.source_inputs:
             channel, tells = flow.by_input[input].first.channel, self.seed % 2 == 1
             sources[input] = WorldSource(partitions.of(input), self.rng, rows, self.skew, channel, tells=tells)
-        source = Inputs(sources) if flow.first.inputs else sources[""]
+        source = Inputs(sources) if flow.first.has_names else sources[""]
         known = self._newest(actor, log).flows[flow.id]
         open_source(source, lists.read_journals(log.files, known), known.source.known_positions)
         for input, each in sources.items():

@@ -178,7 +178,7 @@ def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str], name: str) ->
     """
     channel, row = rows["channel"], one_chunk(rows["value"])
     inputs = [*_part(plan).rows]
-    if plan.inputs:
+    if plan.has_names:
         # Before a channel stands the place of its input, which gives messages of one moment their order.
         channel = pc.replace_substring_regex(channel, r"^\d+:", "")
     if _part(plan).is_unnamed:
@@ -196,8 +196,8 @@ def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str], name: str) ->
         PARTITION: rows["strand"],
     }
     aside = pa.table({**columns, "row": row}).combine_chunks()
-    for of_input in plan.inputs.values() or [plan]:
-        own = row.field(of_input.input or UNNAMED).is_valid() if plan.inputs else pa.repeat(True, count)
+    for of_input in plan.of_rows.values():
+        own = row.field(of_input.input or UNNAMED).is_valid() if plan.has_names else pa.repeat(True, count)
         if len(some := aside.filter(own)):
             check_bad_rows(of_input, some, misfits[of_input.input])
     return aside
