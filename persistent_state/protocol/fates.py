@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.protocol import identity
+from persistent_state.protocol import flows, identity
 from persistent_state.protocol.graph import upstream_of
+from persistent_state.protocol.restore import TaskGroup
 from persistent_state.store.entry import Entry
 
 CONTINUES, NEW, RESET, REBUILT, LEFT_OUT, REFUSED = "continues", "new", "reset", "rebuilt", "left out", "refused"
@@ -79,6 +80,11 @@ def decide(newest: Entry | None, wanted: Sequence[FlowPlan], words: Words) -> Fa
     for name in newest.tasks if newest else ():
         of.setdefault(name, Fate(LEFT_OUT))
     return Fates(words, of)
+
+
+def groups_that_continue(table: Fates, newest: Entry | None, flow: FlowPlan) -> list[TaskGroup]:
+    """Return the tasks of a flow that go on, in the groups in which the log has them."""
+    return flows.divided(newest, [plan.name for plan in table.plans(flow, CONTINUES)]) if newest else []
 
 
 def is_made_of_state(plan: Plan) -> bool:
