@@ -86,7 +86,7 @@ def check_feed(setup: Setup, feed: Feed, newest: Entry | None, table: Fates) -> 
     if isinstance(source, TaskSource):
         return []
     clock = newest.clock if newest else BEGINNING
-    groups = groups_that_continue(table, newest, flow)
+    groups = groups_that_continue(table, newest, flow) if newest else []
     begins = [BEGINNING] if table.plans(flow, REBUILT) else []
     if table.plans(flow, NEW, RESET) and all(group.flow.progress.clock < clock for group in groups):
         # Nobody is there whom they could come to.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from persistent_state.batch.plan import FlowPlan, Plan, folded
@@ -51,17 +52,14 @@ def check(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> None:
         InvalidInputError: A task can't go on and would lose what it has, was written by another monoid or key, or is rebuilt
             and keeps an output; or a name can't be told from another, or is not added.
     """
-    for sentence in _refusals(table, newest, plans):
+    of_tasks = (_of_task(table, newest, plan) for plan in plans)
+    _refuse(_of_fates(table, newest, plans), _of_words(table, plans), _of_names(newest, plans), *of_tasks)
+
+
+def _refuse(*refusals: Iterator[str]) -> None:
+    """Raise the first refusal that there is. Later ones are not looked for: they may be no more than its consequences."""
+    for sentence in chain(*refusals):
         raise InvalidInputError(sentence)
-
-
-def _refusals(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> Iterator[str]:
-    """Yield a sentence for each refusal. Those of a task after its first may be no more than consequences of that."""
-    yield from _of_fates(table, newest, plans)
-    yield from _of_words(table, plans)
-    yield from _of_names(newest, plans)
-    for plan in plans:
-        yield from _of_task(table, newest, plan)
 
 
 def _of_fates(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> Iterator[str]:
@@ -208,23 +206,15 @@ def _without_type(monoid: Any) -> dict[str, Any]:
     return {name: part for name, part in monoid.items() if name != "type"}
 
 
-def check_returns(table: Fates, newest: Entry | None, wanted: Sequence[FlowPlan]) -> None:
+def check_returns(table: Fates, newest: Entry, wanted: Sequence[FlowPlan]) -> None:
     """Refuse tasks that come back after what they missed has gone, before anything is read of them.
 
     Raises:
         InvalidInputError: Their clock is no longer retained, or the times that they missed are not apart any more.
     """
-    for sentence in _of_returns(table, newest, wanted):
-        raise InvalidInputError(sentence)
-
-
-def _of_returns(table: Fates, newest: Entry | None, wanted: Sequence[FlowPlan]) -> Iterator[str]:
-    """Yield the refusals of tasks that have missed what has gone, flow by flow."""
-    for flow in wanted if newest else ():
-        assert newest is not None
+    for flow in wanted:
         for group in groups_that_continue(table, newest, flow):
-            yield from _left_behind(newest, group, flow)
-            yield from _missed_times(newest, group, flow)
+            _refuse(_left_behind(newest, group, flow), _missed_times(newest, group, flow))
 
 
 def _left_behind(newest: Entry, group: TaskGroup, flow: FlowPlan) -> Iterator[str]:

@@ -70,7 +70,8 @@ def take_over(
             raise fenced(log.application, after)
         table = decide(newest, wanted, Words(reset, rebuild))
         refusals.check(table, newest, [plan for flow in wanted for plan in flow.tasks])
-        refusals.check_returns(table, newest, wanted)
+        if newest is not None:
+            refusals.check_returns(table, newest, wanted)
         start = _Start(interval, shards, writer, now, table)
         return _first_entry(log.files, newest, wanted, start), None
 
