@@ -20,8 +20,8 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import open_source
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.protocol import flows, refusals, restore
-from persistent_state.protocol.fates import CONTINUES, NEW, REBUILT, RESET, Fates
+from persistent_state.protocol import refusals, restore
+from persistent_state.protocol.fates import NEW, REBUILT, RESET, Fates, groups_that_continue
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TaskSource
@@ -86,8 +86,7 @@ def check_feed(setup: Setup, feed: Feed, newest: Entry | None, table: Fates) -> 
     if isinstance(source, TaskSource):
         return []
     clock = newest.clock if newest else BEGINNING
-    continued = [plan.name for plan in table.plans(flow, CONTINUES)]
-    groups = flows.divided(newest, continued) if newest else []
+    groups = groups_that_continue(table, newest, flow) if newest else []
     begins = [BEGINNING] if table.plans(flow, REBUILT) else []
     if table.plans(flow, NEW, RESET) and all(group.flow.progress.clock < clock for group in groups):
         # Nobody is there whom they could come to.

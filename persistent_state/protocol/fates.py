@@ -1,16 +1,16 @@
 """The fate of each task at a start, decided once and with its reason.
 
-The takeover, refusals, the checks of a start, rewinds and the log lines of a start all go by this table. The first rule that
-fits a task decides:
+The checks of a start, the takeover, refusals, rewinds and the log lines of a start go by this table. The first rule that fits a
+task decides:
 
 1. A task that is named in `rebuild` is rebuilt.
 2. A task that the log does not have is new, or reset if it is named in `reset`.
-3. A task that is named in `reset` is reset. But a derived task is rebuilt from what feeds it. Only an ordered task whose
+3. A task that is named in `reset` is reset. But a derived task is rebuilt from what feeds it, and only an ordered task whose
    messages are reset starts from zero at the global clock, as they do.
 4. A task goes on if its code and what feeds it are as they were, and no task that feeds it starts over.
-5. A task that can't go on is refused if it would lose what it can't be given again: that of sources, closed windows, emitted
-   rows and pairs. To name a task that feeds it is no word for that. A start that was refused can be made again.
-6. Any other task that can't go on lacks nothing afterwards, and starts over: it is made of state, or has taken nothing yet.
+5. A task that can't go on is refused if it would lose what nothing gives to it again: messages of sources, closed windows,
+   emitted rows and pairs. To name a task that feeds it is not enough, as a start that was refused can be made again.
+6. Any other task that can't go on starts over. It lacks nothing afterwards: it is made of state, or has taken nothing yet.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.protocol import identity
+from persistent_state.protocol import flows, identity
 from persistent_state.protocol.graph import upstream_of
+from persistent_state.protocol.restore import TaskGroup
 from persistent_state.store.entry import Entry
 
 CONTINUES, NEW, RESET, REBUILT, LEFT_OUT, REFUSED = "continues", "new", "reset", "rebuilt", "left out", "refused"
@@ -79,6 +80,11 @@ def decide(newest: Entry | None, wanted: Sequence[FlowPlan], words: Words) -> Fa
     for name in newest.tasks if newest else ():
         of.setdefault(name, Fate(LEFT_OUT))
     return Fates(words, of)
+
+
+def groups_that_continue(table: Fates, newest: Entry, flow: FlowPlan) -> list[TaskGroup]:
+    """Return the tasks of a flow that go on, in the groups in which the log has them."""
+    return flows.divided(newest, [plan.name for plan in table.plans(flow, CONTINUES)])
 
 
 def is_made_of_state(plan: Plan) -> bool:

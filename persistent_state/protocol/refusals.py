@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from persistent_state.batch.part import TaskPart
-from persistent_state.batch.plan import Plan, folded
+from persistent_state.batch.plan import FlowPlan, Plan, folded
 from persistent_state.edges.base import edges
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END, checkpoint_clock
@@ -14,7 +15,8 @@ from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import full_clock
 from persistent_state.partials.evolve import Evolving
 from persistent_state.protocol import evolution, identity
-from persistent_state.protocol.fates import CONTINUES, REBUILT, REFUSED, Fates, is_made_of_state
+from persistent_state.protocol.fates import CONTINUES, REBUILT, REFUSED, Fates, groups_that_continue, is_made_of_state
+from persistent_state.protocol.restore import TaskGroup
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED
@@ -50,17 +52,14 @@ def check(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> None:
         InvalidInputError: A task can't go on and would lose what it has, was written by another monoid or key, or is rebuilt
             and keeps an output; or a name can't be told from another, or is not added.
     """
-    for sentence in _refusals(table, newest, plans):
+    of_tasks = (_of_task(table, newest, plan) for plan in plans)
+    _refuse(_of_fates(table, newest, plans), _of_words(table, plans), _of_names(newest, plans), *of_tasks)
+
+
+def _refuse(*refusals: Iterator[str]) -> None:
+    """Raise the first refusal that there is. Later ones are not looked for: they may be no more than its consequences."""
+    for sentence in chain(*refusals):
         raise InvalidInputError(sentence)
-
-
-def _refusals(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> Iterator[str]:
-    """Yield a sentence for each refusal. Those of a task after its first may be no more than consequences of that."""
-    yield from _of_fates(table, newest, plans)
-    yield from _of_words(table, plans)
-    yield from _of_names(newest, plans)
-    for plan in plans:
-        yield from _of_task(table, newest, plan)
 
 
 def _of_fates(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> Iterator[str]:
@@ -205,3 +204,52 @@ def _of_identity(plan: Plan, newest: Entry) -> Iterator[str]:
 
 def _without_type(monoid: Any) -> dict[str, Any]:
     return {name: part for name, part in monoid.items() if name != "type"}
+
+
+def check_returns(table: Fates, newest: Entry, wanted: Sequence[FlowPlan]) -> None:
+    """Refuse tasks that come back after what they missed has gone, before anything is read of them.
+
+    Raises:
+        InvalidInputError: Their clock is no longer retained, or the times that they missed are not apart any more.
+    """
+    for flow in wanted:
+        for group in groups_that_continue(table, newest, flow):
+            _refuse(_left_behind(newest, group, flow), _missed_times(newest, group, flow))
+
+
+def _left_behind(newest: Entry, group: TaskGroup, flow: FlowPlan) -> Iterator[str]:
+    """Yield the refusals of tasks that come back after their clock was left behind.
+
+    The source delivers again what they missed. But what they once read is not remembered for ever. One that has read nothing
+    yet can do without, but if it is fed by windows or emitted rows: those are gone.
+    """
+    own, oldest = group.flow.visited, min(newest.retained, default=BEGINNING)
+    # A flow that sources and tasks feed may have come further by its sources.
+    is_left_behind = any(BEGINNING < at < oldest for at in (own, group.flow.progress.clock))
+    stands = own if flow.is_fed_by_windows else _stands(group)
+    if any(not source.is_of_state for source in flow.first.upstream.values()):
+        is_left_behind |= stands < oldest
+    for name, task in group.tasks.items():
+        if not task.active and is_left_behind:
+            yield (
+                f"task={flow.by_name[name].named} left at clock={full_clock(own)}, and the oldest that is retained is "
+                f"{full_clock(oldest)}. {ways(flow.by_name[name], newest.clock)}"
+            )
+
+
+def _missed_times(newest: Entry, group: TaskGroup, flow: FlowPlan) -> Iterator[str]:
+    """Yield the refusal of a task that returns below the global clock and is fed what changes from one time to the next."""
+    clock, stands = newest.clock, _stands(group)
+    sees_each = any(source.every_us for source in flow.first.upstream.values())
+    if sees_each and not flow.first.takes_back and stands < clock:
+        yield (
+            f"{flow.title} left at clock={full_clock(stands)}, and what changed from one time to the next since then is not "
+            f"told apart any more. {ways(flow.first, clock)}"
+        )
+
+
+def _stands(group: TaskGroup) -> int:
+    """Return the clock up to which a group has all that other tasks gave."""
+    own, born = group.flow.visited, min(task.born for task in group.tasks.values())
+    # Before its first step, it stands where it was to be built from state: at the global clock that there was.
+    return own if own > BEGINNING or born == BEGINNING else born + 1

@@ -11,7 +11,7 @@ from persistent_state.errors import InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING, END
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import evolution, flows, graph, refusals, restore
-from persistent_state.protocol.fates import CONTINUES, LEFT_OUT, NEW, REBUILT, RESET, Fates, Words, decide
+from persistent_state.protocol.fates import LEFT_OUT, NEW, REBUILT, RESET, Fates, Words, decide, groups_that_continue
 from persistent_state.protocol.next_entry import append
 from persistent_state.protocol.restore import TaskGroup
 from persistent_state.store.entry import Entry, Kept
@@ -70,6 +70,8 @@ def take_over(
             raise fenced(log.application, after)
         table = decide(newest, wanted, Words(reset, rebuild))
         refusals.check(table, newest, [plan for flow in wanted for plan in flow.tasks])
+        if newest is not None:
+            refusals.check_returns(table, newest, wanted)
         start = _Start(interval, shards, writer, now, table)
         return _first_entry(log.files, newest, wanted, start), None
 
@@ -108,7 +110,7 @@ def _groups_of(
 ) -> list[TaskGroup]:
     """Return the groups of a flow, given those `before` it, which have the tasks that feed it."""
     clock, plans = newest.clock if newest else BEGINNING, flow.by_name
-    groups = _continued(files, newest, flow, start) if newest else []
+    groups = _restored(files, newest, flow, start) if newest else []
     rebuilt, new = start.fates.plans(flow, REBUILT), start.fates.plans(flow, NEW, RESET)
     if flow.is_derived:
         # From the state of the tasks that feed them: there is nothing to read again.
@@ -126,15 +128,11 @@ def _groups_of(
     return [_in_order(group, plans) for group in groups]
 
 
-def _continued(files: Files, newest: Entry, flow: FlowPlan, start: _Start) -> list[TaskGroup]:
+def _restored(files: Files, newest: Entry, flow: FlowPlan, start: _Start) -> list[TaskGroup]:
     """Return the groups of the tasks of a flow that go on, restored."""
-    intervals = (newest.interval, start.interval)
+    intervals, groups = (newest.interval, start.interval), []
     # What is to be reset or rebuilt is not looked at: it may be damaged.
-    continued = [plan.name for plan in start.fates.plans(flow, CONTINUES)]
-    groups = []
-    for group in flows.divided(newest, continued):
-        _check_return(newest, group, flow)
-        _check_between(flow, group, newest.clock)
+    for group in groups_that_continue(start.fates, newest, flow):
         back = restore.restored(files, group, flow.first, newest.clock, intervals, start.shards, start.now)
         groups.append(_as_planned(back, flow.by_name, newest))
     return flows.together(files, flow, groups) if groups else []
@@ -209,51 +207,6 @@ def _left_out(files: Files, group: TaskGroup, clock: int, start: _Start) -> Task
         return group
     back = restore.cut_back(files, group, clock, start.shards, start.now)
     return replace(back, tasks={name: replace(task, active=False) for name, task in back.tasks.items()})
-
-
-def _check_return(newest: Entry, group: TaskGroup, flow: FlowPlan) -> None:
-    """Refuse tasks that come back after their clock was left behind.
-
-    The source delivers again what they missed. But what they once read is not remembered for ever. One that has read nothing
-    yet can do without, but if it is fed by windows or emitted rows: those are gone.
-
-    Raises:
-        InvalidInputError: Their clock is no longer retained.
-    """
-    own, oldest = group.flow.visited, min(newest.retained, default=BEGINNING)
-    # A flow that sources and tasks feed may have come further by its sources.
-    is_left_behind = any(BEGINNING < at < oldest for at in (own, group.flow.progress.clock))
-    stands = own if flow.is_fed_by_windows else _stands(group)
-    if any(not source.is_of_state for source in flow.first.upstream.values()):
-        is_left_behind |= stands < oldest
-    for name, task in group.tasks.items():
-        if not task.active and is_left_behind:
-            raise InvalidInputError(
-                f"task={flow.by_name[name].named} left at clock={full_clock(own)}, and the oldest that is retained is "
-                f"{full_clock(oldest)}. {refusals.ways(flow.by_name[name], newest.clock)}"
-            )
-
-
-def _check_between(flow: FlowPlan, group: TaskGroup, clock: int) -> None:
-    """Refuse a task that returns below the global clock and is fed what changes from one time to the next.
-
-    Raises:
-        InvalidInputError: The times that it missed are not apart any more.
-    """
-    sees_each = any(source.every_us for source in flow.first.upstream.values())
-    stands = _stands(group)
-    if sees_each and not flow.first.takes_back and stands < clock:
-        raise InvalidInputError(
-            f"{flow.title} left at clock={full_clock(stands)}, and what changed from one time to the next since then is not "
-            f"told apart any more. {refusals.ways(flow.first, clock)}"
-        )
-
-
-def _stands(group: TaskGroup) -> int:
-    """Return the clock up to which a group has all that other tasks gave."""
-    own, born = group.flow.visited, min(task.born for task in group.tasks.values())
-    # Before its first step, it stands where it was to be built from state: at the global clock that there was.
-    return own if own > BEGINNING or born == BEGINNING else born + 1
 
 
 def _all_born(

@@ -61,6 +61,7 @@ from persistent_state.protocol import (
     graph,
     naming,
     next_entry,
+    refusals,
     restore,
     rewind,
     takeover,
@@ -384,7 +385,7 @@ BUGS = (
     bug(
         "taken back too late",
         "A task may return though its clock was collected.",
-        takeover._check_return,
+        refusals._left_behind,
         ("if not task.active and is_left_behind:", "if False:"),
         theme="restless",
     ),
@@ -398,7 +399,7 @@ BUGS = (
     bug(
         "left while it is built again",
         "A task that has yet to catch up is refused as one that was left out.",
-        takeover._check_return,
+        refusals._left_behind,
         ("if not task.active and", "if"),
         theme="rebuilt",
     ),
@@ -1633,14 +1634,14 @@ BUGS = (
         "A task that is rebuilt for its new code keeps its state, from which this code takes back what it did not make.",
         takeover._groups_of,
         (
-            "groups = _continued(files, newest, flow, start) if newest else []",
+            "groups = _restored(files, newest, flow, start) if newest else []",
             "known = newest.tasks if newest else {}\n"
             "    other = [name for name in plans if name in known and start.fates.of[name].kind == REBUILT\n"
             '             and known[name].identity.get("version") != plans[name].identity.get("version")]\n'
-            "    kept = {name: replace(fate, kind=CONTINUES) if name in other else fate\n"
+            "    kept = {name: replace(fate, kind='continues') if name in other else fate\n"
             "            for name, fate in start.fates.of.items()}\n"
             "    start = replace(start, fates=replace(start.fates, of=kept))\n"
-            "    groups = _continued(files, newest, flow, start) if newest else []",
+            "    groups = _restored(files, newest, flow, start) if newest else []",
         ),
         theme="versions",
     ),
@@ -1680,9 +1681,37 @@ BUGS = (
         theme="every",
     ),
     bug(
+        "only named ones start over",
+        "A task goes on though what feeds it begins anew, if nobody has named that but what feeds it in turn.",
+        fates._obstacle,
+        ("if of[feeder].starts_over:", 'if of[feeder].why.startswith("it is named"):'),
+        theme="graph",
+    ),
+    bug(
+        "missed while it was away",
+        "A task without anything begins anew unasked, though its source has given what it missed.",
+        fates._fate,
+        ("has_something or _was_away(newest, plan.name)", "has_something"),
+        theme="inputs",
+    ),
+    bug(
+        "source of before forgotten",
+        "A task that has lost its source is built from state, without what the source gave.",
+        fates._fate,
+        ("not plan.source_inputs and newest.flow_of(plan.name).is_derived", "not plan.source_inputs"),
+        theme="inputs",
+    ),
+    bug(
+        "reset apart from its messages",
+        "An ordered task that is reset is built again, from messages that start from zero.",
+        fates._fate,
+        ("is_derived and not (plan.is_in_order and of[plan.upstream[INPUT].task].kind == RESET)", "is_derived"),
+        theme="in-order",
+    ),
+    bug(
         "windows missed",
         "A task returns though the windows that it was to be fed have closed.",
-        takeover._check_return,
+        refusals._left_behind,
         ("is_left_behind |= stands < oldest", "pass"),
         theme="graph",
     ),
@@ -2113,14 +2142,14 @@ BUGS = (
     bug(
         "times missed",
         "A task on pairs returns though it has missed some.",
-        takeover._check_between,
+        refusals._missed_times,
         ("stands < clock", "False"),
         theme="every",
     ),
     bug(
         "times missed before the first step",
         "A task on pairs that has taken no step yet returns though it has missed some.",
-        takeover._check_between,
+        refusals._missed_times,
         ("stands < clock", "BEGINNING < group.flow.visited < clock"),
         theme="every",
     ),
