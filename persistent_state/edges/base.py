@@ -21,7 +21,7 @@ from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import show_duration
-from persistent_state.event_time.inputs import INPUT, named
+from persistent_state.event_time.inputs import INPUT, named_in
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TaskSource
 from persistent_state.store import net_changes
@@ -252,7 +252,7 @@ def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
         FencedError: A file is gone, and a newer driver owns the application.
     """
     plan = fed.feeders[input]
-    partition, given = named(input, plan.name), False
+    partition, given = named_in(input, plan.name), False
     try:
         # States of an ordered task are opened slice by slice, and nothing rewrites them but the step itself.
         for chunk in span.edge.read(plan, fed, span, partition):

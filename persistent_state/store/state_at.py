@@ -32,7 +32,7 @@ from persistent_state.partials.evolve import Evolving, misfits
 from persistent_state.partials.kinds import kind_of, monoid_of
 from persistent_state.partials.layout import Layout, as_numpy, below, between, one_chunk
 from persistent_state.partials.since import Since
-from persistent_state.partials.type_names import named
+from persistent_state.partials.type_names import type_named
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import kept_entries, late_rows
 from persistent_state.store import runs as runs_io
@@ -408,7 +408,7 @@ def _goes_on_from(monoid: Monoid[Any], identity: Mapping[str, Any]) -> bool:
     if not isinstance(monoid, Evolving) or {**identity, "type": ""} != {**monoid.identity, "type": ""}:
         return False
     try:
-        return not misfits(named(identity["type"]), monoid.type)
+        return not misfits(type_named(identity["type"]), monoid.type)
     except ValueError:
         return False
 

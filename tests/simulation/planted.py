@@ -1833,7 +1833,7 @@ BUGS = (
         "channel of another input",
         "Channels of the same name are one, whatever input they are of.",
         rows.place_of,
-        ("named(plan.input, name) for name", "name for name"),
+        ("named_in(plan.input, name) for name", "name for name"),
         theme="inputs",
     ),
     bug(

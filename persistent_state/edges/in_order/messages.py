@@ -18,7 +18,7 @@ from persistent_state.event_time.durations import show_duration
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.ordered import InOrderTask
 from persistent_state.partials.evolve import Difference, plain
-from persistent_state.partials.type_names import name_of, named
+from persistent_state.partials.type_names import name_of, type_named
 from persistent_state.partials.waiting import Rows
 from persistent_state.state import KeptState
 from persistent_state.task import messages_of
@@ -137,7 +137,7 @@ def _check_columns(task: InOrderTask, input: str, columns: pa.Schema) -> None:
     for field in columns:
         type = plain(field.type)
         try:
-            can_wait = named(name_of(type)) == type
+            can_wait = type_named(name_of(type)) == type
         except ValueError:
             can_wait = False
         if not can_wait:

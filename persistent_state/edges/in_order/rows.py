@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
-from persistent_state.edges.in_order.messages import messages_part
 from persistent_state.edges.in_order.part import OrderedPart
 from persistent_state.ordered import InOrderTask
-from persistent_state.partials.layout import as_numpy, one_chunk
+from persistent_state.partials.layout import one_chunk
 from persistent_state.partials.waiting import Rows
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
@@ -47,20 +44,6 @@ class EmittedRows(OrderedPart):
 def row_type(task: InOrderTask) -> pa.DataType:
     """Return the type of the rows that a task emits."""
     return pa.struct([] if task.emits is None else list(task.emits))
-
-
-def most_ranks(waiting: Plan) -> int:
-    """Return how many ranks emitted rows have, given the plan of the task in which the messages wait.
-
-    The first is that of timers. Each input has one.
-    """
-    return 1 + len(messages_part(waiting).rows)
-
-
-def ranks_of(rows: pa.Table) -> NDArray[np.int64]:
-    """Return the ranks of emitted rows, as they are stored."""
-    ranks: NDArray[np.int64] = as_numpy(rows, "position") >> NUMBERS
-    return ranks
 
 
 def emitted_schema(plan: Plan) -> pa.Schema:
