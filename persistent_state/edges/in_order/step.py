@@ -49,11 +49,6 @@ class OrderedMessages(Messages):
     hands_keys = True
     keeps = "any, in order"
 
-    @property
-    def is_unnamed(self) -> bool:
-        """Return whether there is one input, which has no name."""
-        return [*self.rows] == [INPUT]
-
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
         rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
@@ -181,7 +176,7 @@ def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str], name: str) ->
     if plan.inputs:
         # Before a channel stands the place of its input, which gives messages of one moment their order.
         channel = pc.replace_substring_regex(channel, r"^\d+:", "")
-    if _part(plan).is_unnamed:
+    if inputs == [INPUT]:
         row = row.field(0)
     else:
         row = pa.StructArray.from_arrays(row.flatten(), names=[input or UNNAMED for input in inputs])

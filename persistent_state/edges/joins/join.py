@@ -39,6 +39,7 @@ SHARE = 4
 class Join(InOrderTask):
     """The base of joins. It has the types of its state and its rows once the columns of both inputs are known."""
 
+    # It emits rows, whose columns are known later.
     emits = pa.schema([])
     keeps_states: ClassVar[bool] = True
     waits_in: ClassVar[type[JoinMessages]]
