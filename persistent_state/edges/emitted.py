@@ -21,7 +21,7 @@ from persistent_state.partials.layout import Layout, as_numpy, between
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.waiting import passed
 from persistent_state.sources.base import Chunk
-from persistent_state.task import PersistentTask, rows_of
+from persistent_state.task import PersistentTask, name_of_rows
 
 NUMBER_BITS = 24
 """The bits of a row's number among those that a key emitted at a moment. Above them stands the key's hash, and above that the
@@ -50,7 +50,7 @@ class Emitted(Edge):
     @property
     def task(self) -> str:
         """The task of the graph in which these rows are."""
-        return rows_of(self.by)
+        return name_of_rows(self.by)
 
     @property
     def named(self) -> str:

@@ -45,10 +45,7 @@ class Hourly(Edge):
     task: str
 
     kind: ClassVar[str] = "each hour"
-
-    @property
-    def every_us(self) -> int:
-        return HOUR
+    every_us: ClassVar[int] = HOUR
 
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
         return schema_of(plan, fields_of(plan))

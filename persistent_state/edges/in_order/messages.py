@@ -21,7 +21,7 @@ from persistent_state.partials.evolve import Difference, plain
 from persistent_state.partials.type_names import name_of, type_named
 from persistent_state.partials.waiting import Rows
 from persistent_state.state import KeptState
-from persistent_state.task import messages_of
+from persistent_state.task import name_of_messages
 from persistent_state.windows import UntilPassed
 
 Key: TypeAlias = str | Sequence[str] | None
@@ -41,7 +41,7 @@ class Messages(OrderedPart):
     def __init__(
         self, task: InOrderTask, schemas: Mapping[str, pa.Schema], input: str = INPUT, key: Key | None = None
     ) -> None:
-        OrderedPart.__init__(self, task, messages_of(task.task_name))
+        OrderedPart.__init__(self, task, name_of_messages(task.task_name))
         self.key = task.key if key is None else key
         self.message_id, self.horizon = task.message_id, task.horizon
         self.rows = {name: pa.struct(list(schema)) for name, schema in schemas.items()}

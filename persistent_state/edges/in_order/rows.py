@@ -13,7 +13,7 @@ from persistent_state.partials.layout import one_chunk
 from persistent_state.partials.waiting import Rows
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
-from persistent_state.task import rows_of
+from persistent_state.task import name_of_rows
 from persistent_state.windows import TIME, UntilPassed
 
 EMITTED = "emitted row"
@@ -30,7 +30,7 @@ class EmittedRows(OrderedPart):
     other_name = "define it under one"
 
     def __init__(self, task: InOrderTask) -> None:
-        super().__init__(task, rows_of(task.task_name))
+        super().__init__(task, name_of_rows(task.task_name))
 
     @property
     def has_rows(self) -> bool:
