@@ -69,7 +69,7 @@ class Emitted(Edge):
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
         return emitted_schema(plan)
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[Chunk]:
         layout, levels = plan.layout, open_runs(plan, span.changed_runs)
         # The first rank is that of timers. Each input has one.
         ranks = 1 + len(messages_part(plan.feeders[INPUT]).rows)
@@ -78,7 +78,7 @@ class Emitted(Edge):
             if len(table) == 0:
                 continue
             (rows,) = emitted_table(plan, table.select([*layout.key_names, "start", "value"])).to_batches()
-            yield Chunk(name, 0, rows, at=_places(table, layout, ranks))
+            yield Chunk(plan.name, 0, rows, at=_places(table, layout, ranks))
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the rows that {self.by} emits after clock={clock}"

@@ -2406,7 +2406,7 @@ BUGS = (
         "bad messages again",
         "A start leaves bad messages aside that are processed again.",
         in_order._aside,
-        ("pa.array([name] * count)", 'rows["strand"]'),
+        ("pa.array([plan.name] * count)", 'rows["strand"]'),
         theme="in-order",
     ),
     bug(

@@ -63,14 +63,13 @@ class Messages(OrderedPart):
     def persistent_state(self) -> KeptState[Any]:
         return KeptState(Rows(self.waiting), UntilPassed(self.back))
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[StepChunk]:
         """Yield what the ordered task makes of the messages that the clock has passed.
 
         Args:
             plan: The plan of the task in which the messages wait.
             fed: The plan of the task that has the states.
             span: The runs of a shard of both.
-            name: The partition that the rows are of.
         """
         raise NotImplementedError
 
