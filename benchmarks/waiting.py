@@ -39,7 +39,7 @@ from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive.local import LocalDriver
 from persistent_state.drive.turn import Part
-from persistent_state.event_time.inputs import named
+from persistent_state.event_time.inputs import named_in
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk, Reach
@@ -65,7 +65,7 @@ class Size:
 
     @property
     def partitions(self) -> list[str]:
-        return [named(side, "") for side in self.sides]
+        return [named_in(side, "") for side in self.sides]
 
     def application(self, folder: str) -> Application:
         # Nothing passes the clock before the last message.
@@ -162,7 +162,7 @@ def chunks(size: Size, first: int, rows: int) -> Iterator[Chunk]:
             columns = [pa.array(times).cast(SCHEMA.field("ts").type)]
             columns += [pa.array(random.integers(0, most, count)) for most in (size.keys, 100)]
             rows_of = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-            yield Chunk(named(side, ""), begin // len(sides), rows_of, input=side)
+            yield Chunk(named_in(side, ""), begin // len(sides), rows_of, input=side)
 
 
 def wait(size: Size, folder: str) -> None:
@@ -176,7 +176,7 @@ def wait(size: Size, folder: str) -> None:
     last = [pa.array([START + 3 * size.rows * STEP]).cast(SCHEMA.field("ts").type), pa.array([0]), pa.array([0])]
     row, place = pa.RecordBatch.from_arrays(last, schema=SCHEMA), size.rows // len(size.sides)
     ends = dict.fromkeys(size.partitions, place + 1)
-    world.come((Chunk(named(side, ""), place, row, input=side) for side in size.sides), ends)
+    world.come((Chunk(named_in(side, ""), place, row, input=side) for side in size.sides), ends)
 
 
 def pass_all(size: Size, folder: str) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.durations import Duration
-from persistent_state.event_time.inputs import INPUT, by_input, input_of, named, together
+from persistent_state.event_time.inputs import INPUT, by_input, input_of, named_in, together
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
@@ -144,12 +144,12 @@ class Inputs(TimeReplayableSource):
     def partitions_in(self, split: tuple[str, Any]) -> Collection[str] | None:
         name, piece = split
         partitions = self.sources[name].partitions_in(piece)
-        return partitions if partitions is None else {named(name, partition) for partition in partitions}
+        return partitions if partitions is None else {named_in(name, partition) for partition in partitions}
 
     def read(self, split: tuple[str, Any]) -> Iterator[Chunk]:
         name, piece = split
         for chunk in self.sources[name].read(piece):
-            yield replace(chunk, partition=named(name, chunk.partition), input=name)
+            yield replace(chunk, partition=named_in(name, chunk.partition), input=name)
 
     def _check_names(self, unnamed: Reach) -> None:
         """Refuse names of the input without a name that look like those of another.

@@ -139,19 +139,19 @@ def instance_of(task: object) -> str:
     return f"{task.__name__}()" if isinstance(task, type) else "MessageCount()"
 
 
-def messages_of(task: str) -> str:
+def name_of_messages(task: str) -> str:
     """Return the name of the task of the graph in which the messages of an ordered task wait."""
     return f"{task}.messages"
 
 
-def rows_of(task: str) -> str:
+def name_of_rows(task: str) -> str:
     """Return the name of the task of the graph that has the rows which an ordered task emits."""
     return f"{task}.rows"
 
 
-def parts_of(task: str) -> list[str]:
+def names_of_parts(task: str) -> list[str]:
     """Return the names of the tasks of the graph that an ordered task is. That which has the states has its own name."""
-    return [messages_of(task), task, rows_of(task)]
+    return [name_of_messages(task), task, name_of_rows(task)]
 
 
 class BaseTask:

@@ -43,7 +43,7 @@ from persistent_state.store.files import open_files
 from persistent_state.store.flow_state import LateRows
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import read_side, seen_below
-from persistent_state.task import LOCAL_TIMESTAMP, Message, PersistentTask, messages_of, rows_of
+from persistent_state.task import LOCAL_TIMESTAMP, Message, PersistentTask, name_of_messages, name_of_rows
 
 _logger = logging.getLogger("persistent_state")
 
@@ -421,7 +421,7 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
         except Exception as error:
             raise plan.failed_to_present(error) from error
         before = clock
-    names = [messages_of(name), name] if is_ordered else [name]
+    names = [name_of_messages(name), name] if is_ordered else [name]
     reasons = sum((Counter(entry.late_counts_of(each)) for each in names), Counter[str]())
     # The user has asked for these to be left out.
     reasons.pop(late_rows.OUTSIDE, None)
@@ -435,7 +435,7 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
         read = driver.messages[names[0]]
         _logger.warning("task=%s: %s message%s read%s.", name, f"{read:,}", "s" * (read != 1), plan.without_updates)
     late = [row for each in names for row in _late(plans[names[0]], entry.late_rows_of(each))]
-    return LocalRun(states, outputs, late, _emitted(plans[rows_of(name)], entry) if is_ordered else ())
+    return LocalRun(states, outputs, late, _emitted(plans[name_of_rows(name)], entry) if is_ordered else ())
 
 
 def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from persistent_state.batch.plan import Plan
 from persistent_state.open_state import OpenStore, OpenTask
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.files import Files
-from persistent_state.task import messages_of
+from persistent_state.task import name_of_messages
 from tests import core
 from tests.local_application import Rows, compiled
 from tests.soak import soak_or
@@ -95,7 +95,7 @@ class Ordered(World):
         self.batch += 1
         for name, source in self.given.items():
             source.rows = [(ts, key, n) for key, ts, n, is_right in self.sent if is_right == (name == RIGHT)]  # type: ignore[misc]
-        self.turn(messages_of(self.task.task_name))
+        self.turn(name_of_messages(self.task.task_name))
         self.steps()
 
     def expected(self, clock: int) -> dict[Any, Any]:

@@ -174,6 +174,12 @@ def room_of(module: str, folder: str) -> str:
     return module.removeprefix(folder).strip(".").split(".")[0] or "__init__"
 
 
+def folder_in_room(module: str) -> str | None:
+    """The folder of a room that a module is in; None if it stands in the room itself."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if len(parts) > 2 else None
+
+
 def own(name: str, known: set[str]) -> str | None:
     """The module of persistent_state that a full name is of or in."""
     if name.split(".")[0] != "persistent_state":
@@ -276,5 +282,11 @@ def test_imports_go_one_way(folder: str, house: str) -> None:
             else:
                 higher, lower = tier[room_of(module, folder)], tier[room_of(target, folder)]
                 assert lower > higher, f"persistent_state.{module} imports {target}"
-    # Within a room, too, nobody imports in a circle.
+    # Within a room, too, nobody imports in a circle, and no folder of it does.
     list(TopologicalSorter(within).static_order())
+    folders: dict[str, set[str]] = {}
+    for module, targets in within.items():
+        of_module, of_targets = folder_in_room(module), map(folder_in_room, targets)
+        if of_module is not None:
+            folders.setdefault(of_module, set()).update({*filter(None, of_targets)} - {of_module})
+    list(TopologicalSorter(folders).static_order())

@@ -13,7 +13,7 @@ from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import FAIL, Plan
 from persistent_state.errors import TaskFailedError
 from persistent_state.event_time.clocks import FURTHEST
-from persistent_state.event_time.inputs import UNNAMED, named
+from persistent_state.event_time.inputs import UNNAMED, named_in
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.store.late_rows import LATE, OUTSIDE, PARTITION, SIDE_COLUMNS
@@ -87,7 +87,7 @@ def place_of(plan: Plan, chunk: Chunk) -> Place:
         partitions = channels = Groups([chunk.partition])
         if plan.channel is not None:
             channels = Groups.of_column(chunk.rows.column(plan.channel))
-            channels = replace(channels, names=[named(plan.input, name) for name in channels.names])
+            channels = replace(channels, names=[named_in(plan.input, name) for name in channels.names])
     return Place(partitions, channels, chunk.positions, timestamps, valid, chunk.originals, beyond)
 
 

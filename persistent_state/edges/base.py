@@ -11,6 +11,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import show_duration
-from persistent_state.event_time.inputs import INPUT, named
+from persistent_state.event_time.inputs import INPUT, named_in
 from persistent_state.sources.base import Chunk
 from persistent_state.sources.tasks import TaskSource
 from persistent_state.store import net_changes
@@ -60,7 +61,7 @@ class Edge(TaskSource):
         """
 
     @abstractmethod
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[Chunk]:
         """Yield what a shard of a task gives between two clocks.
 
         Runs may be rewritten and deleted meanwhile. So open all of them before the first chunk is given, as `open_runs` and
@@ -70,7 +71,6 @@ class Edge(TaskSource):
             plan: The plan of the task that gives.
             fed: The plan of the task that is fed.
             span: The runs of the shard, and the clocks.
-            name: The partition that the rows are of.
 
         Raises:
             FileNotFoundError: A run is gone.
@@ -252,20 +252,20 @@ def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
         FencedError: A file is gone, and a newer driver owns the application.
     """
     plan = fed.feeders[input]
-    partition, given = named(input, plan.name), False
+    as_read = partial(replace, partition=named_in(input, plan.name), input=input)
+    given = False
     try:
         # States of an ordered task are opened slice by slice, and nothing rewrites them but the step itself.
-        for chunk in span.edge.read(plan, fed, span, partition):
+        for chunk in span.edge.read(plan, fed, span):
             given = True
-            yield replace(chunk, input=input)
+            yield as_read(chunk)
     except FileNotFoundError:
         if given:
             # What was given would be given again.
             raise
         # The runs were rewritten, and collected. The clocks are kept apart in the new ones, so these give the same.
         with runs_io.named_by_newest():
-            chunks = span.edge.read(plan, fed, _with_newest_runs(fed, plan, span), partition)
-            yield from (replace(chunk, input=input) for chunk in chunks)
+            yield from map(as_read, span.edge.read(plan, fed, _with_newest_runs(fed, plan, span)))
 
 
 def _with_newest_runs(fed: Plan, plan: Plan, span: Span) -> Span:

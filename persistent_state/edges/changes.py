@@ -77,11 +77,11 @@ class Changes(Edge):
     def may_give(self, plan: Plan, span: Span) -> bool:
         return bool(span.changed_runs or span.ending_runs(plan))
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[Chunk]:
         for some in changed_between(
             plan.files, plan.layout, span.runs, span.since, span.clock, every=span.every, ended=span.ended, anew=True
         ):
-            yield from _messages(plan, span, some, name)
+            yield from _messages(plan, span, some)
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the state of {self.task}" if fed.takes_back else f"a row for each key of {self.task}"
@@ -115,7 +115,7 @@ def _check_taken_back(plan: Plan, other: Plan) -> None:
     )
 
 
-def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chunk]:
+def _messages(plan: Plan, span: Span, some: Changed) -> Iterator[Chunk]:
     """Yield the messages that changes are. Where nothing differs there is none, though messages may have come."""
     before, after = (presented(plan, _left(plan, values)) for values in (some.before, some.after))
     # What was added is taken away again as user code made it, which can tell the two zeros apart.
@@ -126,12 +126,12 @@ def _messages(plan: Plan, span: Span, some: Changed, name: str) -> Iterator[Chun
     before, after = before.filter(mask), after.filter(mask)
     if not span.takes_back:
         both = pa.StructArray.from_arrays([before, after], names=[BEFORE, AFTER])
-        yield chunk_of(plan, picked.rows, both, picked.clocks, name)
+        yield chunk_of(plan, picked.rows, both, picked.clocks)
         return
     for kind, values in ((TakenBack, before), (Chunk, after)):
         there = values.is_valid()
         rows, at = picked.rows.filter(there), picked.clocks[np.asarray(there)]
-        yield chunk_of(plan, rows, values.filter(there), at, name, kind)
+        yield chunk_of(plan, rows, values.filter(there), at, kind)
 
 
 def _left(plan: Plan, values: pa.Array) -> pa.Array:

@@ -52,11 +52,11 @@ class ClosedWindows(Edge):
     def may_give(self, plan: Plan, span: Span) -> bool:
         return bool(span.ending_runs(plan))
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[Chunk]:
         since = Since(span.since)
         table = seen_below(plan.files, span.closed_runs(plan), plan.layout, span.clock, since, anew=True)
         values = presented(plan, one_chunk(table["value"]))
-        yield chunk_of(plan, table, values, as_numpy(table, WINDOW[1]), name)
+        yield chunk_of(plan, table, values, as_numpy(table, WINDOW[1]))
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the windows of {self.task} that close after clock={clock}"

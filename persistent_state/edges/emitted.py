@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.base import Edge, Span, open_runs
-from persistent_state.edges.in_order.rows import EmittedRows, emitted_schema, emitted_table, most_ranks, ranks_of
+from persistent_state.edges.in_order.messages import messages_part
+from persistent_state.edges.in_order.rows import NUMBERS, EmittedRows, emitted_schema, emitted_table
 from persistent_state.edges.values import places
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.partials import fold
@@ -20,7 +21,7 @@ from persistent_state.partials.layout import Layout, as_numpy, between
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.waiting import passed
 from persistent_state.sources.base import Chunk
-from persistent_state.task import PersistentTask, rows_of
+from persistent_state.task import PersistentTask, name_of_rows
 
 NUMBER_BITS = 24
 """The bits of a row's number among those that a key emitted at a moment. Above them stands the key's hash, and above that the
@@ -49,7 +50,7 @@ class Emitted(Edge):
     @property
     def task(self) -> str:
         """The task of the graph in which these rows are."""
-        return rows_of(self.by)
+        return name_of_rows(self.by)
 
     @property
     def named(self) -> str:
@@ -68,14 +69,16 @@ class Emitted(Edge):
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
         return emitted_schema(plan)
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[Chunk]:
         layout, levels = plan.layout, open_runs(plan, span.changed_runs)
+        # The first rank is that of timers. Each input has one.
+        ranks = 1 + len(messages_part(plan.feeders[INPUT]).rows)
         for low, high in fold.slices(levels):
             table = passed([between(level, low, high) for level in levels], layout, span.since, span.clock)
             if len(table) == 0:
                 continue
             (rows,) = emitted_table(plan, table.select([*layout.key_names, "start", "value"])).to_batches()
-            yield Chunk(name, 0, rows, at=_places(table, layout, most_ranks(plan.feeders[INPUT])))
+            yield Chunk(plan.name, 0, rows, at=_places(table, layout, ranks))
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the rows that {self.by} emits after clock={clock}"
@@ -91,6 +94,6 @@ def _places(table: pa.Table, layout: Layout, ranks: int) -> NDArray[np.int64]:
     begins[1:] |= starts[1:] != starts[:-1]
     numbers -= np.maximum.accumulate(np.where(begins, numbers, 0))
     bits = (ranks - 1).bit_length()
-    found: NDArray[np.int64] = ranks_of(table) << (63 - bits)
+    found: NDArray[np.int64] = as_numpy(table, "position") >> NUMBERS << (63 - bits)
     found |= places(table) >> (NUMBER_BITS + bits) << NUMBER_BITS | numbers
     return found

@@ -57,7 +57,7 @@ def presented(plan: Plan, values: pa.Array) -> pa.Array:
 
 
 def chunk_of(
-    plan: Plan, table: pa.Table, values: pa.StructArray, clocks: NDArray[np.int64], name: str, kind: type[Chunk] = Chunk
+    plan: Plan, table: pa.Table, values: pa.StructArray, clocks: NDArray[np.int64], kind: type[Chunk] = Chunk
 ) -> Chunk:
     """Return a chunk of these values, whose moments are the last ones before their clocks.
 
@@ -68,7 +68,7 @@ def chunk_of(
     times = pa.array(clocks - 1).cast(TIME)
     names = [*plan.task.key_columns, *plan.layout.kind.window_columns, *values.type.names, TIMESTAMP]
     rows = pa.RecordBatch.from_arrays([*columns, *values.flatten(), times], names=names)
-    return kind(name, 0, rows, at=places(table))
+    return kind(plan.name, 0, rows, at=places(table))
 
 
 def places(table: pa.Table) -> NDArray[np.int64]:

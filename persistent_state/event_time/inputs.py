@@ -14,7 +14,7 @@ UNNAMED = "input"
 """The field of late and bad rows that holds those of the input without a name, beside other inputs. No input has this name."""
 
 
-def named(input: str, name: str) -> str:
+def named_in(input: str, name: str) -> str:
     """Return a name of an input's as it is called among those of all inputs."""
     return f"{input}:{name}" if input else name
 
@@ -37,4 +37,4 @@ def by_input(values: Mapping[str, T], inputs: Collection[str]) -> dict[str, dict
 
 def together(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
     """Return values by name, of all inputs: `by_input` takes them apart again."""
-    return {named(input, name): value for input, some in values.items() for name, value in some.items()}
+    return {named_in(input, name): value for input, some in values.items() for name, value in some.items()}

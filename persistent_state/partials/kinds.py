@@ -13,7 +13,7 @@ from persistent_state.partials.layout import Kind
 from persistent_state.partials.newest import Newest, Versions
 from persistent_state.partials.panes import Panes
 from persistent_state.partials.sessions import Living, Sessions
-from persistent_state.partials.type_names import named
+from persistent_state.partials.type_names import type_named
 from persistent_state.partials.unbounded import Unbounded
 from persistent_state.partials.waiting import Rows, Waiting
 from persistent_state.windows import SlidingWindow, TimeToLive, UntilPassed, UntilReplaced, Windowing
@@ -28,7 +28,7 @@ def monoid_of(windowing: Windowing | None, type: str) -> Monoid[Any] | None:
     if not isinstance(windowing, (UntilPassed, UntilReplaced)):
         return None
     try:
-        found = named(type)
+        found = type_named(type)
     except ValueError as error:
         raise MonoidError(f"{error} Give the task itself.") from None
     return Rows(found) if isinstance(windowing, UntilPassed) else Newest(found.field("state").type)

@@ -42,7 +42,7 @@ def name_of(type: pa.DataType) -> str:
     return str(type)
 
 
-def named(name: str) -> pa.DataType:
+def type_named(name: str) -> pa.DataType:
     """Return the type of a name.
 
     Raises:

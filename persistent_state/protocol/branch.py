@@ -46,7 +46,7 @@ from persistent_state.store.named_files import Pages, ShardRuns, Stored
 from persistent_state.store.output_state import OutputState
 from persistent_state.store.state_at import nearest_clocks, no_application
 from persistent_state.store.task_state import TaskState
-from persistent_state.task import rows_of
+from persistent_state.task import name_of_rows
 
 
 def branch(
@@ -162,7 +162,7 @@ def begin_with(entry: Entry) -> dict[str, int]:
     found = dict[str, int]()
     for name, task in entry.tasks.items():
         kind = windows.from_identity(task.identity)
-        is_rows = name == rows_of(named.get(name, ""))
+        is_rows = name == name_of_rows(named.get(name, ""))
         if is_rows or isinstance(kind, (windows.SlidingWindow, windows.SessionWindow)):
             found[named.get(name, name)] = task.stored.floor
     return found

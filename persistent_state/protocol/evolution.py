@@ -18,7 +18,7 @@ import pyarrow as pa
 from persistent_state.batch.plan import Plan
 from persistent_state.edges.in_order.messages import messages_in
 from persistent_state.partials.evolve import EVERYTHING, Difference, Evolving, differences
-from persistent_state.partials.type_names import name_of, named
+from persistent_state.partials.type_names import name_of, type_named
 from persistent_state.store.entry import Entry
 from persistent_state.store.task_state import TaskState
 
@@ -59,7 +59,7 @@ def dropped_from_states(before: Entry, entry: Entry) -> dict[str, list[str]]:
         is_same = known is not None and (known.born, known.life) == (task.born, task.life)
         if known is None or not is_same or not task.has_states:
             continue
-        types = (named(each.identity["monoid"]["type"]) for each in (known, task))
+        types = (type_named(each.identity["monoid"]["type"]) for each in (known, task))
         if fields := [".".join(each.path[1:]) for each in differences(*types) if each.after is None]:
             found[name] = fields
     return found
@@ -78,7 +78,7 @@ def _differences(plan: Plan, newest: Entry) -> list[Difference]:
     """Return the fields that a start drops, or can't take on, of the values that the newest entry has of a task."""
     after = plan.layout.monoid.type
     try:
-        before = named(_name(plan, newest))
+        before = type_named(_name(plan, newest))
     except ValueError:
         return [Difference(EVERYTHING, pa.null(), after)]
     return [*differences(before, after)]

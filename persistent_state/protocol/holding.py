@@ -12,7 +12,7 @@ from heapq import nsmallest
 
 from persistent_state.event_time.channels import Channel, live_channels
 from persistent_state.event_time.clocks import BEGINNING, Settings
-from persistent_state.event_time.inputs import named as named_in
+from persistent_state.event_time.inputs import named_in
 from persistent_state.formatting import show_clock
 from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry

@@ -11,7 +11,7 @@ from typing import Any
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.task_state import TaskState
-from persistent_state.task import parts_of
+from persistent_state.task import names_of_parts
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Entry:
         """By name: the ordered tasks that tasks of the graph are parts of. The part that has the states has their own name."""
         # The log does not say it: it follows from the names of the parts.
         ordered = [name for name, task in self.tasks.items() if task.processes is not None]
-        return {part: name for name in ordered for part in parts_of(name) if part in self.tasks and part != name}
+        return {part: name for name in ordered for part in names_of_parts(name) if part in self.tasks and part != name}
 
     def follower(self, time: int, **changes: Any) -> Entry:
         """Return the entry after this one, which must have been read from the log."""

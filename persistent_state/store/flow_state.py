@@ -16,7 +16,7 @@ from functools import cached_property
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
-from persistent_state.event_time.inputs import INPUT, by_input, named, together
+from persistent_state.event_time.inputs import INPUT, by_input, named_in, together
 from persistent_state.event_time.positions import (
     Position,
     forget_spans,
@@ -320,7 +320,7 @@ class FlowState:
 
         A step reads all of that again: it remembers no position.
         """
-        return {**{named(name, each.task): 0 for name, each in self.upstream.items()}, **positions}
+        return {**{named_in(name, each.task): 0 for name, each in self.upstream.items()}, **positions}
 
     def hold(self) -> FlowState:
         """Return the flow when the global clock waits for it; itself if it does already."""

@@ -32,7 +32,7 @@ from persistent_state.partials.evolve import Evolving, misfits
 from persistent_state.partials.kinds import kind_of, monoid_of
 from persistent_state.partials.layout import Layout, as_numpy, below, between, one_chunk
 from persistent_state.partials.since import Since
-from persistent_state.partials.type_names import named
+from persistent_state.partials.type_names import type_named
 from persistent_state.state import KeptState, NonWindowState
 from persistent_state.store import kept_entries, late_rows
 from persistent_state.store import runs as runs_io
@@ -42,7 +42,7 @@ from persistent_state.store.files.base import Files
 from persistent_state.store.log import Log, check_name
 from persistent_state.store.named_files import Run, SideFile
 from persistent_state.store.task_state import TaskState
-from persistent_state.task import BaseTask, PersistentTask, messages_of
+from persistent_state.task import BaseTask, PersistentTask, name_of_messages
 from persistent_state.windows import FINAL
 
 Answer = TypeVar("Answer")
@@ -408,7 +408,7 @@ def _goes_on_from(monoid: Monoid[Any], identity: Mapping[str, Any]) -> bool:
     if not isinstance(monoid, Evolving) or {**identity, "type": ""} != {**monoid.identity, "type": ""}:
         return False
     try:
-        return not misfits(named(identity["type"]), monoid.type)
+        return not misfits(type_named(identity["type"]), monoid.type)
     except ValueError:
         return False
 
@@ -418,7 +418,7 @@ def find_sides(files: Files, application: str, task: BaseTask | str) -> list[Sid
     entry, name = newest_entry(files, application), task if isinstance(task, str) else task.task_name
     find_task(entry, application, name)
     # Late messages of an ordered task are with the task in which its messages wait.
-    waiting = messages_of(name)
+    waiting = name_of_messages(name)
     names = [waiting, name] if entry.part_of.get(waiting) == name else [name]
     return [side for each in names for side in late_rows.all_of(files, entry.late_rows_of(each))]
 

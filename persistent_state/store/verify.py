@@ -23,7 +23,7 @@ from persistent_state.partials import keys, layout
 from persistent_state.partials.evolve import misfits
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.newest import first_due
-from persistent_state.partials.type_names import name_of, named
+from persistent_state.partials.type_names import name_of, type_named
 from persistent_state.store import kept_entries, late_rows, runs
 from persistent_state.store.codec import from_bytes, open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
@@ -490,7 +490,7 @@ def _name_of_values(type: pa.DataType, run: Run, identity: Mapping[str, Any]) ->
     if not {"passed", "replaced"} & identity.get("window", {}).keys():
         return str(type)
     try:
-        return name_of(type) if misfits(type, named(name), run.dropped) else name
+        return name_of(type) if misfits(type, type_named(name), run.dropped) else name
     except ValueError:
         return name_of(type)
 

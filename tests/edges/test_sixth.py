@@ -45,10 +45,7 @@ class Hourly(Edge):
     task: str
 
     kind: ClassVar[str] = "each hour"
-
-    @property
-    def every_us(self) -> int:
-        return HOUR
+    every_us: ClassVar[int] = HOUR
 
     def schema(self, plan: Plan, fed: PersistentTask) -> pa.Schema:
         return schema_of(plan, fields_of(plan))
@@ -56,14 +53,14 @@ class Hourly(Edge):
     def may_give(self, plan: Plan, span: Span) -> bool:
         return bool(span.runs)
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[Chunk]:
         since = max(span.since, min(run.first for run in span.runs))
         hours = range((since // HOUR + 1) * HOUR, span.clock + 1, HOUR)
         # All runs are read before the first chunk is given.
         tables = [seen_below(plan.files, span.runs, plan.layout, hour, anew=True) for hour in hours]
         for hour, table in zip(hours, tables, strict=True):
             values = presented(plan, one_chunk(table["value"]))
-            yield chunk_of(plan, table, values, np.full(len(table), hour), name)
+            yield chunk_of(plan, table, values, np.full(len(table), hour))
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the values of {self.task} at each hour after clock={clock}"
@@ -145,8 +142,8 @@ class Torn(Hourly):
 
     torn: ClassVar[list[Span]] = []
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[Chunk]:
-        yield from super().read(plan, fed, span, name)
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[Chunk]:
+        yield from super().read(plan, fed, span)
         if not self.torn:
             self.torn.append(span)
             raise FileNotFoundError("a run")

@@ -24,7 +24,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.late_rows import LATE, NO_TIMESTAMP, UNFIT
 from persistent_state.store.log import Log
-from persistent_state.task import messages_of, rows_of
+from persistent_state.task import name_of_messages, name_of_rows
 from tests import core
 from tests.core import combine
 from tests.engine.test_lines import PROGRESS
@@ -139,10 +139,10 @@ def test_a_run_hears_of_each_step_of_an_ordered_task_whether_it_had_an_effect() 
         log = Log(plans[0].files, plans[0].application)
         entry = core.start(log, [FlowPlan((plans[0],)), FlowPlan((plans[1], plans[2]))])
         reports = Reports("run", plans, entry, False, lambda progress: None)
-        reports.hear(replace(PROGRESS, task=messages_of("Rule"), messages=5))
+        reports.hear(replace(PROGRESS, task=name_of_messages("Rule"), messages=5))
         for processed, made in steps:
             of_step = {"processed": processed, "made_updates": made, "reasons": {UNFIT: bad}}
-            for part in ("Rule", rows_of("Rule")):
+            for part in ("Rule", name_of_rows("Rule")):
                 reports.hear(replace(PROGRESS, task=part, **of_step))
         (report,) = reports._of_tasks
         return report._lacks_updates

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state.partials.evolve import as_type, differences, less, plain
-from persistent_state.partials.type_names import name_of, named
+from persistent_state.partials.type_names import name_of, type_named
 
 LEAVES = [
     *(pa.null(), pa.bool_(), pa.string(), pa.binary(), pa.date32(), pa.date64()),
@@ -120,13 +120,13 @@ def dropped(before: pa.DataType, after: pa.DataType) -> list[Any]:
 @given(types)
 def test_a_type_has_the_name_that_arrow_gives_it_and_comes_back_from_it(type: pa.DataType) -> None:
     assert name_of(type) == str(type)
-    assert named(name_of(type)) == type
+    assert type_named(name_of(type)) == type
 
 
 @given(st.lists(st.text('ab<>:,"\n é', max_size=5), unique=True, max_size=3), st.data())
 def test_a_name_tells_a_type_from_all_others_whatever_its_fields_are_named(fields: list[str], data: Any) -> None:
     type = pa.struct([(name, pa.struct([(name, data.draw(leaves))])) for name in fields])
-    assert named(name_of(type)) == type
+    assert type_named(name_of(type)) == type
 
 
 def test_a_name_that_no_type_has_is_refused() -> None:
@@ -134,7 +134,7 @@ def test_a_name_that_no_type_has_is_refused() -> None:
     for name in ("", "int", "struct<", "struct<a>", "struct<a int8>", "list<item: int8", "int8>", "map<int8>", "struct<a: int8",
                  "timestamp[us, tz=]", "decimal128(99, 2)", "list<item: >", 'struct<"a: int8>', *map(str, arrows)):  # fmt: skip
         with pytest.raises(ValueError, match=r"\w"):
-            named(name)
+            type_named(name)
 
 
 @given(structs, st.data())

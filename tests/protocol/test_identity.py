@@ -26,7 +26,7 @@ from persistent_state import (
 )
 from persistent_state.ordered import InOrderTask
 from persistent_state.protocol import graph
-from persistent_state.task import messages_of, rows_of
+from persistent_state.task import name_of_messages, name_of_rows
 from tests import core
 from tests.local_application import LocalApplication, Rows, compiled
 from tests.protocol.test_inputs import KEEPING
@@ -267,7 +267,7 @@ def test_another_key_of_one_of_several_inputs_is_refused(task: Any) -> None:
     said = f"task={task.task_name}: input='other' had key='k' when the store was written, and has key='n' now."
     assert world.refused((task, by_n)) == f"{said} {core.ways(task.task_name)}"
     if isinstance(task, InOrderTask):
-        names = [messages_of(task.task_name), task.task_name, rows_of(task.task_name)]
+        names = [name_of_messages(task.task_name), task.task_name, name_of_rows(task.task_name)]
         world.begin((task, by_n), reset=[name for name in names if name in world.plans])
     else:
         world.begin((task, by_n), reset=[task.task_name])

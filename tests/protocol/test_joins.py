@@ -43,7 +43,7 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.state_at import seen_below
-from persistent_state.task import parts_of as names
+from persistent_state.task import names_of_parts as names
 from tests import core
 from tests.edges.test_joins import QUOTE, TRADE, Row, as_of_oracle, interval_oracle, joined_row, value
 from tests.local_application import LocalApplication, Rows, compiled

@@ -46,8 +46,8 @@ from persistent_state.store.late_rows import UNFIT, UNFIT_KEY
 from persistent_state.store.named_files import ShardRuns
 from persistent_state.store.state_at import seen_below
 from persistent_state.store.verify import verify
-from persistent_state.task import Message, messages_of, rows_of
-from persistent_state.task import parts_of as names
+from persistent_state.task import Message, name_of_messages, name_of_rows
+from persistent_state.task import names_of_parts as names
 from persistent_state.testing import LocalRun
 from tests import core
 from tests.edges.in_order.test_process import Told, oracle, streams
@@ -329,10 +329,10 @@ def test_the_plan_of_a_rewind_tells_the_names_that_people_know() -> None:
     world.steps()
     name = world.task.task_name
     planned = core.plan_rewind(world.log, world.newest.clock)
-    assert {*planned.tasks} == {messages_of(name), name, rows_of(name)}
+    assert {*planned.tasks} == {name_of_messages(name), name, name_of_rows(name)}
     assert f"tasks        {name}\n" in repr(planned)
-    assert messages_of(name) not in repr(planned)
-    assert rows_of(name) not in repr(planned)
+    assert name_of_messages(name) not in repr(planned)
+    assert name_of_rows(name) not in repr(planned)
 
 
 def test_a_forgotten_key_does_not_come_back_from_an_older_run() -> None:
@@ -583,11 +583,11 @@ class Ran(LocalApplication):
         self.start()
 
     def read(self, *rows: tuple[int, int, int]) -> None:
-        self.play(messages_of(self.name), rows)
+        self.play(name_of_messages(self.name), rows)
 
     def emitted(self, low: int, high: int) -> list[tuple[int, Any]]:
         """The rows that an output is given at the clock `high`, which had those below `low`."""
-        name = rows_of(self.name)
+        name = name_of_rows(self.name)
         runs, layout = self.newest.tasks[name].stored.runs, self.plans[name].layout
         found = seen_below(self.files, runs, layout, high, Since(low))
         return [(row["timestamp"], row["value"]["n"]) for row in found.to_pylist()]

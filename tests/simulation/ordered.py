@@ -33,8 +33,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.state_at import seen_below
-from persistent_state.task import Message, PersistentTask, messages_of, rows_of
-from persistent_state.task import parts_of as names_of_parts
+from persistent_state.task import Message, PersistentTask, name_of_messages, name_of_rows, names_of_parts
 from persistent_state.windows import UntilPassed, UntilReplaced, Windowing
 from tests.core import micros, us
 from tests.simulation.graphs import Derived, Graphs, clock_of, columns_of, place_of
@@ -138,7 +137,7 @@ class Part:
     @property
     def name(self) -> str:
         name = self.ordered.name
-        return {MESSAGES: messages_of(name), STATES: name, ROWS: rows_of(name)}[self.what]
+        return {MESSAGES: name_of_messages(name), STATES: name, ROWS: name_of_rows(name)}[self.what]
 
     @property
     def source(self) -> Edge:
@@ -167,7 +166,7 @@ class Part:
 
 def parts_of(ordered: Ordered) -> list[Part]:
     """The tasks that have the states and the rows of an ordered task. Both are given one object."""
-    source = InOrder(messages_of(ordered.name))
+    source = InOrder(name_of_messages(ordered.name))
     return [Part(ordered, what, {"": source}) for what in (STATES, ROWS)]
 
 
@@ -455,20 +454,20 @@ class Orders:
         """From which moment on messages are for a task that begins anew at a start at this clock."""
         if not self.is_part(name) or self.part(name).what == MESSAGES:
             return clock
-        waiting = messages_of(self.of[name].name)
+        waiting = name_of_messages(self.of[name].name)
         sees_all = waiting in rebuilt if waiting in self.graphs.judges else self.part(waiting).is_fed_pairs
         return BEGINNING if sees_all else clock
 
     def are_reset(self, names: Iterable[str], reset: Collection[str]) -> set[str]:
         """Those of these tasks that start from zero with their messages, and keep their outputs."""
         some = [name for name in names if self.is_part(name) and self.part(name).what != MESSAGES]
-        return {name for name in some if name in reset and messages_of(self.of[name].name) in reset}
+        return {name for name in some if name in reset and name_of_messages(self.of[name].name) in reset}
 
     # What becomes of messages
 
     def messages(self, ordered: Ordered, clock: int, upto: int = END) -> dict[tuple[Any, ...], list[Given]]:
         """By key, the messages below a clock, in their order; those that tasks give below the clock `upto`, too."""
-        name, first = messages_of(ordered.name), self.graphs.made[ordered.name].first
+        name, first = name_of_messages(ordered.name), self.graphs.made[ordered.name].first
         found: list[tuple[Any, tuple[Any, ...], Given]] = []
         if name in self.graphs.judges:
             judge = self.graphs.judges[name]
@@ -513,7 +512,7 @@ class Orders:
 
     def rows(self, ordered: Ordered, low: int, high: int) -> list[Row]:
         """The rows of a span of time that a task emits, those of a key in their order."""
-        found, inputs = [], self._inputs(messages_of(ordered.name))
+        found, inputs = [], self._inputs(name_of_messages(ordered.name))
         for key, of_key in self.outcomes(ordered, high).items():
             for moment, input, columns in of_key.rows:
                 if low <= moment < high:
@@ -618,7 +617,7 @@ class Orders:
 
     def check_waiting(self, ordered: Ordered, entry: Entry) -> None:
         """All that a task has not processed yet waits."""
-        graphs, name = self.graphs, messages_of(ordered.name)
+        graphs, name = self.graphs, name_of_messages(ordered.name)
         if ordered.name not in entry.tasks or not graphs.goes_on(ordered.name):
             return
         task, layout = entry.tasks[name], graphs.layouts[name]
@@ -644,7 +643,7 @@ class Orders:
 
     def _is_named(self, ordered: Ordered) -> bool:
         """Whether messages stand in a field of their input."""
-        name = messages_of(ordered.name)
+        name = name_of_messages(ordered.name)
         if name in self.graphs.judges:
             job = self.graphs.judges[name].job
             return bool(job.fed) or [*job.inputs] not in ([], [INPUT])

@@ -1863,7 +1863,7 @@ BUGS = (
         "channel of another input",
         "Channels of the same name are one, whatever input they are of.",
         rows.place_of,
-        ("named(plan.input, name) for name", "name for name"),
+        ("named_in(plan.input, name) for name", "name for name"),
         theme="inputs",
     ),
     bug(
@@ -2436,7 +2436,7 @@ BUGS = (
         "bad messages again",
         "A start leaves bad messages aside that are processed again.",
         in_order._aside,
-        ("pa.array([name] * count)", 'rows["strand"]'),
+        ("pa.array([plan.name] * count)", 'rows["strand"]'),
         theme="in-order",
     ),
     bug(

@@ -51,7 +51,7 @@ from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, written
 from persistent_state.store.state_at import state_at
-from persistent_state.task import messages_of
+from persistent_state.task import name_of_messages
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests import core
 from tests.core import us
@@ -518,7 +518,7 @@ class World:
         rng = self.own
         if number and rng.random() < 0.4:
             return job
-        job = self.inputs.paired(replace(job, name=messages_of(f"x{number}")), (joined.LEFT, joined.RIGHT))
+        job = self.inputs.paired(replace(job, name=name_of_messages(f"x{number}")), (joined.LEFT, joined.RIGHT))
         before, after = (rng.choice([0, 7, 60, 150, 400]) for _ in range(2))
         bounds = rng.choice([None, Bounds(before, after, False), Bounds(before, after, True)])
         tolerance = rng.choice([None, before]) if bounds is None else None

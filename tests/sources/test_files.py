@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError, TaskFailedError
-from persistent_state.event_time.inputs import named
+from persistent_state.event_time.inputs import named_in
 from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
 from persistent_state.sources import files, formats, listing
@@ -1041,12 +1041,12 @@ class TestReplay:
             journals[name] = driver.journal
         then = {name: lines[:1] for name, lines in journals.items()}
         inputs = Inputs({name: source(tmp_path / f"files {name}") for name in journals})
-        positions = {"": FILE, named("old", ""): FILE}
+        positions = {"": FILE, named_in("old", ""): FILE}
         check_again(inputs, positions, then, journals)
         inputs.open_each(journals, dict.fromkeys(positions, 2 * FILE))
-        assert inputs.places(positions) == {"": "1.csv", named("old", ""): "1.csv"}
-        assert inputs.places({"": 0, named("old", ""): 2 * FILE}) == {
-            "": "0.csv", named("old", ""): "behind the last file",
+        assert inputs.places(positions) == {"": "1.csv", named_in("old", ""): "1.csv"}
+        assert inputs.places({"": 0, named_in("old", ""): 2 * FILE}) == {
+            "": "0.csv", named_in("old", ""): "behind the last file",
         }  # fmt: skip
         for name in ("old", ""):
             (tmp_path / f"files {name}" / "1.csv").unlink()

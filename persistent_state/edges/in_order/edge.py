@@ -45,8 +45,8 @@ class InOrder(Edge):
     def may_give(self, plan: Plan, span: Span) -> bool:
         return bool(span.runs_from(messages_part(plan).reaches_back(span)) or timed_runs(span))
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
-        return messages_part(plan).read(plan, fed, span, name)
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[StepChunk]:
+        return messages_part(plan).read(plan, fed, span)
 
     def begins_with(self, fed: Plan, clock: str) -> str:
         return f"the messages after clock={clock}"

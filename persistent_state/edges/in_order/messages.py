@@ -18,10 +18,10 @@ from persistent_state.event_time.durations import show_duration
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.ordered import InOrderTask
 from persistent_state.partials.evolve import Difference, plain
-from persistent_state.partials.type_names import name_of, named
+from persistent_state.partials.type_names import name_of, type_named
 from persistent_state.partials.waiting import Rows
 from persistent_state.state import KeptState
-from persistent_state.task import messages_of
+from persistent_state.task import name_of_messages
 from persistent_state.windows import UntilPassed
 
 Key: TypeAlias = str | Sequence[str] | None
@@ -41,7 +41,7 @@ class Messages(OrderedPart):
     def __init__(
         self, task: InOrderTask, schemas: Mapping[str, pa.Schema], input: str = INPUT, key: Key | None = None
     ) -> None:
-        OrderedPart.__init__(self, task, messages_of(task.task_name))
+        OrderedPart.__init__(self, task, name_of_messages(task.task_name))
         self.key = task.key if key is None else key
         self.message_id, self.horizon = task.message_id, task.horizon
         self.rows = {name: pa.struct(list(schema)) for name, schema in schemas.items()}
@@ -63,14 +63,13 @@ class Messages(OrderedPart):
     def persistent_state(self) -> KeptState[Any]:
         return KeptState(Rows(self.waiting), UntilPassed(self.back))
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[StepChunk]:
         """Yield what the ordered task makes of the messages that the clock has passed.
 
         Args:
             plan: The plan of the task in which the messages wait.
             fed: The plan of the task that has the states.
             span: The runs of a shard of both.
-            name: The partition that the rows are of.
         """
         raise NotImplementedError
 
@@ -137,7 +136,7 @@ def _check_columns(task: InOrderTask, input: str, columns: pa.Schema) -> None:
     for field in columns:
         type = plain(field.type)
         try:
-            can_wait = named(name_of(type)) == type
+            can_wait = type_named(name_of(type)) == type
         except ValueError:
             can_wait = False
         if not can_wait:

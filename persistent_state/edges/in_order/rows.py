@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from persistent_state.batch.plan import Plan
-from persistent_state.edges.in_order.messages import messages_part
 from persistent_state.edges.in_order.part import OrderedPart
 from persistent_state.ordered import InOrderTask
-from persistent_state.partials.layout import as_numpy, one_chunk
+from persistent_state.partials.layout import one_chunk
 from persistent_state.partials.waiting import Rows
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.state import KeptState
-from persistent_state.task import rows_of
+from persistent_state.task import name_of_rows
 from persistent_state.windows import TIME, UntilPassed
 
 EMITTED = "emitted row"
@@ -33,7 +30,7 @@ class EmittedRows(OrderedPart):
     other_name = "define it under one"
 
     def __init__(self, task: InOrderTask) -> None:
-        super().__init__(task, rows_of(task.task_name))
+        super().__init__(task, name_of_rows(task.task_name))
 
     @property
     def has_rows(self) -> bool:
@@ -47,20 +44,6 @@ class EmittedRows(OrderedPart):
 def row_type(task: InOrderTask) -> pa.DataType:
     """Return the type of the rows that a task emits."""
     return pa.struct([] if task.emits is None else list(task.emits))
-
-
-def most_ranks(waiting: Plan) -> int:
-    """Return how many ranks emitted rows have, given the plan of the task in which the messages wait.
-
-    The first is that of timers. Each input has one.
-    """
-    return 1 + len(messages_part(waiting).rows)
-
-
-def ranks_of(rows: pa.Table) -> NDArray[np.int64]:
-    """Return the ranks of emitted rows, as they are stored."""
-    ranks: NDArray[np.int64] = as_numpy(rows, "position") >> NUMBERS
-    return ranks
 
 
 def emitted_schema(plan: Plan) -> pa.Schema:

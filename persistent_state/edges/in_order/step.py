@@ -49,17 +49,12 @@ class OrderedMessages(Messages):
     hands_keys = True
     keeps = "any, in order"
 
-    @property
-    def is_unnamed(self) -> bool:
-        """Return whether there is one input, which has no name."""
-        return [*self.rows] == [INPUT]
-
     def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
         rows = pa.StructArray.from_arrays(batch.columns, fields=list(self.rows[self._input]))
         columns = [rows if name == self._input else pa.nulls(len(rows), type) for name, type in self.rows.items()]
         return pa.StructArray.from_arrays(columns, names=[*self.rows])
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[StepChunk]:
         task, state = cast(OrderedTask, self.ordered), fed.layout.monoid.type.field("state").type
         ranks = {name: rank for rank, name in enumerate(self.rows)}
         as_row = dict if task.emits is None else as_stored(row_type(task))
@@ -80,7 +75,7 @@ class OrderedMessages(Messages):
                 levels = [fold.touched(level, between(keys, low, high)) for level in opened]
                 states = fold.fold_keys([below(level, span.clock) for level in levels], fed.layout)
                 messages = [between(table, low, high) for table in came]
-                chunks = _processed(plan, fed, program, messages, states, span, name)
+                chunks = _processed(plan, fed, program, messages, states, span)
                 yield from (replace(chunk, high=high) for chunk in chunks)
 
     def messages(self, times: NDArray[np.int64], values: pa.Array) -> Iterator[Message]:
@@ -115,7 +110,7 @@ def _is_between(times: NDArray[np.int64], span: Span) -> NDArray[np.bool_]:
 
 
 def _processed(
-    plan: Plan, fed: Plan, program: Program, came: Levels, states: pa.Table, span: Span, name: str
+    plan: Plan, fed: Plan, program: Program, came: Levels, states: pa.Table, span: Span
 ) -> Iterator[StepChunk]:
     """Yield what a task makes of messages, and of keys with these states."""
     before = dict(zip(_keys(plan, states), _kept_of(states), strict=True))
@@ -147,14 +142,14 @@ def _processed(
                 number, moment = (number + 1 if row.moment == moment else 0), row.moment
                 emitted.append((key, number, row))
         if bad:
-            aside = _aside(plan, messages.take(pa.array(bad)), misfits, name)
-            yield replace(_kept_chunk(plan, fed, [], high, name), aside=aside)
+            aside = _aside(plan, messages.take(pa.array(bad)), misfits)
+            yield replace(_kept_chunk(plan, fed, [], high), aside=aside)
         if emitted:
-            yield _emitted_chunk(plan, fed, emitted, name)
+            yield _emitted_chunk(plan, fed, emitted)
     changed = [(key, kept) for key, kept in now.items() if kept.differs(before.get(key, KeyState()))]
     if changed or processed:
         for_report = {PROCESSED: processed, ACTED: acted}
-        yield replace(_kept_chunk(plan, fed, changed, span.clock, name), counts=for_report)
+        yield replace(_kept_chunk(plan, fed, changed, span.clock), counts=for_report)
 
 
 def cut(came: Levels, span: Span, most: int) -> list[int]:
@@ -167,7 +162,7 @@ def cut(came: Levels, span: Span, most: int) -> list[int]:
     return [span.since, *sorted(between_them), span.clock]
 
 
-def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str], name: str) -> pa.Table:
+def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str]) -> pa.Table:
     """Return bad messages as they stand in a file of late and bad rows. `misfits` has what did not fit first, by the input.
 
     Their strand is the partition that the step has read, since a start takes them back as it takes back the step. The one that
@@ -181,7 +176,7 @@ def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str], name: str) ->
     if plan.has_names:
         # Before a channel stands the place of its input, which gives messages of one moment their order.
         channel = pc.replace_substring_regex(channel, r"^\d+:", "")
-    if _part(plan).is_unnamed:
+    if inputs == [INPUT]:
         row = row.field(0)
     else:
         row = pa.StructArray.from_arrays(row.flatten(), names=[input or UNNAMED for input in inputs])
@@ -189,7 +184,7 @@ def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str], name: str) ->
     columns = {
         "reason": pa.array([UNFIT] * count),
         "timestamp": rows["start"],
-        "strand": pa.array([name] * count),
+        "strand": pa.array([plan.name] * count),
         "channel": channel,
         "position": pa.array(position, mask=position == NO_POSITION),
         "record": pa.nulls(count, SIDE_COLUMNS["record"]),
@@ -218,7 +213,7 @@ def _kept_of(states: pa.Table) -> list[KeyState]:
     return [KeyState(*each) for each in zip(found, timers, values.field("newest").to_pylist(), strict=True)]
 
 
-def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, KeyState]], clock: int, name: str) -> StepChunk:
+def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, KeyState]], clock: int) -> StepChunk:
     """Return what is kept of keys at a clock, as rows of the moment before it."""
     type = fed.layout.monoid.type
     columns = [
@@ -228,15 +223,15 @@ def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, KeyState]], 
     ]
     kept, count = pa.StructArray.from_arrays(columns, fields=list(type)), len(changed)
     keys = _columns_of_keys(plan, [key for key, _ in changed])
-    return step_chunk(plan, fed, keys, {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64), name)
+    return step_chunk(plan, fed, keys, {STATE: kept}, np.full(count, clock - 1), np.zeros(count, np.int64))
 
 
-def _emitted_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, Emitted]], name: str) -> StepChunk:
+def _emitted_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, Emitted]]) -> StepChunk:
     emitted = codec_of(fed.schema.field(EMITTED).type).to_arrow([row.row for _, _, row in rows])
     times = np.array([row.moment for _, _, row in rows], np.int64)
     at = np.array([((row.rank + 1) << NUMBERS) + number for _, number, row in rows], np.int64)
     keys = _columns_of_keys(plan, [key for key, _, _ in rows])
-    return step_chunk(plan, fed, keys, {EMITTED: emitted}, times, at, name)
+    return step_chunk(plan, fed, keys, {EMITTED: emitted}, times, at)
 
 
 def _columns_of_keys(plan: Plan, keys: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
@@ -244,7 +239,7 @@ def _columns_of_keys(plan: Plan, keys: Sequence[tuple[Any, ...]]) -> list[pa.Arr
 
 
 def step_chunk(
-    plan: Plan, fed: Plan, keys: Sequence[pa.Array], values: dict[str, pa.Array], times: Any, at: Any, name: str
+    plan: Plan, fed: Plan, keys: Sequence[pa.Array], values: dict[str, pa.Array], times: Any, at: Any
 ) -> StepChunk:
     """Return states of keys, or rows that were emitted for them, as a chunk.
 
@@ -255,12 +250,11 @@ def step_chunk(
         values: A column of states, or of rows, by its name.
         times: The moments.
         at: What puts rows of one key and moment in order.
-        name: The partition that the rows are of.
     """
     columns = dict(zip(plan.task.key_columns, keys, strict=True)) | values
     columns[TIMESTAMP] = pa.array(times).cast(TIME)
     arrays = [columns.get(field.name, pa.nulls(len(at), field.type)) for field in fed.schema]
-    return StepChunk(name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)
+    return StepChunk(plan.name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)
 
 
 def timed_runs(span: Span) -> list[Run]:

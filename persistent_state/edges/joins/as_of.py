@@ -29,7 +29,7 @@ class AsOfMessages(JoinMessages):
 
     shares = True
 
-    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
+    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels) -> Iterator[StepChunk]:
         join = self.ordered
         # Those of each table are in order, so that a stable sort has little to do.
         hashes = np.sort(np.concatenate([as_numpy(table, "hash") for table in came]), kind="stable")
@@ -40,14 +40,14 @@ class AsOfMessages(JoinMessages):
             messages = rows_passed(came, plan.layout, first, last)
             kept = fold.fold_keys([*stored, *new], fed.layout)
             for some in as_of(messages, kept, plan.layout, join.pair, join.tolerance):
-                yield joined_chunk(plan, fed, messages, some, name)
+                yield joined_chunk(plan, fed, messages, some)
             newest = newest_rights(messages, plan.layout, join.pair)
             new.append(_right_rows(messages.take(pa.array(newest)), fed, join.pair))
         changed = fold.fold_keys(new, fed.layout)
         if count := len(changed):
             keys = [one_chunk(changed[key]) for key in plan.layout.key_names]
             values = {STATE: one_chunk(changed["value"])}
-            yield step_chunk(plan, fed, keys, values, np.full(count, span.clock - 1), np.zeros(count, np.int64), name)
+            yield step_chunk(plan, fed, keys, values, np.full(count, span.clock - 1), np.zeros(count, np.int64))
 
 
 class AsOfJoin(Join):

@@ -56,12 +56,12 @@ class IntervalMessages(JoinMessages):
     def back(self) -> int:
         return self.ordered.bounds.back
 
-    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
+    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels) -> Iterator[StepChunk]:
         pair, bounds = self.ordered.pair, self.ordered.bounds
         for first, last in pairwise(clocks_between(came, span)):
             messages = rows_passed(came, plan.layout, max(self.reaches_back(span), first - bounds.back), last)
             for some in interval(messages, plan.layout, pair, bounds, first, last):
-                yield joined_chunk(plan, fed, messages, some, name)
+                yield joined_chunk(plan, fed, messages, some)
 
 
 class IntervalJoin(Join):

@@ -39,6 +39,7 @@ SHARE = 4
 class Join(InOrderTask):
     """The base of joins. It has the types of its state and its rows once the columns of both inputs are known."""
 
+    # It emits rows, whose columns are known later.
     emits = pa.schema([])
     keeps_states: ClassVar[bool] = True
     waits_in: ClassVar[type[JoinMessages]]
@@ -138,15 +139,15 @@ class JoinMessages(Messages):
             "all are joined."
         )
 
-    def read(self, plan: Plan, fed: Plan, span: Span, name: str) -> Iterator[StepChunk]:
+    def read(self, plan: Plan, fed: Plan, span: Span) -> Iterator[StepChunk]:
         since = self.reaches_back(span)
         waiting = open_runs(plan, span.runs_from(since))
         for low, high in fold.slices(waiting, share=SHARE):
             came = [below(from_clock(between(table, low, high), since), span.clock) for table in waiting]
             if any(map(len, came)):
-                yield from (replace(chunk, high=high) for chunk in self.join(plan, fed, span, came, name))
+                yield from (replace(chunk, high=high) for chunk in self.join(plan, fed, span, came))
 
-    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels, name: str) -> Iterator[StepChunk]:
+    def join(self, plan: Plan, fed: Plan, span: Span, came: Levels) -> Iterator[StepChunk]:
         """Yield what a step makes of the rows of some keys: see `read`."""
         raise NotImplementedError
 
@@ -156,11 +157,11 @@ def clocks_between(came: Levels, span: Span) -> list[int]:
     return cut(came, span, max(1, 2 * fold.SLICE // SHARE))
 
 
-def joined_chunk(plan: Plan, fed: Plan, messages: pa.Table, rows: Joined, name: str) -> StepChunk:
+def joined_chunk(plan: Plan, fed: Plan, messages: pa.Table, rows: Joined) -> StepChunk:
     """Return joined rows of these messages as a chunk."""
     of = pa.array(rows.rows)
     keys = [one_chunk(messages[key]).take(of) for key in plan.layout.key_names]
-    return step_chunk(plan, fed, keys, {EMITTED: rows.values}, rows.moments, rows.numbers, name)
+    return step_chunk(plan, fed, keys, {EMITTED: rows.values}, rows.moments, rows.numbers)
 
 
 def length_of(name: str, given: Duration) -> int:
