@@ -25,6 +25,14 @@ def test_the_packages_to_install_beside_a_spark_are_those_that_the_library_needs
     assert set(re.findall(r"'([^']+)'", block)) == {need for need in needed if not need.startswith("pyspark")}
 
 
+def test_each_package_that_the_library_needs_has_an_upper_bound() -> None:
+    # Every tool of Python's packages needs `packaging`, so that a bound of ours would stop theirs.
+    of_extras = [packages for extra, packages in config()["options.extras_require"].items() if extra != "test"]
+    for packages in (config()["options"]["install_requires"], *of_extras):
+        for package in re.findall(r"^(?!persistent-state\[)[a-z].*$", packages, re.MULTILINE):
+            assert "<" in package or package == "packaging>=22", package
+
+
 def test_the_versions_of_python_are_those_of_the_library() -> None:
     of_library = re.findall(r"Python :: (3\.\d+)$", config()["metadata"]["classifiers"], re.MULTILINE)
     said = re.search(r"Python (3\.\d+) to (3\.\d+)", PAGE)

@@ -52,8 +52,9 @@ from persistent_state.sinks.values import LocalValues
 from persistent_state.sources import Chunk, Reach, TimeReplayableSource
 from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.entry import Entry, Owed
-from persistent_state.store.files import cache
+from persistent_state.store.files import cache, open_files
 from tests import core
+from tests.local_application import LocalApplication, compiled
 from tests.protocol.test_graph import EVENTS, Graph, Other, PerRegion, PerShop
 from tests.protocol.test_rewind import SCHEMA, Total, World
 from tests.sentences import problem
@@ -865,3 +866,43 @@ def test_a_rewind_refuses_the_place_of_an_output_of_a_task_that_the_next_start_r
     table = Table([0, BEGINNING])
     table.name = "another"
     assert regions(world, Other(), table).plan_rewind(to).rebuilt == ("PerRegion",)
+
+
+def test_what_the_page_says_of_a_message_from_the_future(tmp_path: Path) -> None:
+    ten = 10_000_000
+    source = FileSource(tmp_path, timestamp="ts", timestamp_unit="us", schema=SCHEMA, max_files_per_batch=1)
+
+    def app(max_jump: str | None) -> Application:
+        made = Application("app", str(tmp_path / ".apps"), checkpoint_interval="10 seconds", max_jump=max_jump)
+        return made.add(Total(), source)
+
+    def read(app: Application) -> LocalApplication:
+        files = open_files(str(tmp_path / ".apps"))
+        played = LocalApplication(*compiled(app, files), Keeping(2, retain=((ten, 10 * ten),)))
+        played.start()
+        while played.turn("total"):
+            pass
+        return played
+
+    def write(number: int, at: int) -> None:
+        (tmp_path / f"{number}.json").write_text(json.dumps({"ts": at, "n": 1}) + "\n")
+
+    for number in range(6):
+        write(number, number * ten + 5)
+    before = read(app(None))
+    assert (before.clock, {*before.newest.kept}) == (5 * ten, {ten * i for i in range(6)})
+    keep(before.log, 2 * ten, "before", now=0)
+    # An hour and more ahead, and within what `max_ahead` takes for right.
+    write(6, 1000 * ten + 5)
+    write(7, 6 * ten + 5)
+    after = read(app(None))
+    assert (after.clock, after.newest.late_counts_of("total")) == (1000 * ten, {"late": 1})
+    # The rule counts in event time; the newest two, and the one with a name, stay.
+    assert {*after.newest.kept} == {2 * ten, 5 * ten, 1000 * ten}
+    app("1 hour").rewind(5 * ten)
+    again = read(app("1 hour"))
+    assert (again.clock, again.newest.late_counts_of("total")) == (
+        6 * ten,
+        {"timestamp too far ahead of its channel": 1},
+    )
+    assert again.state("total") == {(): 6}
