@@ -44,7 +44,7 @@ JSON_LINES = {
     json.dumps({"time": ON_TIME, "amount": "x" * 20_000}): "no timestamp",
     json.dumps({"ts": ON_TIME, "n": "1"}): "column n is not int64",
     json.dumps({"ts": "soon"}): "column ts is not timestamp[us, tz=UTC]",
-    '{"n": 1, "n": 1}': "a member stands twice",
+    '{"n": 1, "n": 1}': "column n stands twice in it",
     "{]}": "not a JSON object",
 }
 CSV_LINES = {

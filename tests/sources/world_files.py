@@ -14,6 +14,7 @@ import io
 import json
 import math
 import random
+import re
 import sys
 import tempfile
 import unicodedata
@@ -35,6 +36,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from persistent_state import CsvOptions, FileSource
+from persistent_state.sources.base import Chunk
 from persistent_state.sources.casts import leaves
 from tests.sources.truth import (
     DAY,
@@ -780,13 +782,15 @@ def with_flipped_page(rng: random.Random, file: WorldFile) -> WorldFile:
 class Found(list["dict[str, Value] | str"]):
     """The records that a `FileSource` reads of a file, in their order: rows or the reasons of bad ones.
 
-    `notes` has the columns of its notes, and `lacks` those that its chunks lack.
+    `notes` has the columns of its notes, and `lacks` those that its chunks lack. `unshown` has the reasons of bad records that
+    name a column whose value no `origin` has.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: set[str] = set()
         self.lacks: set[str] = set()
+        self.unshown: set[str] = set()
 
 
 def read(world: World, folder: Path) -> dict[str, Found]:
@@ -804,6 +808,7 @@ def read(world: World, folder: Path) -> dict[str, Found]:
             of_file = made[names[chunk.first >> 32]]
             of_file.notes.update(chunk.notes)
             of_file.lacks.update(chunk.lacks)
+            of_file.unshown.update(unshown(chunk))
             columns = [of_arrow(column) for column in chunk.rows.columns]
             assert chunk.rows.schema.equals(world.schema)
             records = [dict(zip(world.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -818,6 +823,15 @@ def read(world: World, folder: Path) -> dict[str, Found]:
     for name, records in found.items():
         made[name].extend(records[place] for place in sorted(records))
     return made
+
+
+def unshown(chunk: Chunk) -> Iterator[str]:
+    """Yield the reasons that name a column, of bad records of a chunk whose value of the column is not shown."""
+    assert chunk.originals is not None
+    came = chunk.originals(np.array([record.position for record in chunk.bad], np.int64))
+    for record, origin in zip(chunk.bad, came["origin"].to_pylist(), strict=True):
+        if re.match("column (?!.* is not in it, but )", record.reason) and origin["value"] is None:
+            yield record.reason
 
 
 def misses(file: WorldFile, schema: pa.Schema, found: Found) -> Iterator[str]:
@@ -976,7 +990,8 @@ def failures(world: World) -> Iterator[str]:
         if file.stored is not None and not file.damage:
             read_here = [name for name in file.stored.column_names if name in world.schema.names]
             yield from other_readers(file.content, file.stored.select(read_here))
-        for text in chain(differences(file, found[file.name]), misses(file, world.schema, found[file.name])):
+        unshown = (f"no value is shown of: {reason}" for reason in found[file.name].unshown)
+        for text in chain(differences(file, found[file.name]), misses(file, world.schema, found[file.name]), unshown):
             types = "" if file.stored is None else f"; it has {file.stored.schema.to_string()}"
             yield f"{file.name}, {file.damage or 'whole'}: {text}{types}"
 
