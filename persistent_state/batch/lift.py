@@ -190,10 +190,10 @@ def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> 
     lacked = lacked_columns(plan, accepted.lacks, accepted.unseen)
     if (unfit := unfit_rows(plan, accepted.rows, lacked)).any():
         rows = accepted.rows.select(plan.schema.names)
-        for number in np.unique(unfit[unfit > 0]).tolist():
-            unfit_key = f"{late_rows.UNFIT_KEY}: column {_stored(plan)[number - 1]}"
-            reason = late_rows.NO_COLUMN + repr(lacked[0]) if lacked else unfit_key
-            lifted.put_aside(plan, side_table(plan, rows, unfit == number, reason, accepted.place))
+        keys_unfit = [f"{late_rows.UNFIT_KEY}: column {name}" for name in _stored(plan)]
+        for number, reason in enumerate([late_rows.NO_COLUMN + repr(lacked[0])] if lacked else keys_unfit, 1):
+            if (where := unfit == number).any():
+                lifted.put_aside(plan, side_table(plan, rows, where, reason, accepted.place))
         accepted = accepted.take(unfit == 0)
     if accepted.rows.num_rows == 0:
         return

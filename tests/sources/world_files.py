@@ -520,7 +520,9 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
             programs.append(by_pyarrow_csv)
     as_written = replace(options, header="none") if is_headless else options
     labels = (
-        rng.sample(LABELS, len(names)) if options.header == "position" and not is_mild and rng.random() < 0.3 else names
+        rng.sample([label for label in LABELS if label not in names], len(names))
+        if options.header == "position" and not is_mild and rng.random() < 0.3
+        else names
     )
     written_texts = dict(zip(labels, texts.values(), strict=True))
     content, is_quoted = rng.choice(programs)(rng, written_texts, as_written)
