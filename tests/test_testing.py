@@ -378,10 +378,10 @@ class TestLateAndBadRows:
                 whole = [datetime(1970, 1, 1, microsecond=n) for n in (1, 2)]
                 assert run.state == {(whole[0], "a"): 1, (None, "a"): 1, (whole[1], "a"): 1}
                 assert [(row["reason"], row["position"]) for row in run.late] == [
-                    ("key does not fit", 1),
-                    ("key does not fit", 4),
+                    ("key does not fit: column at", 1),
+                    ("key does not fit: column at", 4),
                 ]
-            with pytest.raises(TaskFailedError, match=r"met a bad row \(key does not fit\) .* position=1 "):
+            with pytest.raises(TaskFailedError, match=r"met a bad row \(key does not fit: column at\) .* position=1 "):
                 run_local(task, messages, schema=schema, on_bad_row="fail")
 
     def test_a_timestamp_that_no_clock_can_follow_is_a_bad_row(self) -> None:

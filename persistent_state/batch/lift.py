@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from monoids.scalars import Scalar
 from persistent_state.batch.groups import NO_ROWS
@@ -189,9 +190,11 @@ def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> 
     lacked = lacked_columns(plan, accepted.lacks, accepted.unseen)
     if (unfit := unfit_rows(plan, accepted.rows, lacked)).any():
         rows = accepted.rows.select(plan.schema.names)
-        reason = late_rows.NO_COLUMN + repr(lacked[0]) if lacked else late_rows.UNFIT_KEY
-        lifted.put_aside(plan, side_table(plan, rows, unfit, reason, accepted.place))
-        accepted = accepted.take(~unfit)
+        keys_unfit = [f"{late_rows.UNFIT_KEY}: column {name}" for name in _stored(plan)]
+        for number, reason in enumerate([late_rows.NO_COLUMN + repr(lacked[0])] if lacked else keys_unfit, 1):
+            if (where := unfit == number).any():
+                lifted.put_aside(plan, side_table(plan, rows, where, reason, accepted.place))
+        accepted = accepted.take(unfit == 0)
     if accepted.rows.num_rows == 0:
         return
     rows, place = accepted.rows.select(plan.schema.names), accepted.place
@@ -252,27 +255,31 @@ def _count_unseen(flow: FlowPlan, chunk: Chunk, place: Place, codes: Codes, sigh
     sightings.firsts[flow.first.input] = replace(first, unseen=dict(unseen))
 
 
-def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacked: Collection[str] = ()) -> Mask:
-    """Return which rows have a key or an id that can't be stored for a task, such as a time finer than microseconds.
+def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacked: Collection[str] = ()) -> NDArray[np.int32]:
+    """Return by row which column has a key or an id that can't be stored for a task, such as a time finer than microseconds.
 
-    Where user code is handed the key, a time that Python does not have is none either. Rows without a column that the task
-    needs, as `lacked_columns` returns them, do not fit at all.
+    It is the number of the column among `_stored`, from 1 on, or 0 if all fit. Where user code is handed the key, a time that
+    Python does not have is none either. Rows without a column that the task needs, as `lacked_columns` returns them, do not fit
+    at all.
     """
-    if lacked:
-        return np.ones(rows.num_rows, dtype=np.bool_)
-    unfit = np.zeros(rows.num_rows, dtype=np.bool_)
-    for name in (*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])):
+    unfit = np.full(rows.num_rows, 1 if lacked else 0, np.int32)
+    for number, name in enumerate([] if lacked else _stored(plan), 1):
         column = rows.column(name)
+        is_bad = np.zeros(rows.num_rows, np.bool_)
         if not _is_key(column):
-            unfit |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
-    if plan.hands_keys:
-        for name in plan.task.key_columns:
-            column = rows.column(name)
-            if pa.types.is_temporal(type := keys.normal_type(column.type)):
-                unfit |= Scalar(type).cast(column)[1]
+            is_bad |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
+        type, is_handed = keys.normal_type(column.type), plan.hands_keys and number <= len(plan.task.key_columns)
+        if is_handed and pa.types.is_temporal(type):
+            is_bad |= Scalar(type).cast(column)[1]
+        unfit[is_bad & (unfit == 0)] = number
     if rows.schema.get_field_index(plan.unfit_column) >= 0:
-        unfit |= rows.column(plan.unfit_column).to_numpy(zero_copy_only=False)
+        unfit = np.maximum(unfit, rows.column(plan.unfit_column).to_numpy())
     return unfit
+
+
+def _stored(plan: Plan) -> list[str]:
+    """Return the columns whose values are stored beside a state: those of the key, and that of the id."""
+    return [*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])]
 
 
 def _is_key(column: pa.Array) -> bool:

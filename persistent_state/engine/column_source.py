@@ -84,8 +84,8 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
 
 
 def _sent_schema(flow: FlowPlan) -> pa.Schema:
-    """Return the columns that a reader sends through Spark: beside those of each row, whether its key fits each task."""
-    unfit = [pa.field(plan.unfit_column, pa.bool_()) for plan in flow.tasks]
+    """Return the columns that a reader sends through Spark: beside those of each row, which column does not fit each task."""
+    unfit = [pa.field(plan.unfit_column, pa.int32()) for plan in flow.tasks]
     return pa.schema([*flow.first.schema, *_BESIDE, *unfit])
 
 

@@ -44,7 +44,7 @@ EVERY = 60.0
 MOST_REASONS = 3
 """The number of reasons that a warning names; it takes those with the most rows."""
 
-_OF_ROWS = {LATE, AHEAD, BEYOND, FOREIGN, JUMP, NO_TIMESTAMP, UNFIT, UNFIT_KEY}
+_OF_ROWS = {LATE, AHEAD, BEYOND, FOREIGN, JUMP, NO_TIMESTAMP, UNFIT}
 """The reasons that concern rows. All others concern records that could not be made a row, and are not messages."""
 
 
@@ -316,7 +316,7 @@ def _of_pending(task: str, pending: Mapping[str, float]) -> str:
 
 
 def _is_of_rows(reason: str) -> bool:
-    return reason in _OF_ROWS or reason.startswith(NO_COLUMN)
+    return reason in _OF_ROWS or reason.startswith((NO_COLUMN, UNFIT_KEY))
 
 
 def _has_no_unit(plan: Plan) -> bool:

@@ -19,6 +19,8 @@ from persistent_state.sources.schemas import arrow_schema
 
 Values: TypeAlias = "Sequence[bytes | None]"
 
+_NO_RECORD = "no Avro record of its schema"
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -115,7 +117,7 @@ class Raw(Decoder):
             try:
                 return pa.record_batch([column.slice(first, end - first).cast(self.type)], self.schema)
             except pa.ArrowInvalid:
-                raise Unfit("not UTF-8") from None
+                raise Unfit(f"column {self.name} is not UTF-8") from None
 
         return _sifted(values, read, self.schema)
 
@@ -211,13 +213,13 @@ class Avro(Decoder):
                 rows.append(row)
             # fastavro raises errors of many classes for bytes that are not a record of the schema.
             except Exception:
-                bad[i] = "no Avro record of its schema"
+                bad[i] = _NO_RECORD
 
         def read(first: int, end: int) -> pa.RecordBatch:
             try:
                 return pa.RecordBatch.from_pylist(rows[first:end], schema)
             except (OverflowError, ValueError):
-                raise Unfit("a field does not fit its column") from None
+                raise Unfit(_misfit(rows[first], schema)) from None
 
         good = [value for i, value in enumerate(values) if i not in bad]
         decoded = _sifted(good, read, schema)
@@ -237,6 +239,16 @@ class Avro(Decoder):
         # fastavro raises errors of many classes for what is not a schema.
         except Exception as error:
             raise InvalidInputError(f"the Avro schema can't be read: {error}; correct it.") from error
+
+
+def _misfit(row: Mapping[str, Any], schema: pa.Schema) -> str:
+    """Return why a record is bad that has a value which does not fit its column."""
+    for column in schema:
+        try:
+            pa.array([row.get(column.name)], column.type)
+        except (OverflowError, ValueError):
+            return f"column {column.name} is not {column.type}"
+    return _NO_RECORD
 
 
 _AVRO = {

@@ -17,6 +17,7 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError
+from persistent_state.formatting import shortened
 from persistent_state.sources.casts import Unfit
 
 Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, dict[int, Any]]]
@@ -157,7 +158,7 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
     # A line with one field too many. The parser reports it, unless a quote before it is not closed.
     sentinel = options.delimiter.encode() * len(names) + b"\n"
 
-    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, str]]:
+    def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, Any]]:
         # To the parser a carriage return within a line ends a line, so one line might make two rows.
         if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
             raise Unfit("a carriage return within a line")
@@ -180,13 +181,16 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
             raise Unfit("not a CSV record") from error
         if not odd:
             raise Unfit("a quote is not closed")
-        bad = dict.fromkeys(odd[:-1], why)
+        bad: dict[int, Any] = dict.fromkeys(odd[:-1], why)
         if not is_utf8 and len(table) + len(bad) == len(starts):
             lines = np.delete(np.arange(len(starts)), list(bad))
             is_text = np.ones(len(table), np.bool_)
             for name in wanted:
                 mask = pc.match_substring(table[name], _NO_TEXT).fill_null(False).to_numpy()
-                bad.update(dict.fromkeys(lines[mask & is_text].tolist(), f"column {name} is not UTF-8"))
+                texts = table[name].filter(pa.array(mask & is_text)).to_pylist()
+                shown_texts = (shortened(text.replace(_NO_TEXT, "\ufffd")) for text in texts)
+                faults = (Unfit(f"column {name} is not UTF-8", each) for each in shown_texts)
+                bad.update(zip(lines[mask & is_text].tolist(), faults, strict=True))
                 is_text &= ~mask
             table = table.filter(pa.array(is_text))
         for name in marked:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain, shortened, to_json
 from persistent_state.sources.base import BadRecord
-from persistent_state.sources.casts import Unfit, all_types, cast, hopeless, plain_rows, plain_type
+from persistent_state.sources.casts import Unfit, all_types, cast, hopeless, plain_column, plain_rows, plain_type
 from persistent_state.sources.csv_lines import (
     CsvOptions,
     Parser,
@@ -236,8 +236,9 @@ def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             # Parquet does not promise that text is UTF-8, nor JSON that a decimal has few digits. They would fail much later.
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            value = _shown(rows.column(place)) if rows.num_rows == 1 and place >= 0 else None
-            raise Unfit(_misfit(field, error), value) from error
+            reason = _misfit(field, error)
+            value = _shown(rows.column(place), reason) if rows.num_rows == 1 and place >= 0 else None
+            raise Unfit(reason, value) from error
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -263,12 +264,31 @@ def _misfit(field: pa.Field, error: Exception) -> str:
     return f"column {field.name} is not {'UTF-8' if 'UTF8' in str(error) else field.type}"
 
 
-def _shown(column: pa.Array[Any]) -> str | None:
-    """Return the only value of a column as text; None if it is text that is not UTF-8."""
+def _shown(column: pa.Array[Any], reason: str) -> str | None:
+    """Return the only value of a column as text; if the reason is that a text in it is not UTF-8, that text."""
+    if reason.endswith("UTF-8"):
+        return _no_text(column)
     with suppress(ValueError):
         value = plain(column[0])
         return shortened(value if isinstance(value, str) else to_json(value))
     return None
+
+
+def _no_text(column: pa.Array[Any]) -> str | None:
+    r"""Return a text in a column, at any level, that is not UTF-8, with its bytes as `\xff`; None if there is none."""
+    if pa.types.is_dictionary(column.type):
+        return _no_text(plain_column(column.dictionary).take(column.indices))
+    if isinstance(column.type, pa.MapType):
+        parts = [column.keys, column.items]
+    elif pa.types.is_nested(column.type):
+        parts = column.flatten() if pa.types.is_struct(column.type) else [column.flatten()]
+    else:
+        parts = []
+    for value in column.cast(pa.large_binary()).to_pylist() if _has_texts(column.type) else ():
+        text = (value or b"").decode(errors="backslashreplace")
+        if text.encode() != (value or b""):
+            return shortened(text)
+    return next((text for text in map(_no_text, parts) if text is not None), None)
 
 
 def sift(

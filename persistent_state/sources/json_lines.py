@@ -114,12 +114,15 @@ def json_parser(schema: pa.Schema) -> Parser:
         kept: dict[str, str] = {}
         for field in fields:
             if names.count(field.name) > 1:
-                raise Unfit("a member stands twice")
+                raise Unfit(
+                    f"column {field.name} stands twice in it",
+                    _shortly(*(each for name, each in written if name == field.name)),
+                )
             value = next((value for name, value in written if name == field.name), None)
             try:
                 kept[field.name] = _written(value, field.type)
             except UnicodeEncodeError:
-                raise Unfit(f"column {field.name} is not UTF-8") from None
+                raise Unfit(f"column {field.name} is not UTF-8", _shortly(value)) from None
             if not _is_kind(value, field.type):
                 raise misfit(field.name, written)
         if odd:
@@ -140,11 +143,7 @@ def json_parser(schema: pa.Schema) -> Parser:
         raise Unfit("not a record of the schema")
 
     def misfit(name: str, written: _Members) -> Unfit:
-        shown = None
-        # Python's parser goes deeper than its functions do.
-        with suppress(RecursionError):
-            shown = shortened(_shown(dict(written)[name]))
-        return Unfit(f"column {name} is not {schema.field(name).type}", shown)
+        return Unfit(f"column {name} is not {schema.field(name).type}", _shortly(dict(written)[name]))
 
     return parse
 
@@ -276,6 +275,14 @@ def _written(value: Any, type: pa.DataType) -> str:
     return written
 
 
+def _shortly(*values: Any) -> str | None:
+    """Return values as JSON, cut short; None if they lie too deep within each other."""
+    # Python's parser goes deeper than its functions do.
+    with suppress(RecursionError):
+        return shortened(", ".join(map(_shown, values)))
+    return None
+
+
 def _shown(value: Any) -> str:
     """Return a value as JSON, with all that is in it."""
     if isinstance(value, _Members):
@@ -305,13 +312,16 @@ def _check_decimals(line: bytes, schema: pa.Schema) -> None:
     """
     try:
         # Members that stand twice are all looked at. Numbers are as they were written.
-        record = json.loads(line, object_pairs_hook=_Members, parse_float=str, parse_int=str, strict=False)
+        record = json.loads(line, object_pairs_hook=_Members, parse_float=_Number, parse_int=_Number, strict=False)
     except (ValueError, RecursionError):
         raise Unfit(_not_an_object(line)) from None
     for field in schema:
         for name, value in record:
             if name == field.name and not _are_known(value, field.type):
-                raise Unfit(f"column {name} is not {field.type}", shortened(value) if isinstance(value, str) else None)
+                raise Unfit(
+                    f"column {name} is not {field.type}",
+                    shortened(value) if isinstance(value, str) else _shortly(value),
+                )
 
 
 def _are_known(value: Any, type: pa.DataType) -> bool:

@@ -21,8 +21,11 @@ from persistent_state.sources.names import Path, listed, look_of, other_name
 _LOOKED_AT = 100
 """The most records at the start of a block of which a sentence says the names."""
 
-_LINES = 4096
-"""The number of lines that are searched for names at once."""
+_FORMS = 16
+"""The most ways to write a name of which each is looked for in all lines."""
+
+_BEHIND = np.frombuffer(b": \t\r\n", np.uint8)
+"""What may stand behind the last quote of a name."""
 
 _NAME = re.compile(rb'"([^"\\\n]*(?:\\.[^"\\\n]*)*)"\s*:|"[^"\\\n]*(?:\\.[^"\\\n]*)*"')
 """A text of JSON; a group has what stands between its quotes if it is a name."""
@@ -123,13 +126,21 @@ def _may_have(lines: pa.Array[Any], left: Mapping[Path, object]) -> Iterator[Any
 
 
 def _names_in(lines: pa.Array[Any]) -> dict[str, list[tuple[str, bytes]]]:
-    """Return the names of members at all levels of lines, and the bytes between their quotes, by `look_of` each."""
-    offsets = np.frombuffer(lines.buffers()[1], np.int64)[lines.offset : lines.offset + len(lines) + 1]
-    data = memoryview(lines.buffers()[2] or b"")
-    written: set[bytes] = set()
-    for first in range(0, len(lines), _LINES):
-        # Not of all lines at once, as a list of what is found takes more than the text.
-        written.update(_NAME.findall(data[offsets[first] : offsets[min(first + _LINES, len(lines))]]))
+    """Return the names of members at all levels of lines, and the bytes between their quotes, by `look_of` each.
+
+    Some texts that are no names are among them.
+    """
+    has_quotes = pc.match_substring(lines, b'\\"')
+    written = {name for line in lines.filter(has_quotes) for name in _NAME.findall(line.as_buffer())}
+    if len(others := lines.filter(pc.invert(has_quotes)) if written else lines):
+        _, offsets, text = others.buffers()
+        codes = np.frombuffer(text, np.uint8)[: np.frombuffer(offsets, np.int64)[others.offset + len(others)]]
+        # From one quote up to the next one. Lines end with a line feed, so that something stands behind each quote.
+        quotes = np.flatnonzero(codes == ord('"'))
+        places = pa.py_buffer(quotes.astype(np.int64))
+        parts = pa.Array.from_buffers(pa.large_binary(), max(0, len(quotes) - 1), [None, places, text])
+        is_name = np.isin(codes[quotes[1:] + 1], _BEHIND)
+        written.update(part[1:] for part in pc.unique(parts.filter(pa.array(is_name))).to_pylist())
     found: dict[str, list[tuple[str, bytes]]] = {}
     for each in written:
         name = each.decode(errors="surrogateescape")
@@ -140,8 +151,11 @@ def _names_in(lines: pa.Array[Any]) -> dict[str, list[tuple[str, bytes]]]:
     return found
 
 
-def _have_any(lines: pa.Array[Any], written: Iterable[bytes]) -> pa.BooleanArray:
-    """Return which lines have one of these names, as they are written, in quotes."""
+def _have_any(lines: pa.Array[Any], written: Sequence[bytes]) -> pa.BooleanArray:
+    """Return which lines may have one of these names, as they are written, in quotes."""
+    if len(written) > _FORMS:
+        # To look for each would take longer than to read all lines.
+        return pa.array(np.ones(len(lines), np.bool_))
     return reduce(pc.or_, (pc.match_substring(lines, b'"%s"' % each) for each in written))
 
 

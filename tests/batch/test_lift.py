@@ -209,7 +209,7 @@ def test_a_row_whose_key_does_not_fit_a_task_steps_aside_for_that_task_only() ->
     lift_chunk(flow, basis, Chunk("p", 0, batch), read, by_task)
     # What is late or has no timestamp is that first, for both.
     assert aside(read.late) == [("no timestamp", 2), ("late", 1)]
-    assert [aside(lifted.sides) for lifted in by_task] == [[("key does not fit", 3)], []]
+    assert [aside(lifted.sides) for lifted in by_task] == [[("key does not fit: column at", 3)], []]
     assert [lifted.tables[0]["value"].to_pylist() for lifted in by_task] == [[1], [1, 8]]
     assert +read.counts == {"messages": 4, "late": 1, "no timestamp": 1}
 
@@ -217,9 +217,9 @@ def test_a_row_whose_key_does_not_fit_a_task_steps_aside_for_that_task_only() ->
 def test_what_a_source_calls_unfit_for_a_task_is() -> None:
     plan, basis = planned(Sums())
     chunk = chunk_of([(110, "a", 1), (115, "b", 2), (90, "b", 4)])
-    marked = chunk.rows.append_column(plan.unfit_column, pa.array([False, True, True]))
+    marked = chunk.rows.append_column(plan.unfit_column, pa.array([0, 1, 1], pa.int32()))
     read, found = lifted(plan, basis, replace(chunk, rows=marked))
-    assert (aside(read.late), aside(found.sides)) == ([("late", 2)], [("key does not fit", 1)])
+    assert (aside(read.late), aside(found.sides)) == ([("late", 2)], [("key does not fit: column key", 1)])
     assert found.tables[0]["value"].to_pylist() == [1]
     # The column is not the user's.
     assert {name for table in (*read.late, *found.sides) for name in table["row"].type.names} == {*SCHEMA.names}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from persistent_state.engine.column_source import RowReader, _replaced
 from persistent_state.formatting import shortened
 from persistent_state.protocol import commits
 from persistent_state.sources import formats
-from persistent_state.sources.base import Chunk, TimeReplayableSource
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.formats import one_batch
 from persistent_state.store import late_rows
 from persistent_state.store.log import Log
@@ -44,7 +45,7 @@ JSON_LINES = {
     json.dumps({"time": ON_TIME, "amount": "x" * 20_000}): "no timestamp",
     json.dumps({"ts": ON_TIME, "n": "1"}): "column n is not int64",
     json.dumps({"ts": "soon"}): "column ts is not timestamp[us, tz=UTC]",
-    '{"n": 1, "n": 1}': "a member stands twice",
+    '{"n": 1, "n": 1}': "column n stands twice in it",
     "{]}": "not a JSON object",
 }
 CSV_LINES = {
@@ -94,6 +95,35 @@ def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split:
     whole = one_batch(batches, header.schema)
     cut = [whole.slice(first, 7) for first in range(0, whole.num_rows, 7)]
     return _replaced((batch.append_column(plan.column, batch.column("n")) for batch in cut), alone(plan))
+
+
+class Several(TimeReplayableSource):
+    """A source of chunks, each of one row."""
+
+    timestamp, schema = "ts", SCHEMA
+
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        pass
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        return Reach({"p": 9})
+
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        return []
+
+    def read(self, split: Any) -> Iterator[Chunk]:
+        for i, (lacks, unseen) in enumerate(split):
+            rows = pa.RecordBatch.from_pylist([{"ts": datetime(2024, 1, 1, tzinfo=timezone.utc), "n": i}], SCHEMA)
+            yield Chunk("p", i, rows, lacks=lacks, unseen=unseen)
+
+
+def test_what_rows_lack_and_what_is_unseen_beside_them_comes_through_spark() -> None:
+    absent = [((), ()), (("ts",), ()), (("ts",), ("n", "ts")), ((), ("n", "ts")), ((), ("n",)), ((), ("n",)), ((), ())]
+    plan = plan_of(Said(), SCHEMA)
+    basis = commits.plan_batch(start(Log(plan.files, plan.application), [plan]), alone(plan), Reach({"p": 9}), 0)
+    chunks = [*through_spark(plan, Several(), basis, absent)]
+    found = {n: (chunk.lacks, chunk.unseen) for chunk in chunks for n in chunk.rows["n"].to_pylist()}
+    assert found == dict(enumerate(absent))
 
 
 @settings(max_examples=40)

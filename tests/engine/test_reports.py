@@ -393,3 +393,9 @@ def test_rows_of_a_file_without_the_key_are_messages_that_do_not_count(tmp_path:
     said = run.read()
     assert said is not None
     assert "task=Words: 1 of 3 rows did not count: 1 \"its file has no column 'word'\". See" in said
+
+
+def test_rows_whose_key_does_not_fit_are_messages_that_do_not_count(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", 1), Words())
+    aside = {"key does not fit: column word": 1, "not a JSON object": 5}
+    assert "6 of 8 rows did not count" in (run.report.note("Words", 3, aside, 0) or "")

@@ -113,7 +113,7 @@ def test_json_may_have_a_mark_before_it_as_a_file_may_and_the_number_of_a_schema
         (b'{"n": {}, "s": "a"}', "column n is not int64"),
         (b'{"n": 5.0}', "column n is not int64"),
         (b'{"n": 1e3}', "column n is not int64"),
-        (b'{"n": 1, "n": 1}', "a member stands twice"),
+        (b'{"n": 1, "n": 1}', "column n stands twice in it"),
         (b'{"n": 1}{"n": 2}', "several JSON objects in one line"),
         (b'{"n": 1', "not a JSON object"),
         (b'{"n": 01}', "not a JSON object"),
@@ -144,7 +144,18 @@ def test_avro_is_what_was_written() -> None:
 def test_of_any_bytes_avro_gives_a_row_or_a_reason(values: list[bytes]) -> None:
     rows, bad = come_to(Avro(SCHEMA), [*values, written(ORDER)])
     assert rows[-1] == ORDER
-    assert all(reason.startswith(("no Avro record", "a field does not fit")) for reason in bad.values())
+    assert all(reason.startswith(("no Avro record", "column ")) for reason in bad.values())
+
+
+def test_a_value_of_avro_that_does_not_fit_is_named_by_its_column() -> None:
+    fields = [
+        {"name": name, "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}} for name in "ab"
+    ]
+    decoder = Avro({"type": "record", "name": "r", "fields": fields})
+    fits, too_large = b"\x02\x01", b"\x0a" + b"\x7f" * 5
+    rows, bad = come_to(decoder, [fits + too_large, too_large + fits, fits + fits])
+    assert bad == {0: "column b is not decimal128(9, 2)", 1: "column a is not decimal128(9, 2)"}
+    assert len(rows) == 1
 
 
 def test_bytes_of_another_length_than_the_avro_schema_says_are_bad() -> None:
@@ -171,7 +182,7 @@ def test_an_avro_schema_without_columns_is_refused(schema: Any, words: str) -> N
 def test_raw_is_bytes_or_text() -> None:
     assert come_to(Raw(), [b"\xff", None, b""]) == ([{"value": b"\xff"}, {"value": None}, {"value": b""}], {})
     rows, bad = come_to(Raw("t", pa.string()), [b"\xff", None, "é".encode(), b""])
-    assert (rows, bad) == ([{"t": None}, {"t": "é"}, {"t": ""}], {0: "not UTF-8"})
+    assert (rows, bad) == ([{"t": None}, {"t": "é"}, {"t": ""}], {0: "column t is not UTF-8"})
     with pytest.raises(InvalidInputError, match="can't hold raw bytes as int64"):
         _ = Raw("n", pa.int64()).schema
 
@@ -185,7 +196,7 @@ def test_a_record_is_bad_if_its_key_or_its_value_is(records: list[tuple[bytes | 
     good = [i for i, (key, value) in enumerate(records) if key in wanted[0] and value in wanted[1]]
     assert joined.rows.to_pylist() == [{"k": wanted[0][keys[i]], "n": wanted[1][values[i]]} for i in good]
     assert sorted({*good, *(record.position for record in joined.bad)}) == list(range(len(records)))
-    assert all(record.reason == "not UTF-8" for record in joined.bad if keys[record.position] == b"\xff")
+    assert all(record.reason == "column k is not UTF-8" for record in joined.bad if keys[record.position] == b"\xff")
 
 
 class Views:

@@ -459,7 +459,7 @@ class TestOneFlow:
         world.start(["a", "times"])
         world.come_with([(5, 1000), (6, 1), (31, 2000)])
         entry = world.read("a", "times")
-        assert (world.aside("a"), world.aside("times")) == ([], [("key does not fit", 1)])
+        assert (world.aside("a"), world.aside("times")) == ([], [("key does not fit: column at", 1)])
         assert entry.flows["a"].late_rows == NO_ROWS
         assert world.ids("a") == [0, 1, 2]
         state = core.state_at(entry, world.plans["times"], None)

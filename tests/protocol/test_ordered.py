@@ -542,7 +542,10 @@ def test_a_key_that_python_does_not_have_is_a_bad_row() -> None:
     columns = [pa.array(days, pa.int32()).cast(pa.date32()), pa.array(times, pa.int64()).cast(at)]
     played.play("PerDay.messages", [*zip([1, 2, 3, 4, 25], *columns, [1, 1, 1, 1, 1], strict=True)])
     played.steps()
-    assert played.newest.late_counts_of("PerDay.messages") == {UNFIT_KEY: 2}
+    assert played.newest.late_counts_of("PerDay.messages") == {
+        f"{UNFIT_KEY}: column day": 1,
+        f"{UNFIT_KEY}: column at": 1,
+    }
     states = played.state("PerDay", 20)
     assert sorted(kept["state"] for kept in states.values()) == [1, 1]
 

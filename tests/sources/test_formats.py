@@ -476,3 +476,51 @@ def test_the_column_that_is_named_for_a_map_has_one(type: pa.DataType) -> None:
     schema = pa.schema({"a": pa.struct({"map<": pa.int64()}), "b": pa.float16(), "m": type})
     with pytest.raises(InvalidInputError, match=r"column 'm' is .* A map can't be read from JSON"):
         formats.check_text(formats.JSON, schema)
+
+
+BYTES = b"x\xe9"
+
+
+def shown(format: str, content: bytes, schema: pa.Schema) -> list[tuple[str, str | None]]:
+    """Return the reason of each bad row, and the value that is shown of it."""
+    pieces = formats.read_pieces(io.BytesIO(content), format, None, schema)
+    return [(record.reason, piece.original(record.position).value) for piece in pieces for record in piece.bad]
+
+
+@pytest.mark.parametrize(
+    ("column", "type"),
+    [
+        (pa.array([BYTES]), pa.string()),
+        (pa.array([BYTES]).view(pa.string()), pa.string()),
+        (pa.array([BYTES]).dictionary_encode(), pa.string()),
+        (pa.array([[b"a", BYTES]]), pa.list_(pa.string())),
+        (
+            pa.array([{"a": None, "b": [{"c": BYTES}]}]),
+            pa.struct({"a": pa.null(), "b": pa.list_(pa.struct({"c": pa.string()}))}),
+        ),
+        (pa.array([[("a", BYTES)]], pa.map_(pa.string(), pa.binary())), pa.map_(pa.string(), pa.string())),
+        (pa.array([[(BYTES, 1)]], pa.map_(pa.binary(), pa.int8())), pa.map_(pa.string(), pa.int8())),
+    ],
+)
+def test_a_text_of_parquet_that_is_not_utf_8_is_shown(column: pa.Array, type: pa.DataType) -> None:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"k": column}), out)
+    assert shown(PARQUET, out.getvalue(), pa.schema({"k": type})) == [("column k is not UTF-8", "x\\xe9")]
+
+
+def test_what_does_not_fit_in_a_line_is_shown() -> None:
+    schema = pa.schema({"k": pa.string(), "d": pa.decimal128(4, 1), "l": pa.list_(pa.decimal128(4, 1))})
+    long = "9" * 500
+    for line, reason, value in (
+        (b'{"k": "x\xe9"}', "column k is not UTF-8", '"x\\udce9"'),
+        (b'{"k": "a", "k": [1, "b"], "x": 1, "x": 2}', "column k stands twice in it", '"a", [1,"b"]'),
+        (f'{{"d": {long}}}'.encode(), "column d is not decimal128(4, 1)", None),
+        (f'{{"l": [1.5, {long}]}}'.encode(), "column l is not list<item: decimal128(4, 1)>", None),
+    ):
+        for neighbour in (b"", b'{"k": "b"}\n'):
+            ((why, came),) = shown(formats.JSON, neighbour + line, schema)
+            assert why == reason
+            assert came is not None
+            assert len(came) < 200
+            assert came == value or (value is None and came.lstrip("[1.5,").startswith("999"))
+    assert shown(CSV, b"k,d,l\nx\xe9,1,\n", schema.remove(2)) == [("column k is not UTF-8", "x\ufffd")]

@@ -89,7 +89,7 @@ def test_a_decimal_beside_a_member_that_is_not_read_is_looked_at_too(unread: byt
         (b'{"s": {"day": 20454}}', "column s is not struct<day: date32[day], at: timestamp[us, tz=UTC]>"),
         (b'{"s": {"day": "soon"}}', "column s is not struct<day: date32[day], at: timestamp[us, tz=UTC]>"),
         (b'{"ts": 1767225600000}', "column ts is not timestamp[us, tz=UTC]"),
-        (b'{"v": 1, "v": 2}', "a member stands twice"),
+        (b'{"v": 1, "v": 2}', "column v stands twice in it"),
         (b'{"v": 1', "not a JSON object"),
         (b'{"v": 1}{"v": 2}', "several JSON objects in one line"),
         (b'{"v": 1},{"v": 2}', "several JSON objects in one line"),

@@ -217,6 +217,8 @@ class TestAbsent:
         ("line", "reason"),
         [
             ('{"Key": "b", "value": 1, "x": "key", "more": {"key": 2}}', "column key is not in it, but 'Key'"),
+            ('{"Key"\t :"b", "text": "\\\\"}', "column key is not in it, but 'Key'"),
+            ('{"text": "\\"Key\\": \\\\"}', None),
             ('{"s": {"A": 1}, "a": 2, "key": "b"}', "column s.a is not in it, but 'A'"),
             ('{"s": {"a": null, "A": 1}, "key": "b"}', None),
             ('{"s": {"b": {"C": 1}, "C": 1}, "key": "b"}', "column s.b.c is not in it, but 'C'"),
@@ -256,6 +258,11 @@ class TestAbsent:
             ("a\u0323\u0301", "a\u0301\u0323"),
             ("\u8c48", "\uf900"),
             ("e\u0301\xe9", "\xe9e\u0301"),
+            ('a"x', 'A"x'),
+            ('"x"', '"X"'),
+            ("a:x", "A:x"),
+            ("a\\x", "A\\x"),
+            (":", " : "),
         ],
     )
     @pytest.mark.parametrize("is_ascii", [False, True])
@@ -478,3 +485,20 @@ def test_lines_are_looked_at_for_those_columns_alone_of_which_they_have_another_
     assert looks == ([[b"C8"]] if "C8" in others else [])
     assert [record.reason for record in piece.bad] == ["column c8 is not in it, but 'C8'"] * 200 * ("C8" in others)
     assert len(piece.lacks) == 999
+
+
+def test_many_names_that_are_alike_take_no_look_at_all_lines_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+
+    def counted(lines: pa.Array, pattern: bytes) -> pa.BooleanArray:
+        searched.append(len(lines))
+        return match_substring(lines, pattern)
+
+    match_substring = pc.match_substring
+    monkeypatch.setattr(json_names.pc, "match_substring", counted)
+    names = [f"k{chr(0x200B) * (i % 40)}{chr(0x200C) * (i // 40)}e" for i in range(1, 800)]
+    piece = json_piece(
+        [json.dumps({name: 1}, ensure_ascii=False).encode() for name in names], pa.schema({"ke": pa.int8()})
+    )
+    assert len(piece.bad) == len(names)
+    assert sum(searched) < 100 * len(names)

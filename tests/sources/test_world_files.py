@@ -6,6 +6,7 @@ Each world that shows a fault is small once the fault is known: a test of `test_
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.soak import commit, soak_or
+from tests.sources.world_files import failures, world_of_spark
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_what_spark_wrote_is_read_as_it_was_written() -> None:
+    found = [text for seed in range(15) for text in failures(world_of_spark(random.Random(seed)))]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.soak

@@ -12,9 +12,12 @@ import faulthandler
 import gzip
 import io
 import json
+import logging
 import math
 import random
+import re
 import sys
+import tarfile
 import tempfile
 import unicodedata
 import zlib
@@ -25,6 +28,7 @@ from functools import cache
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
 
 import duckdb
 import numpy as np
@@ -35,7 +39,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from persistent_state import CsvOptions, FileSource
+from persistent_state.sources.base import Chunk
 from persistent_state.sources.casts import leaves
+from tests.fixtures import write_spark_files
+from tests.fixtures.write_spark_files import VALUES
 from tests.sources.truth import (
     DAY,
     FIRST,
@@ -43,6 +50,7 @@ from tests.sources.truth import (
     LAST,
     NANOS,
     Bad,
+    Misfit,
     Number,
     Row,
     Time,
@@ -79,6 +87,8 @@ class WorldFile:
         is_noticed: Whether all rows that are read are true, and if one is missing there is a bad record.
         stored: The table of a Parquet file as it was written, for other readers.
         raw: The texts of a CSV file's records, or the members of JSON objects.
+        in_folders: The columns that its folders say.
+        is_fit: Whether all of these are read of what the folders say. If not, its rows are bad.
     """
 
     name: str
@@ -90,15 +100,26 @@ class WorldFile:
     is_noticed: bool = False
     stored: pa.Table | None = None
     raw: list[dict[str, Value]] = field(default_factory=list)
+    in_folders: tuple[str, ...] = ()
+    is_fit: bool = True
+
+    def columns(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that are read of the file itself."""
+        return pa.schema([each for each in schema if each.name not in self.in_folders])
 
 
 @dataclass(frozen=True)
 class World:
-    """The files of one folder, and how they are read."""
+    """The files of one folder, and how they are read.
+
+    Attributes:
+        moved: By name of a file: the path to which it is moved when it has been read.
+    """
 
     schema: pa.Schema
     files: list[WorldFile]
     options: dict[str, Any] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
 
 
 # Values
@@ -138,6 +159,8 @@ ODD_NAMES = [
 NAMES_OF_OBJECTS = [*ODD_NAMES, "", "\ufeff", "a\nb", "\r", "\x00"]
 """Names that no line of a CSV file can hold, or not at its start."""
 NO_HEADER = Bad(words="its first line")
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""The null of a folder's name."""
 
 
 def drawn_names(rng: random.Random, csv: CsvOptions | None) -> list[str]:
@@ -330,7 +353,7 @@ def parquet_file(rng: random.Random, name: str, schema: pa.Schema, is_mild: bool
         fields = [each.with_type(type) if each.name == wrong else each for each in fields]
     fields.append(pa.field("unused", pa.string() if is_mild else drawn_type(rng, LEAVES)))
     rng.shuffle(fields)
-    program = rng.choice([by_pyarrow, by_pyarrow, by_pyarrow, by_pandas, by_polars, by_duckdb])
+    program = rng.choice([by_pyarrow, by_pyarrow, by_pyarrow, by_old_pyarrow, by_pandas, by_polars, by_duckdb])
     columns: dict[str, list[Value]] = {}
     for each in fields:
         wanted = schema.field(each.name).type if each.name in schema.names else each.type
@@ -342,7 +365,7 @@ def parquet_file(rng: random.Random, name: str, schema: pa.Schema, is_mild: bool
         pa.types.is_string_view,
         pa.types.is_binary_view,
     )
-    if program in (by_duckdb, by_polars) and not {*schema.names}.issubset(NAMES):
+    if program in (by_duckdb, by_polars, by_old_pyarrow) and not {*schema.names}.issubset(NAMES):
         program = by_pandas  # Those have other names for odd ones.
     if wrong or any(is_odd(type) for type in leaves(each.type for each in fields) for is_odd in odd):
         program = by_pyarrow  # Others know no such types, or write them as others.
@@ -395,6 +418,16 @@ def by_pyarrow(rng: random.Random, table: pa.Table, codecs: Sequence[str] = CODE
         store_schema=rng.random() < 0.7,
         use_deprecated_int96_timestamps=rng.random() < 0.2,
         use_compliant_nested_type=rng.random() < 0.8,
+    )  # fmt: skip
+    return out.getvalue()
+
+
+def by_old_pyarrow(rng: random.Random, table: pa.Table) -> bytes:
+    """Write as pyarrow did for Spark before it knew the types of later versions of Parquet."""
+    out = io.BytesIO()
+    pq.write_table(
+        table, out, version="1.0", flavor="spark", use_deprecated_int96_timestamps=True, write_statistics=False,
+        store_schema=False, use_compliant_nested_type=False, compression=rng.choice(["snappy", "gzip", "none"]),
     )  # fmt: skip
     return out.getvalue()
 
@@ -487,7 +520,9 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
             programs.append(by_pyarrow_csv)
     as_written = replace(options, header="none") if is_headless else options
     labels = (
-        rng.sample(LABELS, len(names)) if options.header == "position" and not is_mild and rng.random() < 0.3 else names
+        rng.sample([label for label in LABELS if label not in names], len(names))
+        if options.header == "position" and not is_mild and rng.random() < 0.3
+        else names
     )
     written_texts = dict(zip(labels, texts.values(), strict=True))
     content, is_quoted = rng.choice(programs)(rng, written_texts, as_written)
@@ -780,18 +815,21 @@ def with_flipped_page(rng: random.Random, file: WorldFile) -> WorldFile:
 class Found(list["dict[str, Value] | str"]):
     """The records that a `FileSource` reads of a file, in their order: rows or the reasons of bad ones.
 
-    `notes` has the columns of its notes, and `lacks` those that its chunks lack.
+    `notes` has the columns of its notes, and `lacks` those that its chunks lack. `unshown` has the reasons of bad records that
+    name a column whose value no `origin` has.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: set[str] = set()
         self.lacks: set[str] = set()
+        self.unshown: set[str] = set()
 
 
 def read(world: World, folder: Path) -> dict[str, Found]:
     """Return what a `FileSource` reads of each file."""
     for each in world.files:
+        (folder / each.name).parent.mkdir(parents=True, exist_ok=True)
         (folder / each.name).write_bytes(each.content)
     source = FileSource(folder, timestamp=world.schema.names[0], schema=world.schema, **world.options)
     source.open([], {})
@@ -804,6 +842,7 @@ def read(world: World, folder: Path) -> dict[str, Found]:
             of_file = made[names[chunk.first >> 32]]
             of_file.notes.update(chunk.notes)
             of_file.lacks.update(chunk.lacks)
+            of_file.unshown.update(unshown(chunk))
             columns = [of_arrow(column) for column in chunk.rows.columns]
             assert chunk.rows.schema.equals(world.schema)
             records = [dict(zip(world.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -813,6 +852,14 @@ def read(world: World, folder: Path) -> dict[str, Found]:
             ]:
                 assert place % 2**32 not in found[names[place >> 32]], "two records at one place"
                 found[names[place >> 32]][place % 2**32] = record
+    for name, path in world.moved.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).rename(folder / path)
+    again = source.reach(reach.ends, True)
+    late = {path for split in source.splits(reach.ends, again.ends, 1) for _, path, _, _ in split}
+    # What its folders called wrongly, and what has nothing in it, is read under another name.
+    known = {world.moved.get(each.name) for each in world.files if each.content and each.is_fit}
+    assert known.isdisjoint(late), f"{late} were read before"
     for records in found.values():
         assert sorted(records) == list(range(len(records))), "a place without a record"
     for name, records in found.items():
@@ -820,9 +867,19 @@ def read(world: World, folder: Path) -> dict[str, Found]:
     return made
 
 
+def unshown(chunk: Chunk) -> Iterator[str]:
+    """Yield the reasons that name a column, of bad records of a chunk whose value of the column is not shown."""
+    assert chunk.originals is not None
+    came = chunk.originals(np.array([record.position for record in chunk.bad], np.int64))
+    for record, origin in zip(chunk.bad, came["origin"].to_pylist(), strict=True):
+        is_named = re.match("column (?!.*( is not in it, but |, in its folder's name$))", record.reason, re.DOTALL)
+        if is_named and origin["value"] is None:
+            yield record.reason
+
+
 def misses(file: WorldFile, schema: pa.Schema, found: Found) -> Iterator[str]:
     """Yield in words where a file's notes do not name just the columns, and the fields of structs, that it does not have."""
-    if file.damage or not found or any(map(is_unreadable, found)):
+    if file.damage or not file.is_fit or not found or any(map(is_unreadable, found)):
         return
     if file.stored is not None:
         there = names_in(file.stored.schema)
@@ -831,6 +888,7 @@ def misses(file: WorldFile, schema: pa.Schema, found: Found) -> Iterator[str]:
         there = {name: {} for name in file.raw[0]} if file.raw else {}
     else:
         there = names_of([raw for raw, record in zip(file.raw, found, strict=True) if not isinstance(record, str)])
+    schema = file.columns(schema)
     right = missing(there, names_in(schema)) if there else set()
     columns = right.intersection(schema.names)
     for what, names, wanted in (("notes", found.notes, right), ("lacks", found.lacks, columns)):
@@ -928,32 +986,123 @@ def spark_world(rng: random.Random, format: str) -> World:
 
 
 def drawn_world(rng: random.Random) -> World:
-    """Return a folder of one format. One file in four has met with an accident."""
+    """Return a folder of one format. One file in four has met with an accident. Spark has written one folder in ten."""
+    if rng.random() < 0.1:
+        return world_of_spark(rng)
     format = rng.choice(["parquet", "csv", "json"])
     types = {"parquet": LEAVES, "csv": TEXT_LEAVES, "json": JSON_LEAVES}[format]
     csv = csv_options(rng)
     names = drawn_names(rng, csv if format == "csv" else None)
     schema = pa.schema({name: drawn_type(rng, types, 0 if format == "csv" else 2) for name in names})
+    flat = [each.name for each in schema if 0 < len(each.name) < 50 and not pa.types.is_nested(each.type)]
+    flat = [name for name in flat if name != names[0] and schema.field(name).type != pa.binary()]
+    # A CSV file of one column has lines that are empty, which are no records.
+    by = rng.sample(flat, min(rng.choice([0, 0, 1, 2]), len(flat), len(names) - 2))
     files = []
     for i in range(3):
         ending = "" if format == "parquet" else rng.choice([*CODECS])
         name = f"{i}.{format}{ending}"
+        own = pa.schema([each for each in schema if each.name not in by])
         if format == "csv":
-            file = csv_file(rng, name, schema, csv)
+            file = csv_file(rng, name, own, csv)
         else:
-            file = (parquet_file if format == "parquet" else json_file)(rng, name, schema)
+            file = (parquet_file if format == "parquet" else json_file)(rng, name, own)
         is_plain = format != "csv" or (csv.encoding == "utf-8" and b"\n" in file.content and csv.header == "name")
         is_hit = rng.random() < 0.25 and is_plain and file.content and not file.damage
         parts = packed(rng, file.content, ending) if ending else [file.content]
         file = replace(file, content=b"".join(parts))
         if is_hit:
             file = damaged(rng, file, ending, parts)
-        files.append(file)
-    return World(schema, files, {"csv": csv} if format == "csv" else {})
+        files.append(in_folders(rng, file, [schema.field(name) for name in by]))
+    moved = {
+        file.name: rng.choice([f"archive/{file.name}", f"x=1/{file.name}", f"archive/{Path(file.name).name}"])
+        for file in files
+        if rng.random() < 0.3
+    }
+    return World(schema, files, {"csv": csv} if format == "csv" else {}, moved)
+
+
+@cache
+def files_of_spark() -> dict[str, bytes]:
+    """Return the files that `tests/fixtures/write_spark_files.py` wrote by Spark, by their paths."""
+    with tarfile.open(Path(write_spark_files.__file__).with_name("spark-files.tar.xz")) as archive:
+        return {str(Path(member.name)): archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+
+
+def world_of_spark(rng: random.Random) -> World:
+    """Return a folder that Spark wrote: some of its columns, of Parquet also as other types."""
+    kind = rng.choice(sorted({path.split("/")[0] for path in files_of_spark()}))
+    format, by = kind.removeprefix("folders-"), ("k", "day") if kind.startswith("folders-") else ()
+    stored = write_spark_files.tables()[format]
+    stored = stored.select(["ts", "n", *by]) if by else stored
+    columns = [each for each in stored.schema if each.name == "ts" or rng.random() < 0.7]
+    is_drifting = kind == "parquet"
+    schema = pa.schema([each.with_type(as_other(rng, each.type)) if is_drifting else each for each in columns])
+    files = []
+    for path, content in files_of_spark().items():
+        if not path.startswith(f"{kind}/"):
+            continue
+        records = [dict(zip(VALUES, row, strict=True)) for row in zip(*VALUES.values(), strict=True)]
+        if by:
+            # Spark writes an empty text as it writes null.
+            records = [{**row, "k": None if row["k"] in ("", NO_VALUE) else row["k"]} for row in records]
+            records = [row for row in records if unquote(path).startswith(f"{kind}/{folders(row, by)}/")]
+        rows = [row_of(row, schema) for row in records]
+        if "all-quoted" in path:
+            # So are nulls then, and look as empty texts do.
+            rows = [
+                row_of({key: "" if value is None else value for key, value in row.items()}, schema) for row in records
+            ]
+        raw = [{key: value for key, value in row.items() if key in stored.column_names} for row in records]
+        if format == "json" and "with-nulls" not in path:
+            raw = [{key: value for key, value in row.items() if value is not None} for row in raw]
+        file = WorldFile(path.removeprefix(f"{kind}/"), content, rows, "", len(rows), raw=raw, in_folders=by)
+        file = replace(file, stored=stored) if is_drifting else file
+        ending = file.name.rpartition(".")[2]
+        files.append(
+            damaged(rng, file, f".{ending}" * (f".{ending}" in CODECS), [content]) if rng.random() < 0.1 else file
+        )
+    return World(schema, files, {"csv": CsvOptions(escape="\\")} if format == "csv" else {})
+
+
+def folders(row: dict[str, Value], by: Sequence[str]) -> str:
+    return "/".join(f"{name}={NO_VALUE if row[name] is None else written(row[name])}" for name in by)
+
+
+def as_other(rng: random.Random, type: pa.DataType) -> pa.DataType:
+    """Return a type that values of another one may be read as."""
+    if pa.types.is_integer(type) or pa.types.is_boolean(type):
+        return rng.choice([type, pa.int64(), pa.float64(), pa.decimal128(20, 0), pa.string()])
+    if pa.types.is_timestamp(type):
+        return rng.choice([type, *STAMPS, pa.date32()])
+    if pa.types.is_date(type):
+        return rng.choice([type, pa.date64(), pa.timestamp("ms"), pa.string()])
+    return rng.choice([type, pa.large_string()] if pa.types.is_string(type) else [type])
+
+
+def in_folders(rng: random.Random, file: WorldFile, columns: Sequence[pa.Field]) -> WorldFile:
+    """Return a file in folders that hold these columns, as Hive and Spark name them."""
+    path, values, is_fit = "", {}, True
+    for column in columns:
+        text = drawn_text(rng) if pa.types.is_string(column.type) else drawn_typed_text(rng, column.type)
+        text = None if text is None else text[:20]
+        # Spark leaves letters beyond ASCII as they are, others encode them.
+        kept = rng.choice(["", " ,;é日😀", "+()"])
+        value = NO_VALUE if text is None else quote(text, safe=kept)
+        path += f"{quote(column.name, safe=kept)}={value}/"
+        try:
+            values[column.name] = None if text is None else read_as(text, column.type)
+        except Misfit:
+            is_fit = False
+    bad = Bad(words=", in its folder's name")
+    rows = [row if isinstance(row, Bad) else {**row, **values} if is_fit else bad for row in file.rows]
+    names = tuple(column.name for column in columns)
+    return replace(file, name=path + file.name, rows=rows, in_folders=names, is_fit=is_fit)
 
 
 def main(seed: int, count: int) -> None:
     """Read the worlds of these seeds, and say what came out wrong."""
+    logging.getLogger("persistent_state").setLevel(logging.ERROR)
     failed = 0
     for each in range(seed, seed + count):
         world = drawn_world(random.Random(each))
@@ -976,7 +1125,8 @@ def failures(world: World) -> Iterator[str]:
         if file.stored is not None and not file.damage:
             read_here = [name for name in file.stored.column_names if name in world.schema.names]
             yield from other_readers(file.content, file.stored.select(read_here))
-        for text in chain(differences(file, found[file.name]), misses(file, world.schema, found[file.name])):
+        unshown = (f"no value is shown of: {reason}" for reason in found[file.name].unshown)
+        for text in chain(differences(file, found[file.name]), misses(file, world.schema, found[file.name]), unshown):
             types = "" if file.stored is None else f"; it has {file.stored.schema.to_string()}"
             yield f"{file.name}, {file.damage or 'whole'}: {text}{types}"
 
