@@ -22,8 +22,9 @@ from benchmarks.cost import checkpoints, plan_of
 from benchmarks.measure import write_json
 from benchmarks.throughput import session
 from persistent_state import ParquetSink, SqlSink, ValuesAtClock
+from persistent_state.drive.places import origin
 from persistent_state.partials.since import Since
-from persistent_state.sinks import Values
+from persistent_state.sinks import Origin, Values
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import state_at
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 Write = Callable[[Values, int], Any]
 
 
-def sinks(folder: Path, origin: Any) -> dict[str, Write]:
+def sinks(folder: Path, of: Origin) -> dict[str, Write]:
     parquet, sqlite = ParquetSink(folder / "parquet", files=2), SqlSink(str(folder / "out.db"), "totals")
     for sink in (parquet, sqlite):
-        sink.open(origin)
+        sink.open(of)
 
     def nothing(values: Values, clock: int) -> None:
         values.to_spark().write.format("noop").mode("overwrite").save()
@@ -58,7 +59,7 @@ def measure(spark: SparkSession, folder: Path, keys: int, changed: int, clocks: 
     retained = entry.retained[-clocks - 1 :]
     taken: dict[str, list[float]] = {}
     for number, (since, clock) in enumerate(pairwise(retained)):
-        for name, write in sinks(folder, frames.origin(plan, ValuesAtClock(print))).items():
+        for name, write in sinks(folder, origin(plan, ValuesAtClock(print))).items():
             state = state_at(plan.files, plan.application, entry, plan.name, plan.layout, clock, Since(since))
             begin = time.perf_counter()
             write(frames.of_values(spark, state, plan), clock)

@@ -15,14 +15,14 @@ Of `process`: the task of `benchmarks.ordered`, which keeps three numbers of a k
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import resource
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,16 @@ from benchmarks.measure import anonymous, write_json
 from benchmarks.ordered import High
 from benchmarks.streams import SCHEMA, START, STEP
 from persistent_state import Application, AsOfJoin, FileSource, IntervalJoin, PersistentTask
-from persistent_state.batch.messages import Answers, Blob, Report
+from persistent_state.batch.messages import Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import merge_shard
-from persistent_state.drive.local import LocalDriver
+from persistent_state.drive import local
+from persistent_state.drive.local import Executor, Held, LocalDriver, NewId
 from persistent_state.drive.turn import Part
 from persistent_state.event_time.inputs import named_in
-from persistent_state.protocol import commits, takeover
+from persistent_state.protocol import takeover
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.sources.base import Chunk, Reach
-from persistent_state.store.entry import Entry
+from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.files.local import LocalFiles
 from persistent_state.store.log import Log
 
@@ -88,68 +88,46 @@ def columns_of(task: PersistentTask, source: object) -> tuple[FileSource, pa.Sch
     return source, SCHEMA, None
 
 
-class World:
-    """An application without Spark.
+def flows_of(size: Size, folder: str) -> tuple[FlowPlan, FlowPlan]:
+    """Return the flow of the messages that wait, and that of the task that takes them."""
+    waiting, *others = size.application(folder)._plans(LocalFiles(folder), size.shards, columns_of).values()
+    return FlowPlan((waiting,)), FlowPlan(tuple(others))
 
-    It plays micro-batches by hand: one shard after the other merges what it was sent as bytes, as Spark's processes do, because
-    the memory is measured.
-    """
 
-    def __init__(self, size: Size, folder: str) -> None:
-        self.size, self.folder = size, folder
-        files = LocalFiles(folder)
-        plans = size.application(folder)._plans(files, size.shards, columns_of)
-        self.log = Log(files, "waiting")
-        waiting, *others = plans.values()
-        self.waiting, self.flow = FlowPlan((waiting,)), FlowPlan(tuple(others))
-        self._ids = itertools.count()
+class Messages(TimeReplayableSource):
+    """The rows of all sides by turns. At last comes one of each side far above all others: the clock passes them."""
 
-    @property
-    def newest(self) -> Entry:
-        entry = self.log.newest()
-        assert entry is not None
-        return entry
+    timestamp, schema = "ts", SCHEMA
 
-    def new_id(self) -> str:
-        return f"{time.time_ns():x}-{next(self._ids)}"
+    def __init__(self, size: Size) -> None:
+        self.size, self.of_side = size, size.rows // len(size.sides)
 
-    def start(self) -> None:
-        interval = self.waiting.first.settings.interval
-        takeover.take_over(
-            self.log,
-            [self.waiting, self.flow],
-            interval=interval,
-            shards=self.size.shards,
-            writer="benchmark",
-            now=START,
-        )
+    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
+        pass
 
-    def come(self, chunks: Iterator[Chunk], ends: Mapping[str, int]) -> None:
-        """A micro-batch of messages, of one part."""
-        basis = commits.plan_batch(self.newest, self.waiting, Reach(ends), START)
-        sent: list[list[bytes]] = [[] for _ in range(self.size.shards)]
-        for message in Part(0, 1, basis).combine(self.waiting, chunks):
-            if isinstance(message, Report):
-                report = message
-            else:
-                sent[message.shard].append(message.to_bytes())
-        made = []
-        # One shard after the other, so that the rows of one at a time are tables.
-        for shard, blobs in enumerate(sent):
-            made += merge_shard(self.waiting, shard, list(map(Blob.from_bytes, blobs)), {}, self.new_id)[0]
-            blobs.clear()
-        self.commit(self.waiting, Answers([report], made))
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        first = start.get(self.size.partitions[0], 0)
+        end = min(first + ROWS_OF_A_BATCH // len(self.size.sides), self.of_side)
+        return Reach(dict.fromkeys(self.size.partitions, end if end > first else self.of_side + 1))
 
-    def commit(self, flow: FlowPlan, answers: Answers) -> None:
-        commits.commit(
-            self.log,
-            answers.descriptors[0].epoch,
-            flow.first.settings,
-            answers,
-            now=START,
-            new_id=self.new_id,
-            keeping=Keeping(2, 0),
-        )
+    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
+        first = self.size.partitions[0]
+        return [(start.get(first, 0), end[first])]
+
+    def read(self, split: tuple[int, int]) -> Iterator[Chunk]:
+        first, end = split
+        if first < self.of_side:
+            sides = len(self.size.sides)
+            yield from chunks(self.size, first * sides, (end - first) * sides)
+            return
+        last = [
+            pa.array([START + 3 * self.size.rows * STEP]).cast(SCHEMA.field("ts").type),
+            pa.array([0]),
+            pa.array([0]),
+        ]
+        row = pa.RecordBatch.from_arrays(last, schema=SCHEMA)
+        for side in self.size.sides:
+            yield Chunk(named_in(side, ""), first, row, input=side)
 
 
 def chunks(size: Size, first: int, rows: int) -> Iterator[Chunk]:
@@ -165,25 +143,48 @@ def chunks(size: Size, first: int, rows: int) -> Iterator[Chunk]:
             yield Chunk(named_in(side, ""), begin // len(sides), rows_of, input=side)
 
 
+def by_bytes(
+    flow: FlowPlan, parts: Sequence[Part], source: TimeReplayableSource | None, held: Held, new_id: NewId
+) -> Answers:
+    """Run a turn in which blobs travel as bytes, as between Spark's processes, because the memory is measured."""
+    reports, made = list[Report](), list[Descriptor]()
+    sent: list[list[bytes]] = [[] for _ in range(flow.first.shards)]
+    for message in (message for part in parts for message in part.combine(flow, part.chunks(flow, source))):
+        if isinstance(message, Report):
+            reports.append(message)
+        else:
+            sent[message.shard].append(message.to_bytes())
+    # One shard after the other, so that the rows of one at a time are tables.
+    for shard, blobs in enumerate(sent):
+        made += merge_shard(flow, shard, list(map(Blob.from_bytes, blobs)), {}, new_id)[0]
+        blobs.clear()
+    return Answers(reports, made)
+
+
+def take_turns(flow: FlowPlan, source: TimeReplayableSource | None, executor: Executor) -> None:
+    """Let a flow of the application take all its turns."""
+    driver = LocalDriver(
+        Log(flow.first.files, "waiting"),
+        [flow],
+        {} if source is None else {flow.id: source},
+        keeping=Keeping(2, 0),
+        now=lambda: START,
+        new_id=lambda: uuid.uuid4().hex,
+        executor=executor,
+    )
+    while driver.take_turn(flow) is not None:
+        pass
+
+
 def wait(size: Size, folder: str) -> None:
-    world = World(size, folder)
-    world.start()
-    for first in range(0, size.rows, ROWS_OF_A_BATCH):
-        rows = min(ROWS_OF_A_BATCH, size.rows - first)
-        end = (first + rows) // len(size.sides)
-        world.come(chunks(size, first, rows), dict.fromkeys(size.partitions, end))
-    # Far above all others: the clock passes them.
-    last = [pa.array([START + 3 * size.rows * STEP]).cast(SCHEMA.field("ts").type), pa.array([0]), pa.array([0])]
-    row, place = pa.RecordBatch.from_arrays(last, schema=SCHEMA), size.rows // len(size.sides)
-    ends = dict.fromkeys(size.partitions, place + 1)
-    world.come((Chunk(named_in(side, ""), place, row, input=side) for side in size.sides), ends)
+    flows, log = flows_of(size, folder), Log(LocalFiles(folder), "waiting")
+    interval = flows[0].first.settings.interval
+    takeover.take_over(log, flows, interval=interval, shards=size.shards, writer="benchmark", now=START)
+    take_turns(flows[0], Messages(size), by_bytes)
 
 
 def pass_all(size: Size, folder: str) -> None:
-    world = World(size, folder)
-    driver = LocalDriver(world.log, [world.flow], {}, keeping=Keeping(2, 0), now=lambda: START, new_id=world.new_id)
-    while driver.take_turn(world.flow) is not None:
-        pass
+    take_turns(flows_of(size, folder)[1], None, local.run)
 
 
 @dataclass(frozen=True)

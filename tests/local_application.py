@@ -16,7 +16,7 @@ from persistent_state import Application
 from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import turn
-from persistent_state.drive.local import LocalDriver, flows_of
+from persistent_state.drive.local import Executor, LocalDriver, flows_of, run
 from persistent_state.drive.turn import DueStep
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import INPUT
@@ -100,6 +100,7 @@ class LocalApplication:
         sources: By task: its source. A task that no other feeds, and that has none here, has `Rows`.
         keeping: Which checkpoint clocks stay.
         parts: How many parts read a source at a time.
+        executor: Runs the parts and shards of a turn.
     """
 
     def __init__(
@@ -108,8 +109,10 @@ class LocalApplication:
         sources: Mapping[str, TimeReplayableSource] | None = None,
         keeping: Keeping | None = None,
         parts: int = 1,
+        executor: Executor = run,
     ) -> None:
         self.plans, self.keeping, self.parts, self.now = dict(plans), keeping or Keeping(), parts, 0
+        self.executor = executor
         first = next(iter(self.plans.values()))
         self.files, self.log = first.files, Log(first.files, first.application)
         self.collector = Collector(self.log)
@@ -166,6 +169,7 @@ class LocalApplication:
             now=lambda: self.now,
             new_id=core.new_id,
             parts=self.parts,
+            executor=self.executor,
         )
         self.check()
         return entry

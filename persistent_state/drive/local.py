@@ -1,8 +1,10 @@
-"""Take turns in this process: run their parts and shards one after the other, and commit what they answer."""
+"""Take turns in this process: run their parts and shards, one after the other or in a pool, and commit what they answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Protocol, TypeAlias, TypeVar
 
 from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.messages import Answers, Blob, Descriptor, Report, Step
@@ -20,13 +22,26 @@ from persistent_state.store.named_files import Run
 Held = dict[tuple[str, int], Mapping[str, Sequence[Run]]]
 """By flow and shard: the runs that the shard holds of each task, as it knows from its last turn."""
 
+NewId: TypeAlias = Callable[[], str]
+"""Makes names of files that nobody else has."""
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+class Each(Protocol):
+    """Calls a function for each of several items, and returns what the calls have returned, in this order: as `map` does."""
+
+    def __call__(self, function: Callable[[Item], Made], items: Iterable[Item], /) -> Iterable[Made]: ...
+
 
 def run(
     flow: FlowPlan,
     parts: Sequence[Part],
     source: TimeReplayableSource | None,
     held: Held,
-    new_id: Callable[[], str],
+    new_id: NewId,
+    each: Each = map,
 ) -> Answers:
     """Run all parts of a turn, then all shards, and return their answers, with which the driver commits the turn.
 
@@ -36,14 +51,16 @@ def run(
         source: The flow's source, opened; None if the turn reads no source.
         held: The runs that the shards hold. The turn adds what they hold after it.
         new_id: Makes names of files that nobody else has.
+        each: Calls a function for each part, and for each shard. That of a pool of threads runs them side by side.
 
     Raises:
         StateError: A part or a shard failed.
     """
     if flow.is_in_order:
-        taken = [part.take(flow, new_id) for part in parts]
-        return Answers([report for report, _ in taken], [each for _, made in taken for each in made])
-    return merge(flow, (sent for part in parts for sent in part.combine(flow, part.chunks(flow, source))), held, new_id)
+        taken = [*each(lambda part: part.take(flow, new_id), parts)]
+        return Answers([report for report, _ in taken], [descriptor for _, made in taken for descriptor in made])
+    sent = each(lambda part: [*part.combine(flow, part.chunks(flow, source))], parts)
+    return merge(flow, chain.from_iterable(sent), held, new_id, each)
 
 
 def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
@@ -55,7 +72,7 @@ def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
     return [*map(FlowPlan, groups.values())]
 
 
-def merge(flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: Callable[[], str]) -> Answers:
+def merge(flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: NewId, each: Each = map) -> Answers:
     """Let the shards of a flow merge what all parts of a turn have sent, and return the answers of all.
 
     Raises:
@@ -63,15 +80,23 @@ def merge(flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: Cal
     """
     blobs: list[list[Blob]] = [[] for _ in range(flow.first.shards)]
     reports, made = list[Report](), list[Descriptor]()
-    for each in sent:
-        if isinstance(each, Report):
-            reports.append(each)
+    for message in sent:
+        if isinstance(message, Report):
+            reports.append(message)
         else:
-            blobs[each.shard].append(each)
-    for shard, some in enumerate(blobs):
-        descriptors, held[flow.id, shard] = merge_shard(flow, shard, some, held.get((flow.id, shard), {}), new_id)
+            blobs[message.shard].append(message)
+
+    def merged(shard: int) -> tuple[list[Descriptor], Mapping[str, Sequence[Run]]]:
+        return merge_shard(flow, shard, blobs[shard], held.get((flow.id, shard), {}), new_id)
+
+    for shard, (descriptors, runs) in enumerate(each(merged, range(flow.first.shards))):
+        held[flow.id, shard] = runs
         made += descriptors
     return Answers(reports, made)
+
+
+Executor: TypeAlias = Callable[[FlowPlan, Sequence[Part], "TimeReplayableSource | None", Held, NewId], Answers]
+"""Runs a turn as `run` does. It decides where parts and shards run, and how blobs travel from one to the other."""
 
 
 class LocalDriver:
@@ -85,6 +110,7 @@ class LocalDriver:
         now: Returns the wall clock in microseconds UTC.
         new_id: Makes names of files that nobody else has.
         parts: The most parts of a turn that read.
+        executor: Runs the parts and shards of a turn.
     """
 
     def __init__(
@@ -95,14 +121,16 @@ class LocalDriver:
         *,
         keeping: Keeping,
         now: Callable[[], int],
-        new_id: Callable[[], str],
+        new_id: NewId,
         parts: int = 1,
+        executor: Executor = run,
     ) -> None:
         entry = log.newest()
         assert entry is not None, "it has been taken over"
         self.entry: Entry = entry
         self._log, self._flows, self._sources = log, flows, sources
         self.keeping, self.parts, self._now, self._new_id = keeping, parts, now, new_id
+        self._executor = executor
         self._held: Held = {}
 
     def drain(self) -> Iterator[Answers]:
@@ -127,7 +155,7 @@ class LocalDriver:
         parts = self._parts_of_step(due[0]) if flow.is_derived and due else self._parts_of_batch(flow, bool(due))
         if not parts:
             return None
-        answers = run(flow, parts, self._sources.get(flow.id), self._held, self._new_id)
+        answers = self._executor(flow, parts, self._sources.get(flow.id), self._held, self._new_id)
         self.entry, _ = commits.commit(
             self._log,
             self.entry.epoch,

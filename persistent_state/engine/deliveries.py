@@ -13,10 +13,11 @@ from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.drive.backoff import Backoff
+from persistent_state.drive.places import Place
 from persistent_state.engine import frames
 from persistent_state.engine.failures import FINAL, OF_SPARK, as_own_error
-from persistent_state.engine.places import Place
 from persistent_state.engine.progress import Progress
+from persistent_state.engine.wall_clock import now_us
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
@@ -66,7 +67,8 @@ class Delivery:
         self._plan = plan
         self._place = Place(plan, output)
         self._tries = tries
-        self._giver = self._place.giver(self._write)
+        self._giver = self._place.giver(self._write, now_us)
+        frames.check_types(plan, output)
         self._thread = threading.Thread()
         self._epoch: Callable[[], int] = lambda: 0
         self.error: StateError | None = None

@@ -14,11 +14,10 @@ from persistent_state.engine import connect
 from persistent_state.engine.schemas import types_of
 from persistent_state.engine.session import check_store, use_this_python
 from persistent_state.engine.values import SparkValues
-from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials import fold
-from persistent_state.sinks.base import Origin
+from persistent_state.sinks.given_types import given_types
 from persistent_state.store.files.base import Files
 from persistent_state.store.state_at import StateAt
 
@@ -37,39 +36,16 @@ def of_values(spark: SparkSession, state: StateAt, plan: Plan) -> SparkValues:
     # One task reads few rows faster than several do.
     parts = min(max(_parallelism(spark, state.files), state.shards), 1 + changed // ROWS_OF_A_PART)
     frame = _of_parts(spark, state, parts, changed, schema, lambda part: with_clock(part, plan, schema))
-    return SparkValues(frame, types_of(plan.name, schema, NO_SINK)[1])
+    return SparkValues(frame, given_types(schema))
 
 
-def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:
-    """Return what a sink learns about its values when it is opened for those of a timeline.
+def check_types(plan: Plan, output: ValuesAtClock) -> None:
+    """Refuse an output at clocks if Spark has no type for what it gives.
 
     Raises:
-        InvalidInputError: Spark has no type for the values, two columns have one name, or the task's state can't give what the
-            output asks for.
+        InvalidInputError: Spark has no type for a key column or for the value.
     """
-    if plan.layout.window_fields and output.all:
-        raise InvalidInputError(
-            f"task={plan.named}: all=True asks for every key at each clock, and a window is given once, when it closes; leave "
-            "it out."
-        )
-    if output.early and not plan.layout.kind.gives_early:
-        raise InvalidInputError(
-            f"task={plan.named}: early=True asks for windows that are open, and sessions are not known before they close; "
-            "leave it out, or take RunningValues."
-        )
-    rows = output_rows(plan)
-    wanted = rows.schema_at_clock(output.early)
-    columns = [name.lower() for name in wanted.names]
-    for name in plan.task.key_columns:
-        # Catalogs of tables take names that differ only in case for one name.
-        if columns.count(name.lower()) > 1:
-            raise InvalidInputError(
-                f"task={plan.named}: outputs have the columns {', '.join(wanted.names)}, and {name!r} is there twice but for "
-                "case; rename it in the source's transform."
-            )
-    _, schema = types_of(plan.name, wanted, NO_SINK)
-    window = tuple(field.name for field in plan.layout.window_fields)
-    return Origin(plan.application, plan.name, rows.key, schema, window, rows.is_unique, timeline)
+    types_of(plan.name, output_rows(plan).schema_at_clock(output.early), NO_SINK)
 
 
 def _of_parts(

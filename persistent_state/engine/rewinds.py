@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
+from persistent_state.drive.places import Place
 from persistent_state.engine import queries
 from persistent_state.engine.feeds import FedTask, Feed
-from persistent_state.engine.places import Place
 from persistent_state.engine.setup import Setup
 from persistent_state.engine.start_checks import Continued, check_feed, copied
 from persistent_state.engine.wall_clock import now_us
@@ -380,7 +380,7 @@ def _gone_back(entry: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
 
     plan, given = parts[output.task, output.output]
     try:
-        Place(plan, given).giver(write).follow(entry.epoch)
+        Place(plan, given).giver(write, now_us).follow(entry.epoch)
     except FencedError:
         # A start has come, which lets it go back.
         return output

@@ -12,11 +12,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from persistent_state.engine.spark_versions import spark_types
+from persistent_state.engine.spark_versions import arrow_types, spark_types
 from persistent_state.errors import DisagreementError, StateError
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.sinks.base import arrow_batches
-from persistent_state.sinks.values import OfPart, Result, count_of_parts, divided, with_rows
+from persistent_state.sinks.values import OfPart, Result, count_of_parts, divided, values_of, with_rows
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class SparkValues:
     def to_spark(self) -> DataFrame:
         """Return the DataFrame."""
         return self.frame
+
+
+@values_of.register
+def _values_of_frame(frame: DataFrame) -> SparkValues:
+    return SparkValues(frame, arrow_types(frame.schema))
 
 
 def _by_key(

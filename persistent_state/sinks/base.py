@@ -8,13 +8,15 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partialmethod
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from persistent_state.errors import FencedError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.sinks.values import Values
+from persistent_state.sinks.values import Values, values_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,6 +77,15 @@ class Origin:
         return replace(self, schema=pa.schema(fields))
 
 
+def _write_frame(sink: Any, values: Values, clock: int) -> None:
+    sink.write(values.to_spark(), clock)
+
+
+def _write_values_of(sink: Sink, owner: type[Sink], frame: DataFrame, clock: int) -> None:
+    """Write a DataFrame as a class does that may be a base of the sink's own."""
+    owner.write_values(sink, values_of(frame), clock)
+
+
 class Sink(ABC):
     """A place for the values of a task at each checkpoint clock; subclass it for a place of your own.
 
@@ -108,6 +119,9 @@ class Sink(ABC):
                 stacklevel=3,
             )
             cls.write_values = _write_frame  # type: ignore[assignment, method-assign]
+        elif "write_values" in vars(cls) and isinstance(getattr_static(cls, "write", None), partialmethod | None):
+            # A sink of the former interface may hand its DataFrame on to this one, most often by `super().write`.
+            cls.write = partialmethod(_write_values_of, cls)  # type: ignore[attr-defined]
 
     @property
     @abstractmethod
@@ -253,15 +267,6 @@ class RecordingSink(Sink):
             The names, as `Sink.records` has them.
         """
         return frozenset([self.name])
-
-
-def _write_frame(sink: Any, values: Values, clock: int) -> None:
-    sink.write(values.to_spark(), clock)
-
-
-def takes_frames(sink: Sink) -> bool:
-    """Return whether a sink is of the deprecated interface: `write` takes a DataFrame, and `rewind` a function of batches."""
-    return type(sink).write_values is _write_frame
 
 
 class OfTimeline(Protocol):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
@@ -155,6 +157,11 @@ class LocalValues:
         read = (with_rows(_read(self.readers[low:high])) for low, high in ranges)
         return [function(part, batches) for part, batches in enumerate(read) if batches is not None]
 
+    def __call__(self) -> Iterator[pa.RecordBatch]:
+        """Read all rows, as `rewind` of a sink of the former interface does. This is deprecated: use `batches`."""
+        warnings.warn("values() is deprecated; read values.batches().", DeprecationWarning, stacklevel=2)
+        return self.batches()
+
     def to_spark(self) -> DataFrame:
         """Refuse to make a DataFrame, since there is no Spark session.
 
@@ -164,6 +171,19 @@ class LocalValues:
         raise InvalidInputError(
             f"the values with columns={self.schema.names} are read without Spark; read batches(), or use map_parts()."
         )
+
+
+@singledispatch
+def values_of(frame: object) -> Values:
+    """Return the rows of a DataFrame as values. The engine that makes DataFrames registers its way.
+
+    Raises:
+        InvalidInputError: It is no DataFrame of a running engine.
+    """
+    raise InvalidInputError(
+        f"write() of a sink was given {type(frame).__name__}, not a DataFrame that the library has made; call "
+        "write_values(values, clock)."
+    )
 
 
 def with_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:

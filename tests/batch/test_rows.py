@@ -21,7 +21,7 @@ from pyspark.sql.datasource import InputPartition
 
 from monoids import Sum
 from persistent_state import FileSource, NonWindowState, PersistentTask
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.messages import Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.drive.turn import Part
 from persistent_state.engine.column_source import RowReader, _replaced
@@ -74,19 +74,27 @@ class Said(PersistentTask):
         raise AssertionError("nobody asks Spark here")
 
 
-def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
-    """What a first micro-batch of all there is puts aside, with the clock at `CLOCK`."""
+def first_blobs(
+    source: TimeReplayableSource, task: PersistentTask, parts: int = 1, **basis: int
+) -> list[tuple[Blob, Report]]:
+    """What the parts of a first micro-batch of all there is send to the only shard, and their reports."""
     plan = plan_of(task, source.schema)
-    log = Log(plan.files, plan.application)
-    entry = start(log, [plan])
+    entry = start(Log(plan.files, plan.application), [plan])
     source.open([], {})
     reach = source.reach({}, everything=True)
-    basis = replace(commits.plan_batch(entry, alone(plan), reach, 0), clock=CLOCK, now=2 * CLOCK)
-    tables: list[pa.Table] = []
-    for split in source.splits({}, reach.ends, 2):
-        chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
-        tables += combine(alone(plan), basis, 0, 1, chunks)[0][0].late
-    return late_rows.joined(tables)
+    planned = replace(commits.plan_batch(entry, alone(plan), reach, 0), now=2 * CLOCK, **basis)
+    sent = []
+    for split in source.splits({}, reach.ends, parts):
+        chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, planned, split)
+        (blob,), report = combine(alone(plan), planned, 0, 1, chunks)
+        sent.append((blob, report))
+    return sent
+
+
+def aside(source: TimeReplayableSource, task: PersistentTask) -> pa.Table:
+    """What a first micro-batch of all there is puts aside, with the clock at `CLOCK`."""
+    blobs = first_blobs(source, task, parts=2, clock=CLOCK)
+    return late_rows.joined([table for blob, _ in blobs for table in blob.late])
 
 
 def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split: Any) -> Iterator[Chunk]:
@@ -147,15 +155,7 @@ def test_a_line_that_is_put_aside_is_kept_as_it_came_with_its_number(
 @pytest.mark.parametrize("task", [Total(), Said()])
 def test_what_a_file_lacks_is_noted_however_its_rows_come(tmp_path: Path, task: PersistentTask) -> None:
     (tmp_path / "a.csv").write_text(f"ts,N\n{ON_TIME},1\nsoon,2\n")
-    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA)
-    plan = plan_of(task, SCHEMA)
-    entry = start(Log(plan.files, plan.application), [plan])
-    source.open([], {})
-    reach = source.reach({}, everything=True)
-    basis = replace(commits.plan_batch(entry, alone(plan), reach, 0), now=2 * CLOCK)
-    (split,) = source.splits({}, reach.ends, 1)
-    chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
-    (blob,), report = combine(alone(plan), basis, 0, 1, chunks)
+    ((blob, report),) = first_blobs(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), task)
     assert [(about, "has no column 'n', but 'N'" in note) for about, note in report.notes.items()] == [
         (("", "n"), True)
     ]
@@ -168,16 +168,10 @@ def test_what_a_file_without_rows_lacks_bears_on_no_other(tmp_path: Path, task: 
     (tmp_path / "a.csv").write_text("ts,n\n")
     (tmp_path / "b.csv").write_text(f"ts,n,k\n{ON_TIME},1,x\n")
     schema, task.key = SCHEMA.append(pa.field("k", pa.string())), "k"
-    source, plan = FileSource(tmp_path, timestamp="ts", schema=schema), plan_of(task, schema)
-    entry = start(Log(plan.files, plan.application), [plan])
-    source.open([], {})
-    reach = source.reach({}, everything=True)
-    basis = replace(commits.plan_batch(entry, alone(plan), reach, 0), now=2 * CLOCK)
-    (split,) = source.splits({}, reach.ends, 1)
-    chunks = source.read(split) if isinstance(task, Total) else through_spark(plan, source, basis, split)
-    (blob,), _ = combine(alone(plan), basis, 0, 1, chunks)
-    assert (blob.late, blob.of(plan.name).sides) == ((), ())
-    assert sum(table.num_rows for table in blob.of(plan.name).tables) == 1
+    ((blob, _),) = first_blobs(FileSource(tmp_path, timestamp="ts", schema=schema), task)
+    of_task = blob.of(task.task_name)
+    assert (blob.late, of_task.sides) == ((), ())
+    assert sum(table.num_rows for table in of_task.tables) == 1
 
 
 @pytest.mark.parametrize("task", [Total(), Said()])

@@ -22,11 +22,9 @@ from sqlalchemy.pool import NullPool
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
-from persistent_state.drive.output_values import local_values
-from persistent_state.engine.places import Place
+from persistent_state.drive.places import Place
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
-from persistent_state.protocol.deliver import Due
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RETRACT
 from persistent_state.sinks.base import Origin, RecordingSink
@@ -34,7 +32,6 @@ from persistent_state.sinks.delta import DeltaSink
 from persistent_state.sinks.parquet import ParquetSink
 from persistent_state.sinks.sql import SqlSink
 from persistent_state.sinks.values import LocalValues
-from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
 from tests.page_code import run
@@ -227,9 +224,6 @@ def test_a_key_that_expired_and_came_again_is_in_the_table_after_two_rewinds(tmp
     plan = replace(core.plan_of(Words(), schema, shards=2), outputs=(sink.name,))
     log, place = Log(plan.files, plan.application), Place(plan, ValuesAtClock(sink))
 
-    def write(entry: Entry, due: Due) -> None:
-        place.sink.write_values(local_values(place.state(entry, due), plan, place.origin().schema), due.clock)
-
     def rows() -> dict[str, int]:
         with closing(sqlite3.connect(tmp_path / "values.db")) as database:
             return {word: value for word, value in database.execute("SELECT word, value FROM words") if value}
@@ -239,11 +233,11 @@ def test_a_key_that_expired_and_came_again_is_in_the_table_after_two_rewinds(tmp
         words = ["ann", "bob"] if time in (5, 45) else ["ann"]
         messages = [{"ts": time, "word": word, "n": time} for word in words]
         core.play(log, plan, pa.RecordBatch.from_pylist(messages, schema), keeping=Keeping(20))
-    giver = place.giver(write)
+    giver = place.giver(place.write_here, lambda: 0)
     while giver.give_next(core.newest(log).epoch):
         pass
     assert rows() == {"ann": 5 + 15 + 25 + 35 + 45 + 55}
     for to, there in ((30, {"ann": 45}), (10, {"ann": 5, "bob": 5})):
         rewind.rewind(log, core.plan_rewind(log, to, RETRACT), writer=f"back to {to}", now=0)
-        place.giver(write).follow(core.newest(log).epoch)
+        place.giver(place.write_here, lambda: 0).follow(core.newest(log).epoch)
         assert rows() == there == {word: value for (word,), value in core.state_at(core.newest(log), plan, to).items()}

@@ -12,11 +12,10 @@ import pytest
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
 from persistent_state.drive.output_values import local_values
-from persistent_state.engine.places import Place
+from persistent_state.drive.places import Place
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.keys import hash_keys, normalise, shard_of
 from persistent_state.protocol.deliver import Due
-from persistent_state.sinks.base import Sink
 from persistent_state.sinks.console import ConsoleSink
 from persistent_state.sinks.values import LocalValues
 from persistent_state.store.log import Log
@@ -90,24 +89,3 @@ def test_the_values_of_a_state_can_be_pickled_and_lie_in_its_parts() -> None:
     }
     counts = values.map_parts(lambda part, batches: sum(batch.num_rows for batch in batches))
     assert (len(counts), sum(counts)) == (3, 50)
-
-
-def test_a_sink_of_the_former_interface_warns_once_and_says_what_to_do() -> None:
-    with pytest.warns(DeprecationWarning, match="which is deprecated") as warned:
-
-        class Former(Sink):
-            name = "former"
-
-            def write(self, values: object, clock: int) -> None: ...
-
-    (warning,) = warned
-    assert str(warning.message) == (
-        f"{Former.__qualname__}.write() is given a DataFrame, which is deprecated; define write_values(values, clock), which "
-        "reads values.batches(), and rewind(clock, values) likewise."
-    )
-    assert warning.filename == __file__
-
-    class Later(Former):
-        """It gives no warning of its own."""
-
-    assert Later.write_values is Former.write_values

@@ -1,93 +1,21 @@
-"""A sink that only this file knows: under Spark, whose workers write it, and without. Its former interface still works."""
+"""A sink that no other file of the library knows under Spark, whose workers write it. Its former interface still works."""
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from persistent_state import Application, FencedError, FileSource, ValuesAtClock
-from persistent_state.drive.output_values import local_values
-from persistent_state.engine.places import Place
-from persistent_state.protocol import rewind
-from persistent_state.protocol.deliver import Due
-from persistent_state.protocol.global_clock import Keeping
-from persistent_state.protocol.rewind_plan import RETRACT
-from persistent_state.sinks import LocalValues, Origin, RecordingSink, Values, arrow_batches
-from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
-from tests import core
+from persistent_state import Application, FileSource
+from persistent_state.sinks import LocalValues, arrow_batches
+from tests.sinks.test_new_sink import Folder
 from tests.spark.test_outputs import SECOND, START, Totals, expected, grow, rows_of, totals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-PARTS = 3
-
-
-class Folder(RecordingSink):
-    """A folder: each part of a clock is a file that a worker writes, and the driver then writes one that names them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @property
-    def name(self) -> str:
-        return f"folder {self.folder}"
-
-    def open(self, origin: Origin) -> int | None:
-        self.folder.mkdir(exist_ok=True)
-        self.origin = origin
-        self._check()
-        return max(self.clocks(), default=None)
-
-    def clocks(self) -> dict[int, dict[str, int]]:
-        """Return the values at each clock."""
-        return {
-            int(marker.stem): {
-                row["key"]: row["value"]
-                for name in json.loads(marker.read_text())
-                for row in json.loads((self.folder / name).read_text())
-            }
-            for marker in self.folder.glob("*.clock")
-        }
-
-    def write_values(self, values: Values, clock: int) -> None:
-        folder = self.folder
-
-        def store(part: int, batches: Iterator[pa.RecordBatch]) -> str:
-            rows = [row for batch in batches for row in batch.to_pylist()]
-            # Two attempts at a part write two files. One of them is named.
-            name = f"{part}-of-{os.getpid()}-{uuid.uuid4().hex}"
-            (folder / name).write_text(json.dumps(rows, default=str))
-            return name
-
-        names = values.map_parts(store, parts=PARTS, by=self.origin.key_columns)
-        assert [int(name[0]) for name in names] == [*range(PARTS)]
-        draft = folder / uuid.uuid4().hex
-        draft.write_text(json.dumps(names))
-        self._check()
-        with suppress(FileExistsError):
-            os.link(draft, folder / f"{clock}.clock")
-
-    def rewind(self, clock: int, values: Values) -> None:
-        for each in self.clocks():
-            if each > clock:
-                (self.folder / f"{each}.clock").unlink()
-        (self.folder / f"{self.origin.timeline}.timeline").touch()
-
-    def _check(self) -> None:
-        recorded = max((int(file.stem) for file in self.folder.glob("*.timeline")), default=0)
-        if recorded > self.origin.timeline:
-            raise FencedError(f"{self.name} has values of timeline={recorded}; start the application again.")
 
 
 with pytest.warns(DeprecationWarning, match=r"^Former\.write\(\) is given a DataFrame"):
@@ -108,29 +36,6 @@ with pytest.warns(DeprecationWarning, match=r"^Former\.write\(\) is given a Data
 
 
 TO = START + 20 * SECOND
-
-
-def test_a_new_sink_is_exact_without_spark_and_goes_back(tmp_path: Path) -> None:
-    sink = Folder(tmp_path / "out")
-    schema = pa.schema([("ts", pa.int64()), ("key", pa.string()), ("amount", pa.int64())])
-    plan = replace(core.plan_of(Totals(), schema, shards=2), outputs=(sink.name,))
-    log, place = Log(plan.files, plan.application), Place(plan, ValuesAtClock(sink))
-
-    def write(entry: Entry, due: Due) -> None:
-        place.sink.write_values(local_values(place.state(entry, due), plan, place.origin().schema), due.clock)
-
-    core.start(log, [plan])
-    for time in (5, 15, 25, 35):
-        messages = [{"ts": time, "key": key, "amount": time} for key in ("a", "bc"[time // 10 % 2])]
-        core.play(log, plan, pa.RecordBatch.from_pylist(messages, schema), keeping=Keeping(20))
-    giver = place.giver(write)
-    while giver.give_next(core.newest(log).epoch):
-        pass
-    wanted = {10: {"a": 5, "b": 5}, 20: {"a": 20, "c": 15}, 30: {"a": 45, "b": 30}}
-    assert {clock: rows for clock, rows in sink.clocks().items() if rows} == wanted
-    rewind.rewind(log, core.plan_rewind(log, 20, RETRACT), writer="back", now=0)
-    place.giver(write).follow(core.newest(log).epoch)
-    assert max(sink.clocks()) == 20
 
 
 @pytest.mark.parametrize("kind", [Folder, Former])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +21,7 @@ from tests.sinks import test_parquet, test_sql
 from tests.sinks.test_parquet import USERS, in_order, of_every_type, opened, origin, read, rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def values_of(spark: SparkSession, table: pa.Table, parts: int = 2) -> Values:
@@ -137,6 +139,29 @@ def test_values_that_break_off_in_a_worker_leave_nothing(spark: SparkSession, tm
     assert sink.open(Origin("bank", "Balance", ("user",), USERS.schema)) == 10
     sink.write_values(values, 20)
     assert sink.open(Origin("bank", "Balance", ("user",), USERS.schema)) == 20
+
+
+@pytest.mark.parametrize("kind", [SqlSink, ParquetSink])
+def test_a_subclass_of_a_sink_of_the_library_may_hand_its_data_frame_on(
+    spark: SparkSession, tmp_path: Path, kind: Any
+) -> None:
+    with pytest.warns(DeprecationWarning, match=r"write\(\) is given a DataFrame, which is deprecated"):
+
+        class Large(kind):  # type: ignore[misc]
+            def write(self, values: DataFrame, clock: int) -> None:
+                super().write(values.where("value >= 10007"), clock)
+
+    path = str(tmp_path / "out")
+    sink = Large(path, "balances") if kind is SqlSink else Large(path)
+    sink.open(Origin("bank", "Balance", ("user",), USERS.schema))
+    sink.write_values(values_of(spark, rows(10, 9)), 10)
+    if kind is SqlSink:
+        with closing(sqlite3.connect(path)) as database:
+            written = database.execute("SELECT value FROM balances").fetchall()
+    else:
+        written = [(row["value"],) for row in read(tmp_path / "out").to_pylist()]
+    large = [row["value"] for row in rows(10, 9).to_pylist() if row["value"] >= 10_007]
+    assert (sorted(value for (value,) in written), 0 < len(large) < 9) == (sorted(large), True)
 
 
 def test_the_console_shows_the_same_under_spark(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The sink of one output as the library opens it and takes it back. The delivery writes to it."""
+"""The sink of one output, as every engine opens it and takes it back. The engine writes to it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,49 @@ import pyarrow as pa
 
 from persistent_state.batch.plan import Plan
 from persistent_state.drive.output_values import local_values
-from persistent_state.engine import frames
-from persistent_state.engine.wall_clock import now_us
+from persistent_state.edges.output_rows import output_rows
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.partials.since import Since
 from persistent_state.protocol.deliver import Due, Giver
-from persistent_state.sinks.base import Origin, RecordingSink, takes_frames
+from persistent_state.sinks.base import Origin, RecordingSink
+from persistent_state.sinks.given_types import given_types
 from persistent_state.sinks.values import LocalValues
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import StateAt, state_at
+
+
+def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:
+    """Return what a sink learns about its values when it is opened for those of a timeline.
+
+    Raises:
+        InvalidInputError: Two columns have one name, or the task's state can't give what the output asks for.
+    """
+    if plan.layout.window_fields and output.all:
+        raise InvalidInputError(
+            f"task={plan.named}: all=True asks for every key at each clock, and a window is given once, when it closes; leave "
+            "it out."
+        )
+    if output.early and not plan.layout.kind.gives_early:
+        raise InvalidInputError(
+            f"task={plan.named}: early=True asks for windows that are open, and sessions are not known before they close; "
+            "leave it out, or take RunningValues."
+        )
+    rows = output_rows(plan)
+    wanted = rows.schema_at_clock(output.early)
+    columns = [name.lower() for name in wanted.names]
+    for name in plan.task.key_columns:
+        # Catalogs of tables take names that differ only in case for one name.
+        if columns.count(name.lower()) > 1:
+            raise InvalidInputError(
+                f"task={plan.named}: outputs have the columns {', '.join(wanted.names)}, and {name!r} is there twice but for "
+                "case; rename it in the source's transform."
+            )
+    window = tuple(field.name for field in plan.layout.window_fields)
+    schema = given_types(wanted)
+    return Origin(plan.application, plan.name, rows.key, schema, window, rows.is_unique, timeline)
 
 
 class Place:
@@ -38,10 +69,15 @@ class Place:
         Raises:
             InvalidInputError: The output can't be shown.
         """
-        return frames.origin(self._plan, self._output, timeline)
+        return origin(self._plan, self._output, timeline)
 
-    def giver(self, write: Callable[[Entry, Due], None]) -> Giver:
-        """Return what gives the sink its clocks by this function, and lets it go back."""
+    def giver(self, write: Callable[[Entry, Due], None], now: Callable[[], int]) -> Giver:
+        """Return what gives the sink its clocks by `write`, and lets it go back.
+
+        Args:
+            write: Gives the sink the values that are due, read by an entry.
+            now: Returns the wall clock in microseconds UTC.
+        """
         plan = self._plan
         return Giver(
             Log(plan.files, plan.application),
@@ -49,7 +85,7 @@ class Place:
             self._output.output_name,
             self._open,
             write,
-            now_us,
+            now,
             plan.delivery,
             self._go_back if self.sink.can_rewind(self.origin()) else None,
         )
@@ -59,6 +95,10 @@ class Place:
         plan, output = self._plan, self._output
         since = Since(due.since, output.all, output.early, due.recent)
         return state_at(plan.files, plan.application, entry, plan.name, plan.layout, due.clock, since)
+
+    def write_here(self, entry: Entry, due: Due) -> None:
+        """Give the sink the values at a clock, read by an entry in this process."""
+        self.sink.write_values(local_values(self.state(entry, due), self._plan, self.origin().schema), due.clock)
 
     def _open(self, timeline: int) -> int | None:
         """Open the sink, and return the last clock that it has by its own record; None if it keeps none."""
@@ -82,5 +122,4 @@ class Place:
                 all_keys = Due(clock, BEGINNING, BEGINNING)
                 yield from local_values(self.state(then, all_keys), self._plan, schema).batches()
 
-        values = LocalValues(schema, (read,))
-        self.sink.rewind(clock, values.batches if takes_frames(self.sink) else values)  # type: ignore[arg-type]
+        self.sink.rewind(clock, LocalValues(schema, (read,)))
