@@ -24,7 +24,7 @@ WORDS = re.compile(r"\b((?i:tells?|told|telling|nobody|somebody|whoever|so\s+man
 NAMES = ("found", "some")
 """Names in code that do not say what they hold."""
 
-ELSEWHERE = {"benchmarks": 341, "examples": 139, "monoids": 79, "persistent_state": 1175, "tests": 3299}
+ELSEWHERE = {"benchmarks": 341, "examples": 139, "monoids": 0, "persistent_state": 865, "tests": 3299}
 """How many there are in the files of each folder. A change may lower a number, never raise it."""
 
 PUBLIC = {**public("persistent_state"), **public("monoids")}

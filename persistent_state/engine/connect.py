@@ -1,6 +1,6 @@
-"""Tell a session of Spark Connect from a classic one, and answer for it what a classic one answers by its JVM.
+"""Recognise a session of Spark Connect, and answer for it what a classic session answers by its JVM.
 
-A client of Spark Connect has no JVM. Its functions run in Pythons of the server, and what it is told of them comes by calls.
+A client of Spark Connect has no JVM. Its functions run in Pythons of the server, and it hears of them by calls.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def is_connect(spark: object) -> bool:
 
 
 def master(spark: SparkSession) -> str:
-    """Return the master of a session's Spark; "" if a platform does not tell it."""
+    """Return the master of a session's Spark; "" if a platform does not say it."""
     if not is_connect(spark):
         return spark.sparkContext.master or "local"
     with suppress(PySparkException):

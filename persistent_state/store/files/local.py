@@ -88,7 +88,7 @@ class LocalFiles(Files):
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
-    """Return what changes when somebody writes to the file."""
+    """Return what changes when the file is written to."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
