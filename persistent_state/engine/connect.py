@@ -176,10 +176,10 @@ def cancel(session: SparkSession, group: str) -> None:
 
 
 def check_server(spark: SparkSession, files: Files) -> None:
-    """Refuse a client or a server without new sessions, and a server whose Python lacks this library or the store's folder.
+    """Refuse a client or a server that can't make new sessions, and a server whose workers can't do what a run needs.
 
     Raises:
-        InvalidInputError: It is so. The message says what to install.
+        InvalidInputError: One of these holds. The message says what to install.
     """
     try:
         release(new_session(spark))
@@ -195,10 +195,10 @@ def check_server(spark: SparkSession, files: Files) -> None:
 
 
 def _check_worker(spark: SparkSession, url: str, mark: str | None) -> None:
-    """Refuse a server of which a worker has no library or another version, unfit packages, or not this machine's file.
+    """Refuse a server whose workers lack this library, have another version or unfit packages, or don't see these files.
 
     Raises:
-        InvalidInputError: It is so.
+        InvalidInputError: One of these holds.
     """
     own = _version()
 

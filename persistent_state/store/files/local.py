@@ -32,7 +32,7 @@ class LocalFiles(Files):
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
-            # The loser too: it will act on what stands there, which the winner may not live to make durable.
+            # The loser syncs the folder as well: it relies on the winner's file, and the winner may die before its own sync.
             _sync_folder(folder)
         if not won:
             raise self._taken(path)
