@@ -54,8 +54,12 @@ def docstrings_of(value: Any) -> str:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """The name and the text of each page. What is released no longer changes, and neither does a reason that stores hold."""
-    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docs/tutorial.ipynb"]:
+    """The name and the text of each page, and of each file that is deployed.
+
+    What is released no longer changes, and neither does a reason that stores hold.
+    """
+    deployed = [file for file in (ROOT / "deploy").rglob("*") if file.is_file()]
+    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docs/tutorial.ipynb", *deployed]:
         text = file.read_text("utf-8")
         if file.name == "CHANGELOG.md":
             text = text.partition("\n## Unreleased\n")[2].partition("\n## ")[0]
