@@ -1,4 +1,4 @@
-"""Alerts: a function of your own is given the values at each clock, and nobody is told of the same thing twice.
+"""Alerts: a function of your own is given the values at each clock, and no one hears of the same thing twice.
 
     python -m examples.alerts [--folder DIR] [--json]
 
@@ -6,9 +6,8 @@ What can happen twice. A function keeps no record of what it was given; the appl
 returned. If the driver dies between the two, or in the middle of the function, the next one gives it the same clock
 again, with the same values: they are read from the checkpoint, which stays until the record is there.
 
-How to avoid it. An id made of task, clock and key is the same each time, and whoever receives the alerts takes each id
-once. Here that is an inbox in SQLite whose ids are unique; services for alerts and queues have the like, as a
-deduplication key.
+How to avoid it. An id made of task, clock and key is the same each time, and the receiver of the alerts takes each id once.
+Here that is an inbox in SQLite whose ids are unique; services for alerts and queues have the like, as a deduplication key.
 
 Why values at a clock, and not running values. A running value depends on where a micro-batch happened to end, and after
 a restart the values above the clock come again, from micro-batches that end elsewhere: there is nothing in it that an
@@ -40,7 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from examples.driven import driver, folder_for, last_words, local_spark, tell, write_stream
+from examples.driven import driver, folder_for, last_words, local_spark, report, write_stream
 from monoids import Count
 from persistent_state import (
     Application,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST = 5
-"""So many failed logins are too many."""
+"""This number of failed logins is too many."""
 
 
 class FailedLogins(PersistentTask):
@@ -83,7 +82,7 @@ def alert_of(clock: int, user: str, failed: int) -> Alert:
 
 
 def send_alerts(values: DataFrame, clock: int, inbox: Inbox) -> None:
-    """Of the users who failed since the clock before, those who have failed too often."""
+    """Send an alert for each user who failed since the clock before, and has failed too often."""
     too_often = values.where(values.value >= MOST).collect()
     inbox.receive(alert_of(clock, row.user, row.value) for row in too_often)
 
@@ -118,7 +117,7 @@ class Inbox:
 
 MINUTES = 8
 DIES_AT = 3
-"""The first driver dies when it has sent the alerts of so many clocks."""
+"""The first driver dies when it has sent the alerts of this number of clocks."""
 
 
 class Login(NamedTuple):
@@ -207,7 +206,7 @@ def main() -> int:
         figures: dict[str, int] = {}
         if not problems:
             figures, problems = check(folder, logins, died_at)
-    is_right = tell(problems, {**figures, "died_at": died_at}, as_json=arguments.json)
+    is_right = report(problems, {**figures, "died_at": died_at}, as_json=arguments.json)
     if is_right:
         print("{sent} alerts sent, {twice} of them again, {inbox} in the inbox, {expected} expected".format(**figures))
     return 0 if is_right else 1

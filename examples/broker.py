@@ -188,7 +188,7 @@ class Broker(Topics):
             "transaction.state.log.min.isr": "1",
             "offsets.topic.num.partitions": "1",
             "transaction.state.log.num.partitions": "4",
-            # Records tell event time, which may be years ago.
+            # Records have event time, which may be years ago.
             "log.retention.ms": "-1",
             "auto.create.topics.enable": "false",
             # Killed, it may come back as soon as it is taken for dead.
@@ -212,7 +212,7 @@ class Broker(Topics):
 
 
 def free_ports(count: int) -> Sequence[int]:
-    """Ports of the loopback interface that nobody listens at."""
+    """Ports of the loopback interface at which no process listens."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

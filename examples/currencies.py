@@ -11,7 +11,7 @@ fed by the joined rows. Amounts are whole cents and rates whole millionths, so t
 
 The example kills its driver with SIGKILL on the way, and starts another with other shards. It exits 0 only if the sums at
 each clock are, to the millionth of a cent, what pandas makes of the orders before that clock with the rates of their time.
-It also tells by how much the sums were wrong if each order were converted as it comes. With --folder, all stays there.
+It also says by how much the sums were wrong if each order were converted as it comes. With --folder, all stays there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.driven import driver, folder_for, last_words, local_spark, tell, write_stream
+from examples.driven import driver, folder_for, last_words, local_spark, report, write_stream
 from monoids import Sum
 from persistent_state import (
     Application,
@@ -81,7 +81,7 @@ BEGIN = 1_735_689_600 * SECOND_US
 HOURS, SHOPS = 6, 40
 FILES = 12
 KILL_AT = 3
-"""The driver is killed when the table has the sums of so many clocks."""
+"""The driver is killed when the table has the sums of this number of clocks."""
 
 TIME = pa.timestamp("us", "UTC")
 ORDERS = pa.schema([("shop", pa.string()), ("currency", pa.string()), ("cents", pa.int64()), ("ts", TIME)])
@@ -130,16 +130,16 @@ def write_rows(folder: Path, orders: pd.DataFrame, rates: pd.DataFrame) -> None:
 def converted(orders: pd.DataFrame, rates: pd.DataFrame) -> pd.DataFrame:
     """The orders with what pandas makes of each with the rate of its time."""
     rates = rates[["currency", "millionths", "ts"]].sort_values("ts")
-    found = pd.merge_asof(orders.sort_values("ts"), rates, on="ts", by="currency")
-    return found.assign(value=found["cents"] * found["millionths"])
+    joined = pd.merge_asof(orders.sort_values("ts"), rates, on="ts", by="currency")
+    return joined.assign(value=joined["cents"] * joined["millionths"])
 
 
 def as_they_come(orders: pd.DataFrame, rates: pd.DataFrame) -> pd.Series:
     """What each shop has taken if each order is converted when it comes, with the newest rate that has come."""
     rates = rates.assign(newest=rates.groupby("currency")["ts"].cummax())
     rates = rates[rates["ts"] == rates["newest"]][["currency", "millionths", "comes"]]
-    found = pd.merge_asof(orders, rates, on="comes", by="currency")
-    return found.assign(value=found["cents"] * found["millionths"]).groupby("shop")["value"].sum()
+    joined = pd.merge_asof(orders, rates, on="comes", by="currency")
+    return joined.assign(value=joined["cents"] * joined["millionths"]).groupby("shop")["value"].sum()
 
 
 def rows_in(folder: Path) -> list[tuple[int, str, int]]:
@@ -217,7 +217,7 @@ def main() -> int:
                 "euros": f"{right['value'].sum() / 1e8:,.2f}",
                 "otherwise": f"{wrong / 1e8:,.2f}",
             }
-    is_right = tell(problems, {**figures, "killed_at": killed_at}, as_json=arguments.json)
+    is_right = report(problems, {**figures, "killed_at": killed_at}, as_json=arguments.json)
     if is_right:
         print(
             "{orders:,} orders are {euros} euros, and the sums of all shops are exact at each of {clocks} clocks; converted as "

@@ -59,7 +59,7 @@ def write_stream(folder: Path, messages: pa.Table, files: int) -> None:
 
 
 def let_in(folder: Path, files: int) -> bool:
-    """Let the first so many files of FOLDER/later come into FOLDER/stream. Return False if all were there before."""
+    """Let the first `files` files of FOLDER/later come into FOLDER/stream. Return False if all were there before."""
     later, come = sorted((folder / "later").iterdir()), len([*(folder / "stream").iterdir()])
     for file in later[: max(0, files - come)]:
         file.rename(folder / "stream" / file.name)
@@ -70,7 +70,7 @@ def let_in(folder: Path, files: int) -> bool:
 def driver(module: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A driver in a process of its own, which is over in the end. What it says goes to FOLDER/driver.log.
 
-    `kill()` sends it SIGKILL; its JVM, which nobody kills, goes on for a moment and then ends by itself.
+    `kill()` sends it SIGKILL; its JVM, which is not killed, goes on for a moment and then ends by itself.
     """
     command = [sys.executable, "-m", module, "--folder", str(folder), *arguments]
     with (folder / "driver.log").open("ab") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
@@ -86,7 +86,7 @@ def last_words(folder: Path) -> str:
     return lines[-1].rstrip(".") if lines else "nothing"
 
 
-def tell(problems: Sequence[str], figures: Mapping[str, Any], *, as_json: bool) -> bool:
+def report(problems: Sequence[str], figures: Mapping[str, Any], *, as_json: bool) -> bool:
     """Print what was wrong, a sentence each, and the figures as a line of JSON if wanted. Return whether all is right."""
     for problem in problems:
         print(f"FAILED: {problem}.", file=sys.stderr)
@@ -111,12 +111,12 @@ def in_microseconds(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def differences(found: Mapping[Key, list[Any]], wanted: Mapping[Key, Any]) -> list[str]:
+def differences(actual: Mapping[Key, list[Any]], wanted: Mapping[Key, Any]) -> list[str]:
     """What is wrong with the windows of a table, a sentence each."""
     counts = {
-        "are missing": len(wanted.keys() - found.keys()),
-        "are none": len(found.keys() - wanted.keys()),
-        "are there more than once": sum(len(values) > 1 for values in found.values()),
-        "have another value": sum(wanted[key] not in found[key] for key in wanted.keys() & found.keys()),
+        "are missing": len(wanted.keys() - actual.keys()),
+        "are none": len(actual.keys() - wanted.keys()),
+        "are there more than once": sum(len(values) > 1 for values in actual.values()),
+        "have another value": sum(wanted[key] not in actual[key] for key in wanted.keys() & actual.keys()),
     }
     return [f"{count} windows {what}" for what, count in counts.items() if count]

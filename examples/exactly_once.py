@@ -116,10 +116,10 @@ def drive(place: Place, shards: int) -> None:
         .getOrCreate()
     )
 
-    def tell(progress: Any) -> None:
+    def report(progress: Any) -> None:
         print(json.dumps(asdict(progress)), flush=True)
 
-    application(place, shards).run(spark, drain=True, on_progress=tell)
+    application(place, shards).run(spark, drain=True, on_progress=report)
 
 
 TASKS = ("FlightsPerRoute", "DelayPerOrigin")

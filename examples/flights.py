@@ -17,7 +17,7 @@ HOUR_US = 3_600_000_000
 
 FLIGHTS = 336_776
 FLIGHTS_PER_FILE = 7_100
-"""About so many, where nobody says how many files there are."""
+"""About this number, unless the number of files is given."""
 
 COLUMNS: dict[str, pa.DataType] = {
     "carrier": pa.string(),
@@ -39,7 +39,7 @@ class Expected:
     """Flights per carrier and destination."""
 
     delays: dict[str, tuple[int, int]]
-    """Per origin: how many arrival delays there are, and their sum in minutes. Null is none."""
+    """Per origin: how many arrival delays there are, and their sum in minutes. A null does not count."""
 
 
 def load() -> pa.Table:
@@ -69,7 +69,7 @@ def write_stream(
 
     No flight is more than the allowed delay behind the newest one before it, and some are just that far behind. A delay
     is used up to its last whole hour, as event times are whole hours. The same seed gives the same stream, of which `most`
-    takes the beginning, and `every` each so many-th flight. `files` are as many as `FLIGHTS_PER_FILE` asks for, unless said.
+    takes the beginning, and `every` each n-th flight. `files` are as many as `FLIGHTS_PER_FILE` asks for, unless said.
     """
     flights = load()
     time_us = flights["time_hour"].cast(pa.int64()).to_numpy()

@@ -6,9 +6,9 @@ Three rules emit an alert:
 
     amount    a payment is far above the average of the payments of this card before it
     country   two payments come from different countries within twenty minutes
-    limit     somebody raised the limit of the card, and no confirmation came within thirty minutes: a timer
+    limit     the limit of the card was raised, and no confirmation came within thirty minutes: a timer
 
-No sum can tell these: what counts is which event came after which. So `Fraud` is an `OrderedTask`. Its events wait until the
+No sum can find these: what counts is which event came after which. So `Fraud` is an `OrderedTask`. Its events wait until the
 clock has passed them, and then it is given those of a card one after the other, however late they came. The same rules on
 events in the order of their arrival would raise other alerts; the example counts them.
 
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from examples.driven import driver, folder_for, last_words, let_in, local_spark, tell, write_stream
+from examples.driven import driver, folder_for, last_words, let_in, local_spark, report, write_stream
 from monoids import Count
 from persistent_state import (
     Application,
@@ -206,11 +206,11 @@ class Alert(NamedTuple):
 
 def by_card(events: Sequence[Event], clock: int) -> dict[str, list[Event]]:
     """The events before a clock of each card, in their order."""
-    found = dict[str, list[Event]]()
+    events_of = dict[str, list[Event]]()
     for event in events:
         if event.ts < clock:
-            found.setdefault(event.card, []).append(event)
-    return found
+            events_of.setdefault(event.card, []).append(event)
+    return events_of
 
 
 def expected(events: Sequence[Event], clock: int) -> Iterator[Alert]:
@@ -241,11 +241,11 @@ def expected(events: Sequence[Event], clock: int) -> Iterator[Alert]:
 
 def expected_cards(events: Sequence[Event], clock: int) -> dict[str, Any]:
     """How many payments each card has made before a clock, and of how much."""
-    found = {
+    payments = {
         card: [each.amount or 0 for each in own if each.kind == "payment"]
         for card, own in by_card(events, clock).items()
     }
-    return {card: {"payments": len(amounts), "total": sum(amounts)} for card, amounts in found.items()}
+    return {card: {"payments": len(amounts), "total": sum(amounts)} for card, amounts in payments.items()}
 
 
 @dataclass(frozen=True)
@@ -313,16 +313,16 @@ def look(tables: Tables, events: Sequence[Event], driver: str, shards: int) -> L
     rules = Counter(alert.rule for alert in expected(in_order, clocks["rules"]))
     wrong += count_differences(tables.rules().items(), rules.items())
     cards, wanted = tables.cards(), expected_cards(in_order, clocks["cards"])
-    found = {card: {name: state[name] for name in ("payments", "total")} for card, state in cards.items()}
-    wrong += sum(found.get(card) != wanted.get(card) for card in {*found, *wanted})
+    actual = {card: {name: state[name] for name in ("payments", "total")} for card, state in cards.items()}
+    wrong += sum(actual.get(card) != wanted.get(card) for card in {*actual, *wanted})
     seen = Look(driver, shards, tables.common(), len(alerts), len(cards), wrong)
     print(seen, flush=True)
     return seen
 
 
-def count_differences(found: Iterable[Any], wanted: Iterable[Any]) -> int:
+def count_differences(actual: Iterable[Any], wanted: Iterable[Any]) -> int:
     """How many of these are missing, and how many are too many."""
-    there, expected = Counter[Any](found), Counter[Any](wanted)
+    there, expected = Counter[Any](actual), Counter[Any](wanted)
     return ((there - expected) + (expected - there)).total()
 
 
@@ -407,7 +407,7 @@ def main() -> int:
             print(f"in the order of arrival {other} alerts would be missing, wrong or too many")
             if len(rules) < 3 or not other:
                 problems.append("the events broke not all rules, or came in order: nothing was shown")
-    is_right = tell(problems, {"drivers": [asdict(seen) for seen in looks], "other": other}, as_json=arguments.json)
+    is_right = report(problems, {"drivers": [asdict(seen) for seen in looks], "other": other}, as_json=arguments.json)
     if is_right:
         print(f"all {looks[-1].alerts} alerts are there once, after {arguments.kills} kills")
     return 0 if is_right else 1

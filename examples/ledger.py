@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.driven import driver, folder_for, last_words, local_spark, tell, write_stream
+from examples.driven import driver, folder_for, last_words, local_spark, report, write_stream
 from monoids import Sum
 from persistent_state import Application, FileSource, NonWindowState, PersistentTask, SqlSink
 from persistent_state.formatting import read_clock, show_clock
@@ -166,7 +166,7 @@ class Look:
 _LINE = "{:<28}{:>7}  {:<21}{:>9}{:>6}{:>7}"
 
 MOMENTS = ((1, True), (2, False), (0, True), (3, True))
-"""When to kill: after so many new clocks in SQLite, and whether then in the next transaction."""
+"""When to kill: after how many new clocks in SQLite, and whether then in the next transaction."""
 
 
 def kill(process: subprocess.Popen[bytes], books: Books, clocks: int, in_transaction: bool) -> bool:
@@ -192,9 +192,9 @@ def kill(process: subprocess.Popen[bytes], books: Books, clocks: int, in_transac
 def look(books: Books, transfers: Iterable[Transfer], driver: str, shards: int) -> Look:
     clock = books.clock()
     assert clock is not None, "a driver is killed after the first clock"
-    found, wanted = books.balances(), plain_balances(transfers, clock)
-    wrong = sum(found.get(account) != wanted.get(account) for account in found.keys() | wanted.keys())
-    seen = Look(driver, shards, clock, len(found), str(sum(found.values())), wrong)
+    actual, wanted = books.balances(), plain_balances(transfers, clock)
+    wrong = sum(actual.get(account) != wanted.get(account) for account in actual.keys() | wanted.keys())
+    seen = Look(driver, shards, clock, len(actual), str(sum(actual.values())), wrong)
     print(seen, flush=True)
     return seen
 
@@ -249,7 +249,7 @@ def main() -> int:
         messages = pa.Table.from_pylist([transfer._asdict() for transfer in transfers], SCHEMA)
         write_stream(folder / "stream", messages, files=minutes)
         looks, problems = watch(folder, transfers, kills)
-    is_right = tell(problems, {"drivers": [asdict(look) for look in looks]}, as_json=arguments.json)
+    is_right = report(problems, {"drivers": [asdict(look) for look in looks]}, as_json=arguments.json)
     if is_right:
         print(f"the books balance to the cent, after {kills} kills")
     return 0 if is_right else 1

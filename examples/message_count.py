@@ -65,11 +65,13 @@ def main() -> int:
         application(folder).run(local_spark("message-count"), drain=True)
 
         counts = read_state(str(folder / "store"), "message-count", MessageCount()).to_pylist()
-    found = {row["word"]: row["value"] for row in counts}
-    is_right = found == Counter(words)
-    print(f"{sum(found.values())} messages, {len(found)} words, {'as' if is_right else 'NOT AS'} a Counter counts them")
+    actual = {row["word"]: row["value"] for row in counts}
+    is_right = actual == Counter(words)
+    print(
+        f"{sum(actual.values())} messages, {len(actual)} words, {'as' if is_right else 'NOT AS'} a Counter counts them"
+    )
     if arguments.json:
-        print(json.dumps({"messages": sum(found.values()), "words": len(found), "right": is_right}))
+        print(json.dumps({"messages": sum(actual.values()), "words": len(actual), "right": is_right}))
     return 0 if is_right else 1
 
 

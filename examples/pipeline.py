@@ -37,7 +37,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from examples.driven import driver, folder_for, last_words, let_in, local_spark, tell, write_stream
+from examples.driven import driver, folder_for, last_words, let_in, local_spark, report, write_stream
 from monoids import Count, Last, Struct, Sum, TopK
 from persistent_state import (
     Application,
@@ -235,9 +235,9 @@ class Tables:
         """Each clock that all tables have come to, with the rows of each table at that clock."""
         rows = {name: self.rows(name) for name in TABLES}
         common, states = self.common(), dict[str, dict[Any, Any]]((name, {}) for name in TABLES)
-        for clock in sorted({clock for found in rows.values() for clock, _, _ in found if clock <= common}):
-            for name, found in rows.items():
-                states[name].update((key, value) for at, key, value in found if at == clock)
+        for clock in sorted({clock for of_task in rows.values() for clock, _, _ in of_task if clock <= common}):
+            for name, of_task in rows.items():
+                states[name].update((key, value) for at, key, value in of_task if at == clock)
             # A region without shops has nothing left.
             regions = {key: value for key, value in states["regions"].items() if value["shops"]}
             yield clock, {**states, "regions": regions}
@@ -250,12 +250,12 @@ class Tables:
             "top_ten": "window_start,",
         }
         key = columns.get(name, f"{name[:-1]},")
-        found = []
+        rows = []
         for clock, *keys, value in self.ask(f"SELECT clock, {key} value FROM {name} ORDER BY clock"):
             if name in columns:
                 keys[-1] = read_clock(keys[-1])
-            found.append((read_clock(clock), keys[0] if len(keys) == 1 else tuple(keys), value_of(value)))
-        return found
+            rows.append((read_clock(clock), keys[0] if len(keys) == 1 else tuple(keys), value_of(value)))
+        return rows
 
 
 def value_of(value: Any) -> Any:
@@ -287,12 +287,12 @@ def look(tables: Tables, orders: pd.DataFrame, driver: str, shards: int) -> Look
     """Compare all tables at each clock with pandas, and with each other."""
     clocks, wrong, regions, moved = [], 0, 0, set[str]()
     before: dict[str, str] = {}
-    for clock, found in tables.states():
+    for clock, states in tables.states():
         clocks.append(clock)
-        right = found == wanted(orders, clock) and agree(found)
+        right = states == wanted(orders, clock) and agree(states)
         wrong += not right
-        regions = len(found["regions"])
-        now = {shop: value["region"] for shop, value in found["shops"].items()}
+        regions = len(states["regions"])
+        now = {shop: value["region"] for shop, value in states["shops"].items()}
         moved |= {shop for shop, region in before.items() if now[shop] != region}
         before = now
     seen = Look(driver, shards, max(clocks), len(clocks), regions, len(moved), wrong)
@@ -300,11 +300,11 @@ def look(tables: Tables, orders: pd.DataFrame, driver: str, shards: int) -> Look
     return seen
 
 
-def agree(found: Mapping[str, State]) -> bool:
+def agree(states: Mapping[str, State]) -> bool:
     """Whether what a table has is the sum of what the table has that feeds it."""
-    running = [sum(row["revenue"] for row in found[name].values()) for name in ("shops", "regions")]
-    by_hour = [sum(row["revenue"] for row in found["shop_hours"].values()), sum(found["region_hours"].values())]
-    regions, hours = found["region_hours"], found["top_ten"]
+    running = [sum(row["revenue"] for row in states[name].values()) for name in ("shops", "regions")]
+    by_hour = [sum(row["revenue"] for row in states["shop_hours"].values()), sum(states["region_hours"].values())]
+    regions, hours = states["region_hours"], states["top_ten"]
     best = all(regions[each["value"], hour] == each["by"] for hour, top in hours.items() for each in top)
     return len({*running}) == len({*by_hour}) == 1 and best and {hour for _, hour in regions} == hours.keys()
 
@@ -366,12 +366,12 @@ def add_country(folder: Path, orders: pd.DataFrame) -> tuple[str, list[str]]:
         if process.wait() != 0:
             return "", [f"the driver with one more task did not come to the end, and said: {last_words(folder)}"]
     tables = Tables(folder / "pipeline.db")
-    found = tables.ask("SELECT clock, value FROM country")
+    actual = tables.ask("SELECT clock, value FROM country")
     (clock,) = {*tables.clocks().values()}
     right = [(clock, {"revenue": int(orders["amount"].sum()), "shops": orders["shop"].nunique()})]
-    if [(read_clock(at), value_of(value)) for at, value in found] != right:
-        return str(found), ["the task that was added is not made of all orders"]
-    return f"{found[0][1]} at {show_clock(clock)}", []
+    if [(read_clock(at), value_of(value)) for at, value in actual] != right:
+        return str(actual), ["the task that was added is not made of all orders"]
+    return f"{actual[0][1]} at {show_clock(clock)}", []
 
 
 def main() -> int:
@@ -414,7 +414,9 @@ def main() -> int:
             print(f"without the orders, one more task: Country is {country}\n")
             persistent_state(["graph", str(folder / "store"), "--svg", str(folder / "pipeline.svg")])
             show_best(Tables(folder / "pipeline.db"))
-    is_right = tell(problems, {"drivers": [asdict(seen) for seen in looks], "country": country}, as_json=arguments.json)
+    is_right = report(
+        problems, {"drivers": [asdict(seen) for seen in looks], "country": country}, as_json=arguments.json
+    )
     if is_right:
         print(f"\nall tables agree at each of {looks[-1].clocks} clocks, after {arguments.kills} kills")
     return 0 if is_right else 1

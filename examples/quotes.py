@@ -3,9 +3,9 @@
     python -m examples.quotes [--folder DIR] [--json] [--trades N]
 
 A trade is joined with the newest quote of its symbol that is no newer than the trade, and at most five seconds old.
-Trades and quotes are streams of their own. Both come out of order, and quotes up to two seconds late: whoever joins what
-has come so far takes an older quote, and another one when he looks again. An as-of join waits until the clock has passed
-the trade. Then each trade is joined once, for good.
+Trades and quotes are streams of their own. Both come out of order, and quotes up to two seconds late: a join of what has come
+so far takes an older quote, and another one when it looks again. An as-of join waits until the clock has passed the trade. Then
+each trade is joined once, for good.
 
 The example kills its driver with SIGKILL on the way, and starts another with other shards. It exits 0 only if the table has
 each trade once, with the quote that `pandas.merge_asof` gives it. It also counts the trades that would have got another
@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from examples.driven import driver, folder_for, last_words, local_spark, tell, write_stream
+from examples.driven import driver, folder_for, last_words, local_spark, report, write_stream
 from persistent_state import Application, AsOfJoin, FileSource, ParquetSink
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import show_clock
@@ -53,7 +53,7 @@ MINUTES, SYMBOLS = 20, 50
 QUOTES_PER_TRADE = 3
 FILES = 10
 KILL_AT = 3
-"""The driver is killed when the table has so many clocks."""
+"""The driver is killed when the table has this number of clocks."""
 PRINTED = 5
 
 TIME = pa.timestamp("us", "UTC")
@@ -72,13 +72,13 @@ def make_rows(trades: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     # The later letters are quoted, and traded, so seldom that a quote is often too old.
     names = np.array([f"{letter}{number}" for letter in "ABCDE" for number in range(SYMBOLS // 5)])
     share = np.repeat([100, 50, 20, 4, 1], SYMBOLS // 5)
-    some = pd.DataFrame({"symbol": chance.choice(names, trades, p=share / share.sum()), **times(trades, SECOND_US)})
-    some["trade"], some["price"] = np.arange(trades), np.round(chance.normal(100, 5, trades), 2)
+    made = pd.DataFrame({"symbol": chance.choice(names, trades, p=share / share.sum()), **times(trades, SECOND_US)})
+    made["trade"], made["price"] = np.arange(trades), np.round(chance.normal(100, 5, trades), 2)
     count = QUOTES_PER_TRADE * trades
     quotes = pd.DataFrame({"symbol": chance.choice(names, count, p=share / share.sum()), **times(count, 2 * SECOND_US)})
     quotes["bid"] = np.round(chance.normal(99, 5, count), 2)
     quotes["ask"] = quotes["bid"] + 0.5
-    return some.sort_values("comes", ignore_index=True), quotes.sort_values("comes", ignore_index=True)
+    return made.sort_values("comes", ignore_index=True), quotes.sort_values("comes", ignore_index=True)
 
 
 def write_rows(folder: Path, trades: pd.DataFrame, quotes: pd.DataFrame) -> None:
@@ -102,7 +102,7 @@ def wanted(trades: pd.DataFrame, quotes: pd.DataFrame) -> pd.DataFrame:
 
 def as_they_come(trades: pd.DataFrame, quotes: pd.DataFrame) -> pd.DataFrame:
     """The quotes that the trades get, by number, if each is joined when it comes with the newest quote that has come."""
-    found = []
+    quoted = []
     newest = dict[str, tuple[int, float]]()
     events = [(row.comes, False, row) for row in quotes.itertuples()] + [
         (row.comes, True, row) for row in trades.itertuples()
@@ -110,10 +110,10 @@ def as_they_come(trades: pd.DataFrame, quotes: pd.DataFrame) -> pd.DataFrame:
     for _, is_trade, row in sorted(events, key=lambda event: event[:2]):
         ts, bid = newest.get(row.symbol, (0, np.nan))
         if is_trade:
-            found.append((row.trade, bid if row.ts - 5 * SECOND_US <= ts <= row.ts else np.nan))
+            quoted.append((row.trade, bid if row.ts - 5 * SECOND_US <= ts <= row.ts else np.nan))
         elif row.ts >= ts:
             newest[row.symbol] = row.ts, row.bid
-    return pd.DataFrame(found, columns=["trade", "bid"]).set_index("trade").sort_index()
+    return pd.DataFrame(quoted, columns=["trade", "bid"]).set_index("trade").sort_index()
 
 
 def joined_in(folder: Path) -> pd.DataFrame:
@@ -124,16 +124,16 @@ def joined_in(folder: Path) -> pd.DataFrame:
     return table.to_pandas().set_index("trade").sort_index()
 
 
-def check(found: pd.DataFrame, right: pd.DataFrame) -> list[str]:
+def check(actual: pd.DataFrame, right: pd.DataFrame) -> list[str]:
     """What is wrong with the rows of the table, a sentence each."""
-    if found.index.has_duplicates:
+    if actual.index.has_duplicates:
         return ["a trade is there more than once"]
-    if not found.index.equals(right.index):
-        return [f"{len(right.index.symmetric_difference(found.index))} trades are missing, or none"]
+    if not actual.index.equals(right.index):
+        return [f"{len(right.index.symmetric_difference(actual.index))} trades are missing, or none"]
     problems = []
-    if not (found["timestamp"] == found["ts"]).all():
+    if not (actual["timestamp"] == actual["ts"]).all():
         problems.append("a joined row has not the time of its trade")
-    if wrong := int((~same(found[right.columns], right)).any(axis=1).sum()):
+    if wrong := int((~same(actual[right.columns], right)).any(axis=1).sum()):
         problems.append(f"{wrong} trades have another quote than pandas gives them")
     return problems
 
@@ -186,16 +186,16 @@ def main() -> int:
         write_rows(folder, trades, quotes)
         killed_at, problems = run_twice(folder)
         if not problems:
-            right, found = wanted(trades, quotes), joined_in(folder)
-            problems = check(found, right)
+            right, actual = wanted(trades, quotes), joined_in(folder)
+            problems = check(actual, right)
             figures = {
                 "trades": len(trades),
                 "quotes": len(quotes),
                 "without": int(right["bid"].isna().sum()),
                 "otherwise": int((~same(as_they_come(trades, quotes)[["bid"]], right[["bid"]])).sum().sum()),
             }
-            print(found[["symbol", "price", "bid", "ask"]].head(PRINTED).to_string())
-    is_right = tell(problems, {**figures, "killed_at": killed_at}, as_json=arguments.json)
+            print(actual[["symbol", "price", "bid", "ask"]].head(PRINTED).to_string())
+    is_right = report(problems, {**figures, "killed_at": killed_at}, as_json=arguments.json)
     if is_right:
         print(
             "{trades:,} trades in the table, each once and with the quote that pandas gives it; {without:,} have none that is "

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Engine, event
 
 from examples import flights
-from examples.driven import Key, driver, folder_for, last_words, let_in, local_spark, tell, windows_in
+from examples.driven import Key, driver, folder_for, last_words, let_in, local_spark, report, windows_in
 from monoids import Sum
 from persistent_state import (
     Application,
@@ -183,14 +183,14 @@ def wrong_routes(newest: pd.DataFrame, history: pd.DataFrame, arrived: pd.DataFr
     clocks = pd.DatetimeIndex(sorted(history["clock"].unique()))
     # The first clock above a flight is the first at which it counts.
     at = clocks.searchsorted(arrived["time_hour"], side="right")
-    some = arrived.assign(clock=at)[at < len(clocks)]
-    sums = some.pivot_table(index="clock", columns="route", values="minutes", aggfunc="sum")
+    given = arrived.assign(clock=at)[at < len(clocks)]
+    sums = given.pivot_table(index="clock", columns="route", values="minutes", aggfunc="sum")
     totals = sums.reindex(range(len(clocks))).fillna(0).cumsum()
     totals.index = clocks
     then = totals.stack()
-    found = history.set_index(["clock", "route"])["value"]
+    actual = history.set_index(["clock", "route"])["value"]
     changed = then[totals.diff().fillna(totals).stack() != 0].index
-    wrong = int((found != then.reindex(found.index)).sum()) + len(changed.difference(found.index))
+    wrong = int((actual != then.reindex(actual.index)).sum()) + len(changed.difference(actual.index))
     now = newest.set_index("route")["value"]
     return wrong + int((now.reindex(totals.columns) != totals.iloc[-1]).sum()), clocks[-1]
 
@@ -316,7 +316,7 @@ def main() -> int:
         arrived, before = flights_of(folder, arguments.every)
         print(f"{len(arrived):,} flights in {FILES} files; {before} come before the bug is deployed.", flush=True)
         seen, wrong = play(folder, arrived, before)
-    is_right = tell(wrong, {"seen": [asdict(each) for each in seen]}, as_json=arguments.json)
+    is_right = report(wrong, {"seen": [asdict(each) for each in seen]}, as_json=arguments.json)
     if is_right:
         print("each row of each table is what pandas makes of the flights, as if the bug had never been")
     return 0 if is_right else 1

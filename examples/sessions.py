@@ -32,7 +32,7 @@ from examples.driven import (
     in_microseconds,
     last_words,
     local_spark,
-    tell,
+    report,
     windows_in,
     write_stream,
 )
@@ -89,7 +89,7 @@ LATE = 0.008
 
 FILES = 9
 KILL_AT = 3
-"""The driver is killed when the table has so many clocks."""
+"""The driver is killed when the table has this number of clocks."""
 PRINTED = 10
 
 PAGES = ("home", "search", "offer", "basket", "pay", "help")
@@ -134,14 +134,14 @@ def plain_sessions(clicks: Iterable[Click]) -> dict[Key, dict[str, Any]]:
         else:
             own.append([click])
     return {
-        (user, some[0].ts, some[-1].ts + GAP_US): {
-            "clicks": len(some),
-            "first": some[0].page,
-            "last": some[-1].page,
-            "pages": sorted({click.page for click in some}),
+        (user, clicks[0].ts, clicks[-1].ts + GAP_US): {
+            "clicks": len(clicks),
+            "first": clicks[0].page,
+            "last": clicks[-1].page,
+            "pages": sorted({click.page for click in clicks}),
         }
         for user, own in sessions.items()
-        for some in own
+        for clicks in own
     }
 
 
@@ -244,7 +244,7 @@ def main() -> int:
             if not open_then:
                 problems.append("no session was open when the driver was killed")
             show(sessions, open_then[:PRINTED])
-    is_right = tell(problems, {**figures, "killed_at": killed_at}, as_json=arguments.json)
+    is_right = report(problems, {**figures, "killed_at": killed_at}, as_json=arguments.json)
     if is_right:
         print(
             "{ended:,} sessions in the table, each once, {open_when_killed:,} of them open when the driver was killed; "

@@ -47,7 +47,7 @@ BEGIN = 1_735_689_600_000
 """Milliseconds."""
 STEP = 5
 KILL_AT = 3
-"""The driver is killed when so many clocks are in the topic."""
+"""The driver is killed when this number of clocks is in the topic."""
 
 
 def produce(servers: str, words: Sequence[str], first: int) -> None:
@@ -110,10 +110,10 @@ def run_twice(folder: Path, broker: Broker, words: Sequence[str]) -> tuple[int, 
     return killed_at, []
 
 
-def differences(found: Sequence[dict[str, Any]], words: Sequence[str]) -> list[str]:
+def differences(actual: Sequence[dict[str, Any]], words: Sequence[str]) -> list[str]:
     """What is wrong with the counts, a sentence each."""
     by_clock = defaultdict[int, list[dict[str, Any]]](list)
-    for record in found:
+    for record in actual:
         by_clock[record["clock"]].append(record)
     problems, last = list[str](), Counter[str]()
     for clock, records in sorted(by_clock.items()):
@@ -154,20 +154,20 @@ def main() -> int:
                 for topic in ("words", "counts"):
                     broker.make(topic, PARTITIONS)
                 killed_at, problems = run_twice(folder, broker, words)
-                found = [] if problems else list(committed(broker.address))
+                actual = [] if problems else list(committed(broker.address))
         except Unavailable as error:
             sys.exit(f"No broker can be had here: {error}")
-    problems = problems or differences(found, words)
-    clocks = {record["clock"] for record in found}
+    problems = problems or differences(actual, words)
+    clocks = {record["clock"] for record in actual}
     for problem in problems:
         print(f"WRONG: {problem}.")
     if not problems:
         print(
-            f"{len(words):,} words, {len(found):,} counts at {len(clocks)} clocks in the topic: each once, and right."
+            f"{len(words):,} words, {len(actual):,} counts at {len(clocks)} clocks in the topic: each once, and right."
         )
     if arguments.json:
-        told = {"messages": len(words), "counts": len(found), "clocks": len(clocks), "killed_at": killed_at}
-        print(json.dumps({**told, "right": not problems}))
+        figures = {"messages": len(words), "counts": len(actual), "clocks": len(clocks), "killed_at": killed_at}
+        print(json.dumps({**figures, "right": not problems}))
     return 1 if problems else 0
 
 

@@ -58,7 +58,7 @@ PROMISED = 1.04 / math.sqrt(2**LG_K)
 """The standard error."""
 
 PRINTED = 12
-"""So many destinations are printed."""
+"""This number of destinations is printed."""
 
 
 def aircraft(departures: pa.Table) -> tuple[dict[Key, int], dict[Key, float]]:

@@ -48,7 +48,7 @@ def application(folder: Path) -> Application:
 # That was the application. What follows checks its table, and prints some of it.
 
 AROUND = 6
-"""So many windows before the worst one are printed, and so many after it."""
+"""This number of windows before the worst one is printed, and this number after it."""
 
 
 def plain_averages(departures: pa.Table, clock: int) -> dict[Key, float]:
@@ -60,7 +60,7 @@ def plain_averages(departures: pa.Table, clock: int) -> dict[Key, float]:
         for end in (hour + HOUR_US, hour + 2 * HOUR_US, hour + 3 * HOUR_US):
             if delay is not None and end <= clock:
                 windows[origin, end - 3 * HOUR_US, end].append(delay)
-    return {window: sum(some) / len(some) for window, some in windows.items()}
+    return {window: sum(values) / len(values) for window, values in windows.items()}
 
 
 def check(folder: Path, departures: pa.Table) -> tuple[dict[Key, float], list[str]]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, segments, told_by, valid
+from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, naming, segments, valid
 from monoids.nested import codec_of, fill
 from monoids.scalars import exact
 
@@ -97,14 +97,14 @@ class Semigroup(Codec[T], Generic[T]):
         return codec_of(self.type)
 
     def to_arrow(self, values: Sequence[T | None]) -> Array:
-        with told_by(self.name):
+        with naming(self.name):
             return self.codec.to_arrow(values)
 
     def from_arrow(self, array: Array) -> list[T | None]:
         return self.codec.from_arrow(array)
 
     def _cast(self, column: Array) -> tuple[Array, Mask]:
-        with told_by(self.name):
+        with naming(self.name):
             return self.codec.cast(column)
 
 
@@ -131,8 +131,8 @@ class Monoid(Semigroup[T]):
             MonoidError: one is no value of this monoid.
         """
         total, rest = self.zero, iter(values)
-        while some := list(islice(rest, _AT_A_TIME)):
-            checked: list[Any] = self.from_arrow(self.to_arrow(some))
+        while batch := list(islice(rest, _AT_A_TIME)):
+            checked: list[Any] = self.from_arrow(self.to_arrow(batch))
             total = reduce(self.plus, (value for value in checked if value is not None), total)
         return total
 
@@ -232,7 +232,7 @@ class Summary(Monoid[T], Generic[T, A, C]):
         Raises:
             MonoidError: This monoid does not take the item.
         """
-        with told_by(self.name):
+        with naming(self.name):
             if item is None:
                 raise MonoidError("value=None is no item. Leave it out.")
             return self.items.to_arrow([item])
@@ -275,7 +275,7 @@ class Summary(Monoid[T], Generic[T, A, C]):
     def _cast(self, column: Array) -> tuple[Array, Mask]:
         if not self.items.accepts(column.type):
             return super()._cast(column)
-        with told_by(self.name):
+        with naming(self.name):
             items, bad = self.items.cast(column)
         return self._lift(items), bad
 
@@ -318,10 +318,10 @@ def reduce_part(monoid: Monoid[Any], values: Array, starts: Rows) -> Array:
     if not values.null_count:
         return fill(monoid, monoid.reduce(values, starts))
     rows = np.flatnonzero(valid(values))
-    some, firsts = np.unique(segments(starts, len(values))[rows], return_index=True)
+    filled, firsts = np.unique(segments(starts, len(values))[rows], return_index=True)
     sums = monoid.reduce(values.take(pa.array(rows)), firsts)
     place = np.full(len(starts), -1)
-    place[some] = np.arange(len(some))
+    place[filled] = np.arange(len(filled))
     return fill(monoid, sums.take(pa.array(place, mask=place < 0)))
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from monoids.base import Monoid, Summary, within
-from monoids.codec import Array, Codec, DataType, Mask, Rows, segments, sort_within, told_by
+from monoids.codec import Array, Codec, DataType, Mask, Rows, naming, segments, sort_within
 from monoids.containers import singletons
 from monoids.nested import Checked, ListCodec, RecordCodec, codec_of, entries_of, offsets_of
 from monoids.numeric import Extreme, Max, Min
@@ -23,7 +23,7 @@ class _End(Monoid[Any]):
     zero = None
 
     def __init__(self, type: DataType) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.codec = codec_of(type)
         self.type = self.codec.type
 
@@ -75,7 +75,7 @@ class _ExtremeBy(Monoid[Any]):
     _extreme: type[Extreme[Any]]
 
     def __init__(self, by: DataType, value: DataType) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.by, self.value = self._extreme(by), self._extreme(value)
             self.codec: RecordCodec = RecordCodec(By, {"by": self.by, "value": self.value})
         self.type = self.codec.type
@@ -153,7 +153,7 @@ class TopK(Summary[list[Any], Any, list[Any]]):
 
     def __init__(self, k: int, type: DataType, value: DataType | None = None) -> None:
         self.k = within(self.name, "k", k, 1, 2**31 - 1)
-        with told_by(self.name):
+        with naming(self.name):
             self._scalars = [Scalar(each, "ordered") for each in (type, value) if each is not None]
             (self.items,) = (
                 self._scalars if value is None else [RecordCodec(By, dict(zip(By._fields, self._scalars, strict=True)))]
@@ -210,7 +210,7 @@ class Interval(Summary[Ends | None, Any, Ends | None]):
     zero = None
 
     def __init__(self, type: DataType) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.items: Scalar = Scalar(type, "ordered")
             self.codec: RecordCodec = RecordCodec(Ends, {"low": self.items, "high": self.items}, _upside_down)
         self.type = self.codec.type

@@ -26,7 +26,7 @@ class MonoidError(Exception):
 
 
 @contextmanager
-def told_by(who: str) -> Iterator[None]:
+def naming(who: str) -> Iterator[None]:
     """Let a MonoidError say whose it is."""
     try:
         yield

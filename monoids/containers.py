@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from monoids.base import Monoid, MonoidError, Semigroup, Summary, reduce_part
-from monoids.codec import Array, Codec, Mask, Rows, null_where, segments, sort_within, told_by, valid
+from monoids.codec import Array, Codec, Mask, Rows, naming, null_where, segments, sort_within, valid
 from monoids.nested import (
     ListCodec,
     MapCodec,
@@ -50,7 +50,7 @@ class Fields(Monoid[T]):
     def __init__(
         self, monoids: Mapping[str, Monoid[Any]], codec: Callable[[dict[str, Monoid[Any]]], StructCodec] = StructCodec
     ) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.monoids = {name: _checked(monoid) for name, monoid in monoids.items()}
             self.codec: StructCodec = codec(self.monoids)
         self.type = self.codec.type
@@ -66,7 +66,7 @@ class Fields(Monoid[T]):
         return self._value(monoid.zero for monoid in self.monoids.values())
 
     def plus(self, a: T, b: T) -> T:
-        with told_by(self.name):
+        with naming(self.name):
             ours, theirs = self.codec.fields(a), self.codec.fields(b)
         return self._value(
             monoid.plus(_or_zero(monoid, ours.get(name)), _or_zero(monoid, theirs.get(name)))
@@ -146,7 +146,7 @@ class Map(Monoid[dict[Any, V]]):
     """
 
     def __init__(self, key_type: pa.DataType, monoid: Monoid[V]) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.monoid = _checked(monoid)
             self.codec: MapCodec = MapCodec(key_type, monoid)
         self.type = self.codec.type
@@ -194,7 +194,7 @@ class List(Monoid[list[Any]]):
     commutative = False
 
     def __init__(self, type: pa.DataType) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.codec: ListCodec = ListCodec(codec_of(type))
         self.type = self.codec.type
 
@@ -222,7 +222,7 @@ class SetCodec(Codec[frozenset[Any]]):
         for value in values:
             if value is not None and (not isinstance(value, (set, frozenset)) or None in value):
                 raise self.refused_value(value, "sets without None")
-        with told_by("item"):
+        with naming("item"):
             items = self.item.to_arrow([item for value in values for item in value or ()])
         row = np.repeat(np.arange(len(values)), [len(value or ()) for value in values])
         return self.distinct(row, items, is_there(values))
@@ -261,7 +261,7 @@ class Set(Summary[frozenset[Any], Any, int]):
     presented = pa.int64()
 
     def __init__(self, type: pa.DataType) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.items: Scalar = Scalar(type, "ordered")
             self.codec: SetCodec = SetCodec(self.items)
         self.type = self.codec.type

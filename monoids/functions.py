@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from monoids.base import Monoid
-from monoids.codec import Array, DataType, Rows, told_by
+from monoids.codec import Array, DataType, Rows, naming
 from monoids.nested import RecordCodec
 from monoids.numeric import as_int64, close, number_of_64_bits
 
@@ -37,7 +37,7 @@ class Affine(Monoid[Line]):
     commutative = False
 
     def __init__(self, type: DataType = _FLOAT64) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             number = number_of_64_bits(type)
         self.exact = number.family.name == "int"
         self.codec: RecordCodec = RecordCodec(Line, {"slope": number, "intercept": number})

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from monoids.base import MonoidError, within
-from monoids.codec import Array, DataType, told_by
+from monoids.codec import Array, DataType, naming
 from monoids.packed import PackedSummary
 from monoids.scalars import family, numbers
 from monoids.sketches import datasketches
@@ -146,7 +146,7 @@ class BloomFilter(_HashSet[float]):
 
     def __init__(self, items: DataType = _TEXT, capacity: int = 10_000, error: float = 0.01) -> None:
         self._capacity = within(self.name, "capacity", capacity, 1, 2**32)
-        with told_by(self.name):
+        with naming(self.name):
             if not 0 < error < 1:
                 raise MonoidError(f"error={error} is no share. Use one between 0 and 1, such as 0.01.")
         self._error = float(error)
@@ -223,7 +223,7 @@ class MinHash(_HashSet[float]):
         if self.zero in (a, b):
             return 0.0
         parts = ((ours, full), (theirs, other))
-        least = [np.frombuffer(self._full(some, []) if all is None else all, np.uint64) for some, all in parts]
+        least = [np.frombuffer(self._full(entries, []) if all is None else all, np.uint64) for entries, all in parts]
         return float((least[0] == least[1]).mean())
 
     def present(self, value: bytes) -> float:
@@ -236,8 +236,8 @@ class MinHash(_HashSet[float]):
         least = [np.frombuffer(other, np.uint64) for other in others]
         # A few items at a time, since there is a number for each of them and each seed.
         for first in range(0, len(entries), 1024):
-            some = entries[first : first + 1024]
-            least.append(mixed(some[:, None] ^ self._seeds).min(axis=0))
+            part = entries[first : first + 1024]
+            least.append(mixed(part[:, None] ^ self._seeds).min(axis=0))
         return bytes(np.minimum.reduce(least))
 
 

@@ -113,10 +113,10 @@ def _check(law: Law, monoid: Any, values: Any, same: Same | None, examples: int)
 
     @settings(max_examples=examples, deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
     @given(st.lists(values, min_size=3, max_size=9), st.data())
-    def holds(some: list[Any], data: st.DataObject) -> None:
-        cuts = data.draw(st.sets(st.integers(1, len(some) - 1)))
+    def holds(drawn: list[Any], data: st.DataObject) -> None:
+        cuts = data.draw(st.sets(st.integers(1, len(drawn) - 1)))
         try:
-            law.check(Subject(monoid, some, [0, *sorted(cuts)], same or monoid.near))
+            law.check(Subject(monoid, drawn, [0, *sorted(cuts)], same or monoid.near))
         except LawBroken as broken:
             raise LawBroken(f"{monoid!r} breaks the law of {law.name}: {broken}") from None
 
@@ -197,8 +197,8 @@ def _reduction(subject: Subject) -> None:
     column = monoid.to_arrow(values)
     # Rows before and after must not get in: what is reduced is often a slice.
     longer = pa.concat_arrays([column[1:], column, column[:-1]])
-    for some in (column, longer[len(column) - 1 :][: len(column)]):
-        reduced = monoid.reduce(some, np.array(starts, np.int64))
+    for rows in (column, longer[len(column) - 1 :][: len(column)]):
+        reduced = monoid.reduce(rows, np.array(starts, np.int64))
         reduced.validate(full=True)
         subject.must(reduced.type == monoid.type, f"reduce makes a column of {reduced.type}, not of {monoid.type},")
         sums = monoid.from_arrow(reduced)
@@ -229,8 +229,8 @@ def _declared(subject: Subject) -> None:
     # Two monoids of one identity share a store: what their class was made with must be in it.
     for name in inspect.signature(type(monoid)).parameters.keys() - set(dir(Monoid)):
         given = vars(monoid).get(name, vars(monoid).get(f"_{name}"))
-        is_told = not isinstance(given, (bool, int, float, str)) or given in _leaves(monoid.parameters)
-        subject.must(is_told, f"parameters={monoid.parameters!r} lack {name}={given!r}, and the identity is the same")
+        is_there = not isinstance(given, (bool, int, float, str)) or given in _leaves(monoid.parameters)
+        subject.must(is_there, f"parameters={monoid.parameters!r} lack {name}={given!r}, and the identity is the same")
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, null_where, sort_within, told_by, valid
+from monoids.codec import Array, Codec, DataType, Mask, MonoidError, Rows, naming, null_where, sort_within, valid
 from monoids.scalars import Scalar
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class ListCodec(Codec[list[Any]]):
         for value in values:
             if value is not None and not isinstance(value, list):
                 raise self.refused_value(value, "lists")
-        with told_by("item"):
+        with naming("item"):
             items = self.item.to_arrow(list(chain.from_iterable(value or () for value in values)))
         offsets = offsets_of(np.array([len(value or ()) for value in values], np.int64))
         return pa.ListArray.from_arrays(offsets, items, mask=nulls(is_there(values)))
@@ -140,7 +140,7 @@ class ListCodec(Codec[list[Any]]):
         if not isinstance(column.type, pa.ListType):
             raise self.refused_column(column)
         offsets, stretch = entries_of(column)
-        with told_by("item"):
+        with naming("item"):
             items, misfits = self.item.cast(column.values[stretch])
         present = valid(column)
         bad = present & (np.diff(np.append(0, np.cumsum(misfits))[offsets]) > 0)
@@ -163,7 +163,7 @@ class StructCodec(Codec[Any]):
             raise self.refused_value(value, taken)
         unknown = [name for name in value if name not in self.parts]
         if unknown:
-            with told_by(f"unknown field {unknown[0]!r}"):
+            with naming(f"unknown field {unknown[0]!r}"):
                 raise self.refused_value(value, taken)
         return value
 
@@ -182,7 +182,7 @@ class StructCodec(Codec[Any]):
         rows = [{} if value is None else self.fields(value) for value in values]
         columns = []
         for name, part in self.parts.items():
-            with told_by(f"field {name!r}"):
+            with naming(f"field {name!r}"):
                 columns.append(self.fill(part, part.to_arrow([row.get(name) for row in rows])))
         return self.array(columns, is_there(values))
 
@@ -199,7 +199,7 @@ class StructCodec(Codec[Any]):
             raise self.refused_column(column)
         columns, present, bad = [], valid(column), np.zeros(len(column), bool)
         for name, part in self.parts.items():
-            with told_by(f"field {name!r}"):
+            with naming(f"field {name!r}"):
                 field, misfits = part.cast(column.field(name) if name in given else pa.nulls(len(column)))
             columns.append(self.fill(part, field))
             bad |= present & misfits
@@ -276,9 +276,9 @@ class MapCodec(Codec[dict[Any, Any]]):
             if value is not None and (not isinstance(value, Mapping) or None in value):
                 raise self.refused_value(value, "dictionaries without the key None")
         dicts = [value or {} for value in values]
-        with told_by("key"):
+        with naming("key"):
             keys = self.key.to_arrow(list(chain.from_iterable(dicts)))
-        with told_by("value"):
+        with naming("value"):
             items = self.value.to_arrow(list(chain.from_iterable(d.values() for d in dicts)))
         row = np.repeat(np.arange(len(dicts)), [len(d) for d in dicts])
         order = pa.array(sort_within(row, keys))
@@ -295,9 +295,9 @@ class MapCodec(Codec[dict[Any, Any]]):
         if not isinstance(column.type, pa.MapType):
             raise self.refused_column(column)
         row, keys, items = self.entries(column)
-        with told_by("key"):
+        with naming("key"):
             keys, bad_keys = self.key.cast(keys)
-        with told_by("value"):
+        with naming("value"):
             items, bad_items = self.value.cast(items)
         order = pa.array(sort_within(row, keys))
         keys, items = keys.take(order), items.take(order)

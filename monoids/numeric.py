@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from monoids.base import Group, Monoid, MonoidError
-from monoids.codec import Array, DataType, Rows, segments, sort_within, told_by
+from monoids.codec import Array, DataType, Rows, naming, segments, sort_within
 from monoids.scalars import Scalar, numbers
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Sum(Group[T]):
     @overload
     def __init__(self: Sum[Any], type: DataType) -> None: ...
     def __init__(self, type: DataType = _INT64) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.codec: Scalar = Scalar(type, "finite")
             self._kind = self.codec.family.name
             if self._kind not in _ZERO:
@@ -162,7 +162,7 @@ class Product(Monoid[T]):
     @overload
     def __init__(self: Product[Any], type: DataType) -> None: ...
     def __init__(self, type: DataType = _INT64) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.codec: Scalar = number_of_64_bits(type)
         self.type = self.codec.type
         self.exact = self.codec.family.name == "int"
@@ -194,7 +194,7 @@ class Extreme(Monoid[T | None], Generic[T]):
     _least: bool
 
     def __init__(self, type: DataType = _INT64) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.codec: Scalar = Scalar(type, "ordered")
         self.type = self.codec.type
 

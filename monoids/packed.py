@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from monoids.base import MonoidError, Summary
-from monoids.codec import Array, Codec, DataType, Mask, Rows, told_by
+from monoids.codec import Array, Codec, DataType, Mask, Rows, naming
 from monoids.scalars import Scalar, family, numbers
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class PackedSummary(Summary[bytes, Any, C], Generic[C]):
     codec: Packed[bytes]
 
     def __init__(self, items: DataType) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self.items: Scalar = Scalar(items, "ordered")
             if self.items.type == pa.binary():
                 raise MonoidError("type=binary is that of its values, not of items. Use another, such as pa.string().")
@@ -100,7 +100,7 @@ class PackedSummary(Summary[bytes, Any, C], Generic[C]):
         Raises:
             MonoidError: It is not a value of this monoid, or has other parameters.
         """
-        with told_by(f"{self.name} of {self.parameters}"):
+        with naming(f"{self.name} of {self.parameters}"):
             self.codec.check([value])
         return value
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from monoids.base import MonoidError, within
-from monoids.codec import told_by
+from monoids.codec import naming
 from monoids.sketches import Sketch
 
 
@@ -26,7 +26,7 @@ class _Quantiles(Sketch[tuple[Any, ...]]):
     def quantiles(self, value: bytes, ranks: Sequence[float]) -> tuple[Any, ...]:
         """Return the items below which these shares of all are, from 0 (the least) to 1 (the greatest); None without items."""
         sketch = self._opened(value)
-        with told_by(self.name):
+        with naming(self.name):
             if not all(0 <= rank <= 1 for rank in ranks):
                 raise MonoidError(f"ranks={list(ranks)} are not from 0 to 1. Use shares such as 0.5 for the median.")
         if sketch.is_empty():
@@ -111,7 +111,7 @@ class REQ(_Quantiles):
 
     def __init__(self, k: int = 12, is_high: bool = True, ranks: Sequence[float] = (0.5, 0.95, 0.99)) -> None:
         self._k, self._is_high, self._ranks = within(self.name, "k", k, 4, 1024), is_high, ranks
-        with told_by(self.name):
+        with naming(self.name):
             if self._k % 2:
                 raise MonoidError(f"k={k} is odd. Use an even number.")
         super().__init__(pa.float64())

@@ -146,10 +146,10 @@ class Scalar(Codec[Any]):
 
     def _column(self, values: Sequence[Any]) -> Array | None:
         """Return the column of these values, None if one of them does not fit."""
-        for found in set(map(type, values)) - {type(None)}:
-            if not issubclass(found, self.family.classes) or issubclass(found, self.family.but_not):
+        for kind in set(map(type, values)) - {type(None)}:
+            if not issubclass(kind, self.family.classes) or issubclass(kind, self.family.but_not):
                 return None
-            if issubclass(found, np.integer):
+            if issubclass(kind, np.integer):
                 # Arrow takes those of numpy for bits of theirs.
                 values = [int(value) if isinstance(value, np.integer) else value for value in values]
         try:

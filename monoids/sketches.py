@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from monoids.base import MonoidError, within
-from monoids.codec import Array, DataType, told_by
+from monoids.codec import Array, DataType, naming
 from monoids.packed import PackedSummary, plain
 
 C = TypeVar("C")
@@ -271,8 +271,8 @@ class FrequentItems(Sketch[list[tuple[str, int, int]]]):
 
     def present(self, value: bytes) -> list[tuple[str, int, int]]:
         sketch, _, off = self._parts(self.checked(value))
-        found = sketch.get_frequent_items(self._lib.NO_FALSE_NEGATIVES)
-        return sorted(((item, low, high + off) for item, _, low, high in found), key=lambda row: (-row[2], row[0]))
+        frequent = sketch.get_frequent_items(self._lib.NO_FALSE_NEGATIVES)
+        return sorted(((item, low, high + off) for item, _, low, high in frequent), key=lambda row: (-row[2], row[0]))
 
     def count(self, value: bytes, item: str) -> tuple[int, int]:
         """Return how often an item came at the least, and at the most."""
@@ -340,7 +340,7 @@ class VarOpt(Sketch[list[tuple[str, float]]]):
 
     def weighted(self, item: str, weight: float) -> bytes:
         """Return the sample of one item with a weight above 0."""
-        with told_by(self.name):
+        with naming(self.name):
             if not 0 < weight < math.inf:
                 raise MonoidError(f"weight={weight} is not positive and finite. Leave the item out.")
         sketch = self.new()

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from monoids.base import MonoidError, Summary
-from monoids.codec import Array, DataType, Mask, Rows, null_where, told_by, valid
+from monoids.codec import Array, DataType, Mask, Rows, naming, null_where, valid
 from monoids.containers import Fields
 from monoids.nested import Checked, ListCodec, RecordCodec, entries_of, offsets_of, with_null_entries
 from monoids.numeric import Count, Sum, as_int64, close
@@ -71,7 +71,7 @@ class Average(Fields[Averaged], Summary[Averaged, Any, Any]):
     """
 
     def __init__(self, type: DataType = _FLOAT.type) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             total: Sum[Any] = Sum(type)
         super().__init__({"n": Count(), "sum": total}, lambda parts: RecordCodec(Averaged, parts, _too_few))
         self.items = total
@@ -99,13 +99,13 @@ class Average(Fields[Averaged], Summary[Averaged, Any, Any]):
             rounded = [_ROUNDED.quantize(_NO_MEAN if mean is None else mean, place) for mean in said]
             return pa.array([mean if mean.is_finite() else None for mean in rounded], self.presented)
         n, total = (np.asarray(pc.fill_null(field, 0)) for field in column.flatten())
-        some = n != 0
-        means = np.divide(total, n, out=np.zeros(len(n)), where=some)
+        has_values = n != 0
+        means = np.divide(total, n, out=np.zeros(len(n)), where=has_values)
         if total.dtype == np.int64:
             # Python divides integers that are no floats and rounds once.
-            for i in np.flatnonzero(some & ((total < -(2**53)) | (total > 2**53))):
+            for i in np.flatnonzero(has_values & ((total < -(2**53)) | (total > 2**53))):
                 means[i] = int(total[i]) / int(n[i])
-        return pa.array(means, mask=~some)
+        return pa.array(means, mask=~has_values)
 
     def _lift(self, items: Array) -> Array:
         return self.codec.array([pa.array(np.ones(len(items), np.int64)), items], valid(items))
@@ -385,7 +385,7 @@ class Histogram(Summary[list[int], float, list[int]]):
     """
 
     def __init__(self, edges: Sequence[float]) -> None:
-        with told_by(self.name):
+        with naming(self.name):
             self._edges = _FINITE.to_arrow(list(edges)).to_numpy(zero_copy_only=False)
             if len(edges) == 0 or not np.isfinite(self._edges).all() or (np.diff(self._edges) <= 0).any():
                 raise MonoidError(

@@ -103,12 +103,12 @@ def items_of(monoid: Summary[Any, Any, Any]) -> Values:
 
 def _summaries(monoid: Summary[Any, Any, Any]) -> Values:
     """Summaries of a few items."""
-    return st.lists(items_of(monoid), max_size=4).map(lambda some: monoid.sum(map(monoid.of, some)))
+    return st.lists(items_of(monoid), max_size=4).map(lambda drawn: monoid.sum(map(monoid.of, drawn)))
 
 
 def _sketches(monoid: Any) -> Values:
     """Sketches of few and of many items."""
-    many = st.tuples(st.integers(0, 3), st.sampled_from([40, 300])).map(lambda some: _many(monoid, *some))
+    many = st.tuples(st.integers(0, 3), st.sampled_from([40, 300])).map(lambda drawn: _many(monoid, *drawn))
     return _summaries(monoid) | many
 
 
@@ -136,7 +136,7 @@ def _top(monoid: Any) -> Values:
 
 
 def _tops(monoid: Any) -> Values:
-    return st.lists(_top(monoid), max_size=5).map(lambda some: monoid.plus(some, []))
+    return st.lists(_top(monoid), max_size=5).map(lambda drawn: monoid.plus(drawn, []))
 
 
 _WIDE = Context(prec=80)

@@ -140,7 +140,7 @@ def check_whole(name: str, given: object) -> None:
     """Refuse what is not a whole number; `name` is the parameter that it was given as.
 
     Raises:
-        InvalidInputError: It is none.
+        InvalidInputError: It is not a whole number.
     """
     if isinstance(given, bool) or not hasattr(given, "__index__"):
         raise InvalidInputError(f"{name}={given!r} is not a whole number; give one, such as {name}=2.")

@@ -108,7 +108,7 @@ def show_identity(value: Any) -> str:
         lengths = {name: "none" if length is None else f"{length} microseconds" for name, length in value.items()}
         return ", ".join(f"{_NAMES_OF_LENGTHS.get(name, name)}={length}" for name, length in lengths.items())
     parts = [f"{name}={show_identity(part)}" for name, part in value["parameters"].items()]
-    # The parts of a composed monoid tell its type.
+    # The parts of a composed monoid say its type.
     is_composed = any(isinstance(part, dict) for part in value["parameters"].values())
     return f"{value['name']}({', '.join([*parts, *([] if is_composed else [value['type']])])})"
 
@@ -190,7 +190,7 @@ def state(
 ) -> Iterator[str]:
     """Yield a table of these rows of a state, and a line with the number of all `keys` and the clock.
 
-    `of` tells what a row stands for: a "key", an "open window" of one, or a "row" that waits or was emitted.
+    `of` says what a row stands for: a "key", an "open window" of one, or a "row" that waits or was emitted.
     """
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     right = {i for i, field in enumerate(found.schema) if any(is_one(field.type) for is_one in numbers)}
@@ -240,7 +240,7 @@ def shortened(text: str) -> str:
 
 
 def cut(text: str, places: int) -> str:
-    """Return the beginning of a text that takes at most so many places of a terminal."""
+    """Return the beginning of a text that takes at most `places` places of a terminal."""
     while text and _width(text) > places:
         text = text[: places - _width(text)]
     return text

@@ -38,7 +38,7 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
     inputs = {name: _listed(known, reaches[name], now) for name, known in flow.inputs.items()}
     channels = together(inputs)
     if flow.progress.batch == 0:
-        # Nobody was asked before now, so nobody was silent.
+        # No channel was asked before now, so none was silent.
         channels = {name: replace(channel, active=now) for name, channel in channels.items()}
     silent = {name for name in inputs if _is_silent(settings.of(name), silent_for.get(name, 0))}
     for name, channel in channels.items():
@@ -68,7 +68,7 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
         elif reaches[name].is_last or (some and all(channel.ended for channel in some.values())):
             continue
         elif not (some or reaches[name].channels is not None or name in silent):
-            # Nobody knows yet what comes of this input. Others wait for it.
+            # It is unknown yet what comes of this input. Others wait for it.
             holds = True
             reached += [at] if len(inputs) > 1 or at > before else []
         elif at > before:
@@ -82,7 +82,7 @@ def advance(flow: FlowState, first: int | None, reports: Sequence[Report], setti
     elif (
         all(channel.ended for channel in channels.values()) and (newest := newest_read(positions.values())) is not None
     ):
-        # Above what channels delivered that have disappeared, too: below it nothing is told apart.
+        # Above what channels delivered that have disappeared, too: below it rows are not kept apart.
         clock = max(before, clocks.next_multiple(newest, settings.interval))
     low = before if before != clocks.BEGINNING else _lowest(first, reports, clock)
     cuts = (*clocks.new_cuts(low, clock, settings.interval, coarse), clock)

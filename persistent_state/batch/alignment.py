@@ -26,12 +26,12 @@ def aligned_reach(
     """Return how far the next micro-batch of a source goes, in which the channels wait that are too far ahead.
 
     Args:
-        plan: The plan of a task of the flow. Without alignment, or if a column tells the channels, no channel waits.
+        plan: The plan of a task of the flow. Without alignment, or if a column has the channels, no channel waits.
         source: The source, which is open.
         known: What the log says of the source.
         start: By partition: the position that the micro-batch starts at.
         everything: As `reach` of a source takes it.
-        is_ending: True if the source does not grow any more. Then nobody waits for a channel that is read to its end.
+        is_ending: True if the source does not grow any more. Then no channel waits for one that is read to its end.
         now: The batch time in microseconds UTC.
         more: The partitions of which there was more when the source was asked last. None of them is silent, even if nothing can
             be read of it and no micro-batch has said so for long.

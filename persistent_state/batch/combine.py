@@ -148,7 +148,7 @@ class _Sums:
         return _bytes([*self._kept, *self.lifted.sides])
 
     def _folded(self, tables: Sequence[pa.Table]) -> list[pa.Table]:
-        # No clock comes between the rows of what was folded: the beginning of their interval tells as much as their times.
+        # No clock comes between the rows of what was folded: the beginning of their interval says as much as their times.
         horizon = _horizon(self._plan, self._basis, self._read)
         table, low, step = partial_sums(self._plan, self._basis, tables, horizon)
         self.lows.extend([] if low is None else [low])
@@ -232,7 +232,7 @@ def partial_sums(
     columns = tables[0].column_names if plan.task.reads_state else plan.layout.schema.names
     kind = plan.layout.kind
     table = pa.concat_tables([table.select(columns) for table in tables]).combine_chunks()
-    # A message in no window is none of the state, but a task that reads its state has yet to see it.
+    # A message in no window does not count in the state, but a task that reads its state has yet to see it.
     table = table if plan.task.reads_state else kind.in_state(table)
     if table.num_rows == 0:
         return None, None, None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from persistent_state.store.named_files import Run
 
 LAZY, EAGER = (1.25, 4), (2.5, 2)
-"""(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least so many at a time.
+"""(growth, least): levels are merged with newer ones that hold 1 / growth of their rows, and at least `least` at a time.
 
 So are the levels of a monoid that does not commute, but their rows stay single messages unless the oldest level is among
 them. (`First` and `Last` are folded as a monoid that commutes is.)

@@ -37,7 +37,7 @@ class Groups:
         return self if isinstance(self.of, int) else Groups(self.names, self.of[rows])
 
     def column(self, rows: int) -> pa.Array:
-        """Return the name of the group of each of so many rows."""
+        """Return the name of the group of each of `rows` rows."""
         if isinstance(self.of, int):
             return pa.repeat(pa.scalar(self.names[0], pa.string()), rows)
         return pa.array(self.names, pa.string()).take(pa.array(self.of))
@@ -47,7 +47,7 @@ class Groups:
         return self.names[self.of if isinstance(self.of, int) else self.of[row]]
 
     def are(self, names: Sequence[str], rows: int) -> NDArray[np.bool_]:
-        """Return which of so many rows are of a group with one of these names."""
+        """Return which of `rows` rows are of a group with one of these names."""
         is_one = np.array([name in names for name in self.names], np.bool_)
         return np.full(rows, is_one[0]) if isinstance(self.of, int) else is_one[self.of]
 
@@ -70,7 +70,7 @@ class Groups:
         return [~value for value in self.greatest(~values)]
 
     def together(self, rows: int) -> tuple[NDArray[np.intp], list[str], NDArray[np.intp]]:
-        """Return so many rows group by group, those of a group as they came; the groups' names, and where each begins."""
+        """Return `rows` rows group by group, those of a group as they came; the groups' names, and where each begins."""
         if isinstance(self.of, int) or rows == 0:
             return np.arange(rows), [*self.names][: min(rows, 1)], np.zeros(min(rows, 1), np.intp)
         order = order_by_time(self.of)

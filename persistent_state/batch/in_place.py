@@ -35,10 +35,10 @@ def take_step(
 
     Args:
         flow: The plans of the flow's tasks.
-        basis: The basis of the step, as the part is told it that takes it in this shard.
+        basis: The basis of the step, as it is given to the part that takes it in this shard.
         shard: The number of the shard. It is also that of the part.
         chunks: What the step makes.
-        new_id: Makes names of files that nobody else has.
+        new_id: Makes names of files that no other file has.
 
     Returns:
         The report of the part, and what the shard has made for each task, durable: the driver commits it, or it never happened.

@@ -55,7 +55,7 @@ class Sightings:
 
 
 def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], sightings: Sightings) -> Codes:
-    """Return the verdict on each row of a chunk, and note in `sightings` what the rows tell of their channels.
+    """Return the verdict on each row of a chunk, and note in `sightings` what the rows show of their channels.
 
     All tasks of a flow share the verdicts; `plan` is that of the first. `before` is how far each of the chunk's partitions was
     read before the micro-batch.
@@ -158,7 +158,7 @@ def _judge_jumps(plan: Plan, basis: Basis, place: Place, codes: Codes, sightings
 
 
 def _reached(basis: Basis, sightings: Sightings, name: str) -> int | None:
-    """Return the timestamp from which a channel's next jump is measured, or None if there is none."""
+    """Return the timestamp from which a channel's next jump is measured, or None if it is unknown."""
     reached = _newest_known(basis, sightings, name)
     if reached is None and name in basis.channels:
         reached = basis.channels[name].before

@@ -32,7 +32,7 @@ class _Lists(dict[str, "list[Any] | _Values"]):
         """Return a column.
 
         Raises:
-            KeyError: There is none of this name. The error lists those that there are.
+            KeyError: There is no column of this name. The error lists those that there are.
         """
         if name not in self.columns:
             raise KeyError(f"the message has no column {name!r}, but {', '.join(self.columns) or 'none'}")

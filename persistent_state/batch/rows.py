@@ -51,7 +51,7 @@ class StepChunk(Chunk):
 class Place:
     """The place of rows in event time and in their source.
 
-    `valid` tells which rows have a timestamp that counts, and `beyond` which have one that is out of range; None: no row has.
+    `valid` marks the rows with a timestamp that counts, and `beyond` those with one that is out of range; None: no row has.
     """
 
     partitions: Groups

@@ -116,7 +116,7 @@ def merge_shard(
         shard: The number of the shard.
         blobs: What the parts have sent to the shard, in any order.
         cached: By task: the runs that the shard believes it holds. They are used only if the micro-batch says the same.
-        new_id: Makes names of files that nobody else has.
+        new_id: Makes names of files that no other file has.
 
     Returns:
         What the shard has made for each task, durable: the driver commits it, or it never happened. And by task all runs that
@@ -290,7 +290,7 @@ def _bounds(work: Work) -> tuple[int, int]:
 
 
 def _path(work: Work, new_id: Callable[[], str], what: str = "") -> str:
-    """Return a name for a file of this shard and micro-batch that nobody else has."""
+    """Return a name for a file of this shard and micro-batch that no other file has."""
     name = f"{work.sender.epoch:06d}-{work.sender.batch:09d}-{work.shard:04d}-{new_id()}{what}.arrow"
     return f"{work.plan.application}/runs/{work.plan.name}/{name}"
 

@@ -32,9 +32,9 @@ from persistent_state.task import LOCAL_TIMESTAMP, Message
 
 @dataclass(frozen=True)
 class Updates:
-    """The updates of some rows. `taken` tells from which row each is (None: one of each row, in their order).
+    """The updates of some rows. `taken` has the row of each (None: one of each row, in their order).
 
-    `values` are of the monoid's type, and null is no update. `unfit` tells which rows hold an update that does not fit: they
+    `values` are of the monoid's type, and null is no update. `unfit` marks the rows that hold an update that does not fit: they
     make none.
     """
 
@@ -249,7 +249,7 @@ class Recorder(PersistentState[Any]):
                 raise TaskFailedError(f"prepare of task={self._plan.named} raised {found}, at {where(i)}.") from error
 
     def updates(self, rows: int) -> Updates:
-        """Return what was recorded of so many rows."""
+        """Return what was recorded of `rows` rows."""
         taken = np.array(self._rows, dtype=np.int64)
         unfit = np.zeros(rows, dtype=np.bool_)
         try:

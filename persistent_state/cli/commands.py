@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     offer.add_argument(
         "--token",
-        help=f"a secret that whoever looks must know; the environment variable {TOKEN} keeps it out of lists of processes",
+        help=f"a secret that each visitor must know; the environment variable {TOKEN} keeps it out of lists of processes",
     )
     offer.add_argument("--no-token", action="store_true", help="let everybody look who can reach the address")
     offer.set_defaults(run=_serve)
@@ -492,7 +492,7 @@ def _agrees() -> bool:
     """Ask at the terminal.
 
     Raises:
-        InvalidInputError: There is none.
+        InvalidInputError: There is no application.
     """
     if not sys.stdin.isatty():
         raise InvalidInputError("no terminal is there to ask at, and nothing was changed; add --yes.")

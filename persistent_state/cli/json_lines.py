@@ -1,4 +1,4 @@
-"""Write what a run logs as lines of JSON: its progress after each micro-batch, and what it tells people."""
+"""Write what a run logs as lines of JSON: its progress after each micro-batch, and what it says to people."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Line(logging.Formatter):
 
 class _Handler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Do nothing: a run does not end because nobody reads its lines any more."""
+        """Do nothing: a run does not end because its lines are not read any more."""
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def stdout_for_lines() -> Iterator[TextIO]:
             yield file
         finally:
             os.dup2(kept, number)
-            # What nobody reads any more can't be written. That changes nothing about how the run has ended.
+            # What is not read any more can't be written. That changes nothing about how the run has ended.
             with suppress(OSError):
                 file.close()
 

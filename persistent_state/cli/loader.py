@@ -44,7 +44,7 @@ def _known(module: ModuleType) -> str:
     """Return in words what of a module can be named as an application."""
     own = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     applications = ", ".join(key for key, value in own.items() if isinstance(value, Application))
-    # Nobody knows what a function returns before it is called.
+    # It is unknown what a function returns before it is called.
     makers = ", ".join(
         key
         for key, value in own.items()

@@ -114,7 +114,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def status_of(error: StateError) -> int:
-    """Return the exit status that tells a supervisor what to do after an error."""
+    """Return the exit status after an error, by which a supervisor knows what to do."""
     if isinstance(error, FencedError):
         return FENCED
     # Credentials come back: they are renewed, or the service that gives them answers again.
@@ -125,7 +125,7 @@ def status_of(error: StateError) -> int:
 
 @dataclass(frozen=True)
 class _Ended:
-    """The end of a run. `is_whole` says that nobody asked it to end before it came to its end."""
+    """The end of a run. `is_whole` says that the run was not asked to end before it came to its end."""
 
     running: Running | None = None
     error: Exception | None = None
@@ -163,7 +163,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
-    """Run the application, tell how that has ended, and return the exit status."""
+    """Run the application, say how that has ended, and return the exit status."""
     begun, clocks = time.monotonic(), list[int]()
 
     def finish(ended: _Ended) -> int:
@@ -182,7 +182,7 @@ def _supervised(arguments: argparse.Namespace, is_json: bool) -> int:
     def end_at_once(signal: int | None) -> None:
         why = f"the run did not end within {stop_signals.SECONDS:g} s; nothing committed is lost, and the next run goes on."
         status = TRY_AGAIN if signal is None else 128 + signal
-        # What is printed waits for ever if nobody reads it, or if another thread waits for that and holds the handler's lock.
+        # What is printed waits for ever if it is not read, or if another thread waits for that and holds the handler's lock.
         stop_signals.exit_within(LAST_WORDS, status)
         try:
             if signal is None:

@@ -1,4 +1,4 @@
-"""Start a session of Spark for a run, and tell what can never start from what may another time."""
+"""Start a session of Spark for a run, and distinguish what can never start from what may another time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print to stdout and stderr so that neither changes the exit status of the process, even if nobody can be told."""
+"""Print to stdout and stderr so that neither changes the exit status of the process, even if no one reads them."""
 
 from __future__ import annotations
 

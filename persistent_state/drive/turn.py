@@ -32,7 +32,7 @@ class Part:
     Attributes:
         number: The number of the part; in a step of ordered tasks, that of its shard.
         parts: How many parts the turn has; None if only Spark knows.
-        basis: What the part is told of the log.
+        basis: What the part needs of the log.
         reads: A split of the flow's source, what other tasks have given, or None if the part reads nothing.
     """
 

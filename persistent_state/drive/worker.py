@@ -1,4 +1,4 @@
-"""A thread that looks at the log when it is woken, and every so often, so that nobody else waits for what it does."""
+"""A thread that looks at the log when it is woken, and every so often, so that no other thread waits for what it does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogWorker:
         self._woken.set()
 
     def stop(self, patience: float | None = None) -> bool:
-        """Let it look no more, wait so many seconds for a call that is under way, and return whether the thread has ended."""
+        """Let it look no more, wait `patience` seconds for a call that is under way, and return whether it has ended."""
         self._is_stopping = True
         self._woken.set()
         if self.is_alive:

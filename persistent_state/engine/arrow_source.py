@@ -139,7 +139,7 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(2**31 - 1)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        pass  # It was told when it was made, because Spark says it only from version 4.2 on.
+        pass  # It was made with `to_the_end`, because Spark says it only from version 4.2 on.
 
     # Before PySpark 4.2 it is called without arguments, for the first time before `initialOffset`.
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:

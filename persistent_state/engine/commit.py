@@ -70,7 +70,7 @@ class Commit:
         on_work: Callable[[Work], None] | None = None,
     ) -> None:
         self._flow = flow
-        # Of all tasks: the global clock may wait for any of them.
+        # The settings of all tasks: the global clock may wait for any of them.
         self._settings = settings
         self._is_planned_by_spark = flow.first.by_spark
         self._for_sinks = for_sinks

@@ -1,6 +1,6 @@
-"""Tell a session of Spark Connect from a classic one, and answer for it what a classic one answers by its JVM.
+"""Recognise a session of Spark Connect, and answer for it what a classic session answers by its JVM.
 
-A client of Spark Connect has no JVM. Its functions run in Pythons of the server, and what it is told of them comes by calls.
+A client of Spark Connect has no JVM. Its functions run in Pythons of the server, and it hears of them by calls.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def is_connect(spark: object) -> bool:
 
 
 def master(spark: SparkSession) -> str:
-    """Return the master of a session's Spark; "" if a platform does not tell it."""
+    """Return the master of a session's Spark; "" if a platform does not say it."""
     if not is_connect(spark):
         return spark.sparkContext.master or "local"
     with suppress(PySparkException):
@@ -176,10 +176,10 @@ def cancel(session: SparkSession, group: str) -> None:
 
 
 def check_server(spark: SparkSession, files: Files) -> None:
-    """Refuse a client or a server without new sessions, and a server whose Python lacks this library or the store's folder.
+    """Refuse a client or a server that can't make new sessions, and a server whose workers can't do what a run needs.
 
     Raises:
-        InvalidInputError: It is so. The message says what to install.
+        InvalidInputError: One of these holds. The message says what to install.
     """
     try:
         release(new_session(spark))
@@ -195,10 +195,10 @@ def check_server(spark: SparkSession, files: Files) -> None:
 
 
 def _check_worker(spark: SparkSession, url: str, mark: str | None) -> None:
-    """Refuse a server of which a worker has no library or another version, unfit packages, or not this machine's file.
+    """Refuse a server whose workers lack this library, have another version or unfit packages, or don't see these files.
 
     Raises:
-        InvalidInputError: It is so.
+        InvalidInputError: One of these holds.
     """
     own = _version()
 

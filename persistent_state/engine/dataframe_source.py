@@ -194,7 +194,7 @@ def _arrow_field(task: PersistentTask, column: StructField) -> pa.Field:
 
 
 def _field_twice(type: pa.DataType) -> str | None:
-    """Return a name that two fields of a struct have, in a type and within it; None if there is none."""
+    """Return a name that two fields of a struct have, in a type and within it; None if all names differ."""
     if not pa.types.is_nested(type):
         return None
     fields = [type.field(i) for i in range(type.num_fields)]
@@ -299,7 +299,7 @@ def blobs_of_dataframe(
         first = next(full, None)
         chunks: Iterator[Chunk] = iter(())
         if first is not None:
-            # Of a part without rows the driver learns the batch time from Spark.
+            # A part without rows has no batch time: the driver learns it from Spark.
             basis = replace(basis, now=first.column(_NOW)[0].value)
             chunks = chunks_of(chain([first], full), flow, *place)
         yield from Part(part, None, basis).combine(flow, chunks)

@@ -1,8 +1,8 @@
-"""Follow the commits that a server's process makes: by the log, and by a note of each micro-batch that tells what it took.
+"""Follow the commits that a server's process makes: by the log, and by a note of each micro-batch that says what it took.
 
 With Spark Connect the function of foreachBatch runs in a Python of the server. The log says what is committed, and all work
-follows from that. A note is for people: messages that were read are counted in no entry. A note that never comes, as its
-process was killed after the commit, is missed by nobody else.
+follows from that. A note is for people: messages that were read are counted in no entry. Nothing else needs a note that never
+comes, as its process was killed after the commit.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Follower:
             except StateError as error:
                 _logger.debug("application %s was not followed: %s", self._log.application, error)
             except Exception as error:
-                # Any error: a thread that ended here would tell nothing more, without a word.
+                # Any error: a thread that ended here would report nothing more, without a word.
                 _logger.warning("application %s was not followed, and is again soon: %r", self._log.application, error)
 
     def _look(self) -> None:

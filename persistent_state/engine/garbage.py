@@ -36,7 +36,7 @@ class GarbageCollection:
         self._worker.start()
 
     def stop(self, patience: float = STOP_SECONDS) -> bool:
-        """Collect no more, wait so many seconds for a collection that is under way, and return whether none is any more."""
+        """Collect no more, wait `patience` seconds for a collection that is under way, and return whether it has ended."""
         return self._worker.stop(patience)
 
     def collect(self, epoch: int) -> None:

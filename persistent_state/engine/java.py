@@ -41,7 +41,7 @@ def java_problem() -> str | None:
 
 
 def find_java() -> str | None:
-    """Return the path of the `java` that Spark will start; None if there is none."""
+    """Return the path of the `java` that Spark will start; None if Spark will find none."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java", path=os.path.join(home, "bin") if home else None)
 

@@ -124,7 +124,7 @@ def _options(source: KafkaConnectorSource, spark: SparkSession) -> dict[str, str
         "fetchOffset.retryIntervalMs": "1000",
         **({"groupIdPrefix": source.group} if source.group else {}),
         "minPartitions": str(connect.parallelism(spark)),
-        # A start finds out which offsets are lost. If Spark skipped some by itself, nobody would know.
+        # A start finds out which offsets are lost. If Spark skipped some by itself, no one would know.
         "failOnDataLoss": "true",
     }
 

@@ -31,7 +31,7 @@ EVERY = 0.5
 """Seconds between two drawings."""
 
 SPAN = 30.0
-"""The seconds over which a rate is told: a micro-batch may take some."""
+"""The seconds over which a rate is measured: a micro-batch may take some."""
 
 APART = 10.0
 """Seconds between two blocks of lines where nothing can be drawn over."""
@@ -116,7 +116,7 @@ def screen(wanted: bool | None, is_awaited: bool) -> Screen | None:
 
     Args:
         wanted: Whether it is to show it; None shows it on a terminal and in a notebook.
-        is_awaited: Whether the caller waits for the run. If not, lines would disturb whoever types at a prompt.
+        is_awaited: Whether the caller waits for the run. If not, lines would disturb typing at a prompt.
     """
     if wanted is False:
         return None
@@ -243,7 +243,7 @@ class _Task:
         return [f"{count:,} {what}" for what, count in counts.items() if count]
 
     def row(self, entry: Entry | None, seconds: float) -> tuple[str, ...]:
-        """Return the cells of the task's row in the summary of so many seconds."""
+        """Return the cells of the task's row in the summary of a run of `seconds` seconds."""
         clock, late, bad = BEGINNING, 0, 0
         if entry is not None:
             clock = min(entry.flow_of(part).visited for part in self.parts)

@@ -42,7 +42,7 @@ class Watched(Protocol):
 
 
 class Monitor:
-    """A monitor tells of one run until `close`: OpenTelemetry, if it is installed, and from `serve` on who asks at an endpoint.
+    """A monitor reports one run until `close`: to OpenTelemetry, if it is installed, and from `serve` on at an endpoint.
 
     `endpoint` is the host and the port; None if there is to be none.
 
@@ -51,7 +51,7 @@ class Monitor:
     """
 
     def __init__(self, log: Log, settings: Mapping[str, Settings], endpoint: tuple[str, int] | None) -> None:
-        # Of its own: a log is used by one thread at a time.
+        # A log of its own, as a log is used by one thread at a time.
         self._log, self._settings, self._turn = Log(log.files, log.application), settings, threading.Lock()
         self._run: Watched | None = None
         recorders = list[Callable[[Sample], None]]()
@@ -69,7 +69,7 @@ class Monitor:
 
     @property
     def url(self) -> str | None:
-        """The address of the endpoint; None if there is none."""
+        """The address of the endpoint; None without an endpoint."""
         return None if self._server is None else self._server.url
 
     def serve(self) -> None:
@@ -94,7 +94,7 @@ class Monitor:
         self._metrics.record_restart()
 
     def close(self) -> None:
-        """Tell nothing more, and free the port."""
+        """Report nothing more, and free the port."""
         if self._telemetry is not None:
             self._telemetry.close()
         if self._server is not None:
@@ -112,7 +112,7 @@ class Monitor:
         try:
             return self._run.idle
         except Exception:
-            # Spark may end at any moment. Then no query waits for anything, and whoever asks is told all else.
+            # Spark may end at any moment. Then no query waits for anything, and the answer has all else.
             return {}
 
     def _not_ready(self) -> str:

@@ -42,5 +42,5 @@ class NamedState:
         )
 
     def is_of(self, state: OpenState) -> bool:
-        """Return whether a state has this name. A clock before the timeline began may be told with an older one."""
+        """Return whether a state has this name. A clock before the timeline began may be named with an older one."""
         return (self.clock, self.born, self.life) == (state.clock, state.state.born, state.state.life)

@@ -1,4 +1,4 @@
-"""Tell sources which of their positions the global clock has passed, in a thread of its own: no commit waits for a source."""
+"""Report to sources what the global clock has passed of their positions, in a thread: no commit waits for a source."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ POLL_SECONDS = 10.0
 """Time between two looks at the log while no commit of this process wakes the thread."""
 
 STOP_SECONDS = 10.0
-"""The time that a stop waits for a source that is being told."""
+"""The time that a stop waits for a source whose `committed` is being called."""
 
 _logger = logging.getLogger("persistent_state")
 
 
 @dataclass
 class _Listener:
-    """A source that wants to know, with what it was told last; `has_failed` if it raised then."""
+    """A source that wants to know, with the positions that it was given last; `has_failed` if it raised then."""
 
     feed: Feed
     source: TimeReplayableSource
@@ -46,7 +46,7 @@ class PassedPositions:
         self._worker = LogWorker(name, self.tell, POLL_SECONDS, looks_last=True)
 
     def start(self, epoch: Callable[[], int]) -> None:
-        """Tell from now on. `epoch` returns the epoch of this driver's newest start."""
+        """Report from now on. `epoch` returns the epoch of this driver's newest start."""
         self._epoch = epoch
         if self._listeners:
             self._worker.start()
@@ -57,23 +57,23 @@ class PassedPositions:
         self._worker.wake()
 
     def stop(self) -> None:
-        """Tell what was passed until now, and no more."""
+        """Report what was passed until now, and no more."""
         self._worker.stop(STOP_SECONDS)
 
     def tell(self) -> None:
-        """Tell each source what has been passed since it was told last."""
+        """Report to each source what has been passed since the last report."""
         for listener in self._listeners:
             try:
                 entry = self._log.newest()
                 if entry is None or entry.epoch != self._epoch():
-                    # A newer driver tells them now.
+                    # A newer driver reports to them now.
                     return
                 positions = passed(entry, listener.feed)
                 if positions != listener.told:
                     listener.source.committed(positions)
                     listener.told, listener.has_failed = positions, False
             except Exception as error:
-                # Any error of a source's: it is none of the run's.
+                # Any error of a source's: the run goes on.
                 if not listener.has_failed:
                     _logger.warning(
                         "%r was not told which positions the global clock has passed; it is told again after later commits, "

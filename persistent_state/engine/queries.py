@@ -312,10 +312,10 @@ class Queries:
 
     @property
     def is_one_stopped(self) -> bool:
-        """Return whether somebody has stopped a query through Spark before it has read all.
+        """Return whether a query was stopped through Spark before it has read all.
 
-        It can be told of queries that do not end by themselves. One that reads to the end of its source does from Spark 4.2 on,
-        and a stopped one looks the same.
+        That is known of queries that do not end by themselves. One that reads to the end of its source ends by itself from
+        Spark 4.2 on, and a stopped one looks the same.
         """
         running = self._endless - self._at_end if self._setup.to_the_end else {*self.by_flow}
         queries = [query for flow, query in self.by_flow.items() if flow in running]

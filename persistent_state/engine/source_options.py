@@ -61,7 +61,7 @@ class SourceOptions:
         """Return the monoids and aggregators that the option `monoids` names.
 
         Raises:
-            InvalidInputError: One is not there, or is none.
+            InvalidInputError: One is missing, or is not valid.
         """
         return tuple(map(_imported, self.monoids))
 

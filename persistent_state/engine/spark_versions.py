@@ -99,8 +99,8 @@ def state_serializer() -> str | None:
 def ends_at_the_end(spark: SparkSession) -> bool:
     """Return whether a query with the trigger `availableNow` reads a Python source to its end.
 
-    Before Spark 4.2 such a query has one micro-batch. There a query goes on instead until it has nothing to read, which
-    `has_nothing_to_read` tells, and is stopped: another query for each micro-batch would take seconds each time.
+    Before Spark 4.2 such a query has one micro-batch. There a query goes on instead until it has nothing to read
+    (`has_nothing_to_read`), and is stopped: another query for each micro-batch would take seconds each time.
     """
     return version_of(spark) >= (4, 2)
 

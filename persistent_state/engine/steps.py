@@ -51,7 +51,7 @@ class Stepper:
     """A worker that takes the steps of a run's derived tasks as soon as they are due, several at a time.
 
     `failed` is the flow whose step failed and the error; None if none failed. The flow is None if it was a look at the log that
-    failed. After a failure no further step is begun. `under_way` tells, by flow, since when its step is under way.
+    failed. After a failure no further step is begun. `under_way` has, by flow, since when its step is under way.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -115,7 +115,7 @@ class Stepper:
         while wait([step for step in self._begun if not step.done()], CANCEL_SECONDS).not_done:
             self._cancel()
         if self._session is not None and connect.is_connect(self._session):
-            # A server keeps what it is not told to forget.
+            # A server keeps what it is not asked to forget.
             connect.release(self._session)
             self._session = None
 
@@ -142,7 +142,7 @@ class Stepper:
                 connect.keep(self._session)
 
     def _begin_due(self) -> bool:
-        """Begin the steps that are due. Return whether there is none, and none is under way."""
+        """Begin the steps that are due. Return whether no step is due or under way."""
         # Before the look at the log: a step that ends in between is committed in the log, and not due there.
         under_way = {*self.under_way}
         with self._turn:
@@ -205,7 +205,7 @@ class Stepper:
             self.wake()
 
     def _fail(self, flow: str | None, error: Exception) -> None:
-        # A stop cancels steps, and what they raise then is no failure. Of several failures the first is the cause.
+        # A stop cancels steps, and what they raise then is no failure. The first of several failures is the cause.
         if self.failed is None and not self._is_stopping:
             self.failed = flow, error
 

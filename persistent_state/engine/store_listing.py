@@ -35,7 +35,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         [("application", pa.string()), ("task", pa.string()), ("output", pa.string()), *_CLOCK, ("behind", pa.int64())]
     ),
 }
-"""By list: its columns. A clock is null where there is none yet."""
+"""By list: its columns. A clock is null before the first."""
 
 
 def listed(files: Files, what: str, application: str = "") -> pa.Table:

@@ -41,7 +41,7 @@ KEYS_OF_A_PART = 1000
 """The most keys that one partition looks up."""
 
 MOST_KEYS = 10_000
-"""The most keys that filters are turned into. Of more, the whole state is read."""
+"""The most keys that filters are turned into. With more, the whole state is read."""
 
 
 LATE_ROWS = pa.schema(
@@ -290,13 +290,13 @@ def _ranges(state: StateAt) -> list[StateAt]:
 
 
 def _count(rows: int, size: int, state: StateAt) -> int:
-    """Return the number of partitions for so many rows and bytes. Where there are many, none reads two shards."""
+    """Return the number of partitions for `rows` rows and `size` bytes. Where there are many, none reads two shards."""
     count = 1 + max(rows // ROWS_OF_A_PART, size // BYTES_OF_A_PART)
     return count if count <= state.shards else -(-count // state.shards) * state.shards
 
 
 def _rows(runs: Iterable[Run]) -> int:
-    # Starts cut a file into many runs, of which each tells the rows of the whole file.
+    # Starts cut a file into many runs, each of which counts the rows of the whole file.
     return sum({run.file.path: run.rows for run in runs}.values())
 
 

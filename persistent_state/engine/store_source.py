@@ -144,7 +144,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return how many clocks a micro-batch has at the most. Spark knows no limit of clocks: each counts as a file."""
         return ReadMaxFiles(MOST_CLOCKS)
 
-    # Before PySpark 4.2 it is called without arguments. Nobody knows then where the micro-batch begins, so it has all clocks.
+    # Before PySpark 4.2 it is called without arguments. Then it is unknown where the micro-batch begins, so it has all clocks.
     def latestOffset(self, start: Mapping[str, Any] | None = None, limit: object = None) -> Offset:
         """Return the newest clock, or the one up to which the limit lets a micro-batch read."""
         stream = self._opened()
@@ -266,7 +266,7 @@ def _task(asked: SourceOptions) -> OpenTask:
 
 
 def _wanted(filter: SparkFilter) -> tuple[str, Sequence[Any]] | None:
-    """Return the column of a filter, and the values of which one must be there; None if it does not tell any."""
+    """Return the column of a filter, and the values of which one must be there; None if it says nothing of the kind."""
     kind = type(filter).__name__
     path: tuple[str, ...] = getattr(filter, "attribute", ())
     if len(path) != 1:

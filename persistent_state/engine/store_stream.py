@@ -65,7 +65,7 @@ class StoreStream:
         return _offset(task.at(newest.clock)) if newest.clock != BEGINNING else {}
 
     def within(self, start: Mapping[str, Any], end: Offset, most: int) -> Offset:
-        """Return the offset at which a micro-batch of so many clocks ends.
+        """Return the offset at which a micro-batch of `most` clocks ends.
 
         Args:
             start: Where it begins.
@@ -91,7 +91,7 @@ class StoreStream:
             end: Where the stream was to end.
 
         Returns:
-            `end`; if it can't be read any more, the newest clock between the two that can; and `start` if there is none.
+            `end`; if it can't be read any more, the newest clock between the two that can; and `start` if none can.
         """
         if not end:
             return end

@@ -60,7 +60,7 @@ class Supervisor:
     Before the thread begins, `asked_before` asks for a stop. `entry` is the entry of the newest start, or that of the drain.
     `restarts` counts the starts after failures, `reports` knows the progress, and `error` is what ended the run if it failed.
     `failure` is the newest failure while the run waits to start again; None while the queries run. `was_query_stopped` says
-    that the run ended because somebody stopped a query through Spark. The `monitor` is closed when the run ends.
+    that the run ended because a query was stopped through Spark. The `monitor` is closed when the run ends.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Supervisor:
             if (wait := self._patience.fail()) is None:
                 raise failure
             return wait
-        # Only a new global clock since the last failure is a success. A start alone is none, as the store may fail again.
+        # Only a new global clock since the last failure is a success. A start alone is not, as the store may fail again.
         before, self._clock_before = self._clock_before, self._global_clock(self._clock_before)
         if self._clock_before > before and self._had_committed:
             self._backoff.succeed()
@@ -296,7 +296,7 @@ class Supervisor:
             if (failed := self.queries.failed_commit) is not None:
                 flow, error = failed
                 if not isinstance(error, StateError) and flow not in self.queries.active_flows:
-                    # Somebody stopped the query through Spark, which interrupted the commit: the whole run is to end.
+                    # The query was stopped through Spark, which interrupted the commit: the whole run is to end.
                     self._end_with_query()
                     break
                 return self._cause(flow, error)
@@ -307,7 +307,7 @@ class Supervisor:
             if (failure := self._tried(self.queries.start_more)) is not None:
                 return failure
             if self.queries.is_one_stopped:
-                # To close the run would pass messages that nobody has read.
+                # To close the run would pass messages that were not read.
                 self._end_with_query()
                 break
             self._steps.leave_to_queries(active)
@@ -317,7 +317,7 @@ class Supervisor:
                         self._close()
                 except StateError as error:
                     return error
-                # The commits of another process wake nobody here.
+                # The commits of another process wake no thread here.
                 self._steps.wake()
                 self._deliveries.wake()
                 has_ended = True
@@ -430,7 +430,7 @@ class Supervisor:
         self._had_committed = is_of_query or self._steps.has_committed(flow)
         title = f"application={self._setup.application}" if flow is None else self._title(flow)
         own = error if isinstance(error, StateError) else as_own_error(error, title)
-        # Workers and other processes name a cell of this notebook by a file that nobody knows.
+        # Workers and other processes name a cell of this notebook by a file that no one knows.
         own.args = tuple(naming_cells(text) for text in own.args)
         if type(own) is StateError and own is not error:
             # If the error has a class of its own, Spark's error would only add the way that it took through Spark.
@@ -452,8 +452,8 @@ class Supervisor:
         # A fenced driver does not wait for its sinks: the newer driver delivers to them now. From a lost server nothing comes.
         is_lost = self.error is not None and connect.is_lost(self.error.__cause__ or self.error)
         patience = 0.0 if is_lost or isinstance(self.error, FencedError) else STOP_SECONDS
-        # What is waited for ends in time all together, as whoever asked for the stop may kill a process that takes longer. A
-        # micro-batch may have taken a part of the time.
+        # What is waited for ends in time all together, as the one who asked for the stop may kill a process that takes longer.
+        # A micro-batch may have taken a part of the time.
         until = (self._asked_at or time.monotonic()) + STOP_SECONDS
 
         def left(most: float) -> float:

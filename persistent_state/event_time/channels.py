@@ -59,13 +59,13 @@ def live_channels(channels: Mapping[str, Channel], now: int, idle_after: int | N
 def held_back(reached: Mapping[str, int], alignment: int, exhausted: Collection[str]) -> frozenset[str]:
     """Return the live channels that are to wait: they are more than `alignment` ahead of the slowest that others wait for.
 
-    Nobody waits for a channel that is `exhausted`: read to an end that does not move any more. The slowest never waits. How
-    far a channel has come is measured between channels: by the clock none might ever go on.
+    No channel waits for one that is `exhausted`: read to an end that does not move any more. The slowest never waits. How far a
+    channel has come is measured between channels: by the clock none might ever go on.
 
     Args:
         reached: By live channel: how far it has come.
         alignment: How far ahead one may be, in microseconds.
-        exhausted: The channels for which nobody waits.
+        exhausted: The channels for which no other waits.
     """
     reached = {name: at for name, at in reached.items() if name not in exhausted}
     slowest = min(reached.values(), default=BEGINNING)

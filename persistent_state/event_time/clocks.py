@@ -32,7 +32,7 @@ MOST_IN_BATCH = 2
 class Bounds:
     """The bounds of an input: of what its source has, only messages from `since` on and below `below` are its own.
 
-    `keep` tells whether rows outside are kept aside; if not, they are only counted. Times are microseconds UTC.
+    With `keep` rows outside are kept aside; without it, they are only counted. Times are microseconds UTC.
     """
 
     since: int = BEGINNING

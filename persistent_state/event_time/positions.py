@@ -86,7 +86,7 @@ def rewind_position(position: Position, clock: int) -> Position:
 def reread_position(position: Position, clock: int) -> Position:
     """Return the position of a start that reads again from `clock` on, though the state keeps all that was read."""
     first = replay_from(position, clock)
-    # The spans stay, as does what they tell of.
+    # The spans stay, as do the rows that they stand for.
     spans = forget_spans(position, clock).spans
     return Position(first, _needed(first, {*position.accounted, (position.next, END)}), spans)
 

@@ -187,10 +187,10 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]] | None:
 
 
 def answer(future: Future[Any], seconds: float) -> Any:
-    """Return an admin client's answer, or give up after so many seconds, which the client itself may not do.
+    """Return an admin client's answer, or give up after `seconds`, which the client itself may not do.
 
     Raises:
-        KafkaException: The answer is an error, or there is none.
+        KafkaException: The answer is an error, or does not come.
     """
     try:
         return future.result(seconds)
@@ -206,7 +206,7 @@ def reason_of(error: Any, options: Mapping[str, Any]) -> str:
 
 
 def _failure(options: Mapping[str, Any]) -> str:
-    """Return why the last call of `oauth_cb` gave no token; "" if it gave one, or if there is none."""
+    """Return why the last call of `oauth_cb` gave no token; "" if it gave one, or if there is no `oauth_cb`."""
     return str(getattr(options.get(TOKEN), "failure", ""))
 
 

@@ -10,7 +10,7 @@ Each row of a `KafkaSink` has headers:
 In a partition, the rows of a task come in the order of (timeline, clock), and where a timeline begins, all that was above its
 clock has been corrected. So if a row is at or below a clock, nothing before it can be above the clock that was not corrected
 since. Reading from the end backwards ends there, and costs what was written since. One case is other: under at-least-once
-delivery a clock may be written by half, and a lower one come then. Such rows tell `highest`, and the reading ends only at a row
+delivery a clock may be written by half, and a lower one come then. Such rows have `highest`, and the reading ends only at a row
 of which that is at or below the clock, too.
 
 A correction to the beginning has the clock `BEGINNING`. All rows of a task are above that, so the reading ends at such a
@@ -65,7 +65,7 @@ def keys_above(
         name: The sink, for messages.
         topic: The topic of the values.
         ends: By partition, the offset up to which to read.
-        task: The header that tells the task.
+        task: The header that names the task.
         clock: The clock.
         patience: Seconds without a move after which to give up.
 
@@ -146,8 +146,8 @@ def read_range(
 ) -> Iterator[tuple[int, Any]]:
     """Yield each record between two offsets of a partition, with the offset after it, in order.
 
-    None stands for a record where offsets are passed that have none. It ends before `end` if the consumer does not move for so
-    many seconds. `moves` are those of the consumer.
+    None stands for a record where offsets are passed that have none. It ends before `end` if the consumer does not move for
+    `seconds`. `moves` are those of the consumer.
 
     Raises:
         KafkaException: The brokers refuse.

@@ -70,8 +70,8 @@ class KafkaSource(Subscription, TimeReplayableSource):
         starting_offsets: Where the first start begins: "earliest", "latest", or a time with a zone, by the records' times.
         max_offsets_per_batch: How many offsets a micro-batch reads at most. A partition's share grows with its lag.
         max_bytes_per_batch: About how many bytes of records a micro-batch reads at most, by the sizes of the next records of
-            each partition, with keys and headers. The sizes are looked up once a minute, where `max_offsets_per_batch` records
-            of a mebibyte each would be too much.
+            each partition, with keys and headers. The sizes are looked up once a minute, and only if records of a mebibyte each
+            would be too much.
         fail_on_data_loss: Whether offsets that were deleted before they were read stop the application.
         transform: A stateless, row-wise function of a record batch: select, filter, explode, join to a static table. It keeps
             the column `kafka_offset`, the record that a row was made of.

@@ -20,13 +20,13 @@ These rules keep each row to one time:
    (`init_transactions`). Kafka then settles the transaction that was pending under the id, and fences the id's last owner,
    which can write nothing more.
 2. Only then does a writer read the bookkeeping, and it proves that each reading is current. It writes a mark to the
-   bookkeeping topic in a transaction of its own, waits until the brokers tell the mark's offset, and aborts the transaction.
-   Then it reads all that is committed below the mark; less than all is not accepted. So the record that it finds under its
-   own key is the last that any other writer wrote there, or ever will.
+   bookkeeping topic in a transaction of its own, waits until the brokers say the mark's offset, and aborts the transaction.
+   Then it reads all that is committed below the mark; less than all is not accepted. So the record that it finds under its own
+   key is the last that any other writer wrote there, or ever will.
 3. The offset of the mark is `begun`, if the writer begins a clock. Kafka gives no offset twice.
 4. A part's rows and the part's record are one transaction. All rows of one key hash are in one transaction.
 5. The task's record of a clock is written before any of the clock's rows. The clock is finished in the number of parts in
-   which it was begun, also by a driver that would begin it in more or fewer. So whoever goes on with a part's rows takes
+   which it was begun, also by a driver that would begin it in more or fewer. So a driver that goes on with a part's rows takes
    over the id of the part's last writer, and fences that writer.
 6. A part's record counts for a clock if both `begun` and the clock agree.
 7. The next clock is begun when all parts of the last one are done. It is also begun when the last one can't be finished: its
@@ -36,16 +36,16 @@ These rules keep each row to one time:
 
 Why the mark holds with several brokers: a broker that is cut off from the controller may have been deposed as the leader of
 the bookkeeping topic without knowing. It still answers from its old log, and says that this log ends where it does. Such a
-broker can't hide a record here. Kafka tells the mark's offset when all replicas in sync have the mark (`acks=all`). A deposed
-leader never gets there, as the other replicas no longer follow it. A broker hands out only records that all replicas in
-sync have. So a broker that hands out the log up to the mark hands out the log that has the mark. A deposed leader's log ends
-before the mark: the reader waits there in vain, asks other brokers by new clients, and at last gives up without a decision.
-Kafka itself makes sure of the coordinator of transactions: it answers only when all replicas in sync of its own log have
-what it did. All this needs brokers that lose no acknowledged record: no unclean elections, and as many replicas in sync
+broker can't hide a record here. Kafka says the mark's offset when all replicas in sync have the mark (`acks=all`). A deposed
+leader never gets there, as the other replicas no longer follow it. A broker hands out only records that all replicas in sync
+have. So a broker that hands out the log up to the mark hands out the log that has the mark. A deposed leader's log ends before
+the mark: the reader waits there in vain, asks other brokers by new clients, and at last gives up without a decision. Kafka
+itself makes sure of the coordinator of transactions: it answers only when all replicas in sync of its own log have what it did.
+All this needs brokers that lose no acknowledged record: no unclean elections, and as many replicas in sync
 (`min.insync.replicas`) as are to outlive the loss of one.
 
-The mark is aborted so that it is never among the records: nobody reads it, and compaction removes it. It is written and
-aborted before the reading. If it stayed pending, nobody could read what others commit behind it.
+The mark is aborted so that it is never among the records: no one reads it, and compaction removes it. It is written and aborted
+before the reading. If it stayed pending, no one could read what others commit behind it.
 
 A rewind of the application to a clock begins a timeline. A topic loses no record, so the sink writes a correction. Each key
 that has a record above the clock gets another one: its value at the clock, or a tombstone if it was not there. These rules
@@ -54,18 +54,18 @@ keep that to one time, too:
 8. The task's record names the timeline. A writer that finds a later timeline than its own stops.
 9. A correction begins with a task's record of the new timeline, which says that the sink has yet to go `back`. A writer of a
    part that takes over its id from now on finds this record, and stops. Then the correction takes over the id of each part,
-   and so fences the writers that have looked before. From now on nobody adds a row of the timelines that have ended.
+   and so fences the writers that have looked before. From now on no writer adds a row of the timelines that have ended.
 10. Only then the correction reads the topic back, up to a mark in each partition (`read_back`).
 11. The correction and the task's record that says that the sink has gone back are one transaction. Who is killed before has
    changed nothing that a reader sees, and the next one does all of it again, from rule 9 on.
 
-Why the keys come from the topic and not from the store: the topic tells what readers have really seen, also of a writer that
+Why the keys come from the topic and not from the store: the topic shows what readers have really seen, also of a writer that
 was paused for long. The store would have to keep the files of each timeline that has ended for as long as a sink is down, to
-tell the keys that came after the clock. The topic keeps them anyway: compaction leaves the newest record of a key, and it is
-above the clock if the key has changed since. Two things may be gone. A tombstone is removed after `delete.retention.ms`, and
-so is the last trace of a key: `deleted` is the last clock with tombstones, and below it a correction gives all keys. Retention
-by time removes any record: a correction that meets where the log begins now gives all keys, too. It can't delete a key that
-it finds nowhere.
+know the keys that came after the clock. The topic keeps them anyway: compaction leaves the newest record of a key, and it is
+above the clock if the key has changed since. Two things may be gone. A tombstone is removed after `delete.retention.ms`, and so
+is the last trace of a key: `deleted` is the last clock with tombstones, and below it a correction gives all keys. Retention by
+time removes any record: a correction that meets where the log begins now gives all keys, too. It can't delete a key that it
+finds nowhere.
 
 A correction to the beginning, where no key was there, is all tombstones, and leaves the clock `BEGINNING`: the next clock has
 all that there is.
@@ -124,7 +124,7 @@ NOTHING_READ = Bookkeeping(0, {})
 
 
 class OpenClock(NamedTuple):
-    """A clock that was begun and is being written, in so many parts, and the bookkeeping when it was begun."""
+    """A clock that was begun and is being written, the number of its parts, and the bookkeeping when it was begun."""
 
     begun: int
     clock: int
@@ -157,7 +157,7 @@ class TaskRecord:
     """The highest clock of rows in the topic, if it is above `clock`, as of one that was written by half; else `BEGINNING`."""
 
     deleted: int = BEGINNING
-    """The last clock with tombstones. Those of `clock` itself are told by the parts' records."""
+    """The last clock with tombstones. The parts' records have those of `clock` itself."""
 
     bare: int = BEGINNING
     """The last clock whose rows may have no headers, as an older version has written them."""
@@ -221,7 +221,7 @@ class ClockWriter:
 
     @property
     def mark_of_rows(self) -> str:
-        """Return the text by which the headers of rows tell whose they are."""
+        """Return the text by which the headers of rows say whose they are."""
         other = "" if self.bookkeeping == f"{self.topic}.clocks" else f"/{self.bookkeeping}"
         return f"{self.application}/{self.task}{other}"
 
@@ -236,7 +236,7 @@ class ClockWriter:
             prepare(self.name, self.topic, self.bookkeeping, self.bootstrap_servers, self.options, PATIENCE)
 
     def last_clock(self, parts: int) -> int:
-        """Return the last clock that is written whole, to a driver that would write the next one in so many `parts`."""
+        """Return the last clock that is written whole, to a driver that would write the next one in `parts` parts."""
         with self._asking(), self._producer(self.owner) as producer:
             bookkeeping = self._read(producer, NOTHING_READ, parts)
         return self._last_whole(bookkeeping)
@@ -324,7 +324,7 @@ class ClockWriter:
                         has_deleted |= self._produce_rows(producer, rows[begin:end], encode, headers)
                     count, is_done = count + end - start, end == len(hashes)
                     through = f"{int(hashes[end - 1]) if end else 0:016x}"
-                    # Produce the record last: while it is pending, nobody can read the records behind it.
+                    # Produce the record last: while it is pending, no one can read the records behind it.
                     record = {
                         "begun": open_clock.begun,
                         "clock": open_clock.clock,
@@ -346,7 +346,7 @@ class ClockWriter:
             encode: Makes the keys and values of the Kafka records.
 
         Raises:
-            InvalidInputError: Rows above the clock have no keys, or don't tell their clock.
+            InvalidInputError: Rows above the clock have no keys, or don't have their clock.
             StoreUnavailableError: Nothing was taken back now.
             FencedError: Another rewind has ended this timeline.
         """
@@ -403,11 +403,11 @@ class ClockWriter:
                 self._produce_record(producer, self.owner, done.fields())
 
     def count_above(self, clock: int) -> int | None:
-        """Return how many keys `rewind` would give another value; None if nobody can tell. Nothing is changed by that.
+        """Return how many keys `rewind` would give another value; None if that is unknown. Nothing is changed by that.
 
         Raises:
             InvalidInputError: The topic is missing, or that of the bookkeeping might lose records; or rows above the clock have
-                no keys, or don't tell their clock.
+                no keys, or don't have their clock.
             StoreUnavailableError: The brokers do not answer now.
         """
         kafka = library()
@@ -505,7 +505,7 @@ class ClockWriter:
         Args:
             producer: The producer, which writes the mark.
             known: The bookkeeping as it was read before.
-            parts: If given, settle transactions that writers of so many parts have left pending.
+            parts: If given, settle transactions that writers of this number of parts have left pending.
 
         Raises:
             StoreUnavailableError: Not all records can be read now.
@@ -530,8 +530,8 @@ class ClockWriter:
                 bookkeeping = self._read_below(consumer, bookkeeping, end, min(wait, left), moves)
                 wait *= 2
             if bookkeeping.offset < end and parts is not None:
-                # A writer was killed before its commit, and nobody can read behind its transaction. A later clock may have
-                # been begun there. But the writer wrote a part of a clock whose record can be read: it is one of these.
+                # A writer was killed before its commit, and no one can read behind its transaction. A later clock may have been
+                # begun there. But the writer wrote a part of a clock whose record can be read: it is one of these.
                 most = max(parts, self._task_record(bookkeeping).parts)
                 for part in range(settled, most):
                     with self._producer(f"{self.owner}/{part}"):
@@ -539,22 +539,22 @@ class ClockWriter:
         return bookkeeping
 
     def _read_below(self, consumer: Any, known: Bookkeeping, end: int, seconds: float, moves: Moves) -> Bookkeeping:
-        """Return the records below `end`, or fewer if the consumer does not move for so many seconds."""
+        """Return the records below `end`, or fewer if the consumer does not move for `seconds`."""
         offset, records = known.offset, dict(known.records)
         with self._needing("READ", self.bookkeeping):
             records_below = read_range(consumer, self.bookkeeping, 0, known.offset, end, seconds, moves)
             for offset, message in records_below:  # noqa: B007
-                # Whoever may write to the topic may write any key.
+                # Those who may write to the topic may write any key.
                 key = (message.key() or b"").decode(errors="replace") if message else ""
                 if message and f"{key}/".startswith(f"{self.owner}/"):
                     records[key] = self._parse(key, message.value())
         return Bookkeeping(offset, records)
 
     def _write_marks(self, producer: Any, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Write a mark that nobody reads to each partition, and return the offsets. All that others wrote before lies below.
+        """Write a mark that no one reads to each partition, and return the offsets. All that others wrote before lies below.
 
         Raises:
-            StoreUnavailableError: The brokers do not take a mark, or do not tell its offset.
+            StoreUnavailableError: The brokers do not take a mark, or do not say its offset.
         """
         answers: dict[int, Any] = dict.fromkeys(partitions, (None, None))
 
@@ -737,6 +737,6 @@ def _size(record: tuple[KeyOrValue, KeyOrValue]) -> int:
 
 
 def _end_of(hashes: Hashes, start: int, rows: int) -> int:
-    """Return the end of so many `rows` from `start` on, together with all further rows of the last one's hash."""
+    """Return the end of `rows` rows from `start` on, together with all further rows of the last one's hash."""
     end = min(len(hashes), start + rows)
     return int(np.searchsorted(hashes, hashes[end - 1], "right")) if end > start else end

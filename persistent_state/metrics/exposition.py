@@ -29,7 +29,7 @@ def library() -> Any:
 
 @dataclass(frozen=True)
 class Samples:
-    """A collector of the library, which asks a function for samples whenever somebody wants them."""
+    """A collector of the library, which asks a function for samples each time they are wanted."""
 
     samples: Callable[[], Iterable[Sample]]
 

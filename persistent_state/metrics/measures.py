@@ -20,7 +20,7 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 6
 
 @dataclass(frozen=True)
 class Measure:
-    """One metric: its name in OpenMetrics, and what it tells.
+    """One metric: its name in OpenMetrics, and what it means.
 
     A counter's samples have the name with `_total`, and a histogram's with `_bucket`, `_count` and `_sum`.
     """
@@ -72,10 +72,13 @@ TIMELINE = _measure(
     "The epoch of the rewind, or branch, that began the present timeline; 0 if there was none. It changes with each rewind.",
 )
 KEPT = _measure("kept_clocks", "The number of kept clocks, to which the application can go back.")
-OLDEST_KEPT = _measure("oldest_kept_clock_seconds", "The oldest kept clock, in event time; missing if there is none.")
+OLDEST_KEPT = _measure(
+    "oldest_kept_clock_seconds", "The oldest kept clock, in event time; missing if no clock is kept."
+)
 GLOBAL_CLOCK = _measure("global_clock_seconds", "The global clock, in event time; missing until there is a checkpoint.")
 NEXT_CLOCK = _measure(
-    "next_clock_seconds", "The clock to which derived tasks have yet to step, in event time; missing if there is none."
+    "next_clock_seconds",
+    "The clock to which derived tasks have yet to step, in event time; missing if they have taken all steps.",
 )
 INTERVAL = _measure("checkpoint_interval_seconds", "The time between two checkpoints, in event time.")
 WAITS_FOR = _measure(

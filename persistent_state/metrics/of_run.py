@@ -23,8 +23,8 @@ class Work:
         seconds: The time from when it was planned to when it was committed.
         commit_seconds: How much of this the driver took for the log entry, once parts and shards had answered.
         inputs: The names of the flow's inputs that sources feed.
-        lag: By partition: how many positions there were beyond the micro-batch when it was planned. Of several inputs, names
-            of partitions begin with the input's.
+        lag: By partition: how many positions there were beyond the micro-batch when it was planned. If there are several
+            inputs, names of partitions begin with the input's.
     """
 
     flow: str

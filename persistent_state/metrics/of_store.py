@@ -1,7 +1,7 @@
 """Measure applications by the newest entry of each log, so that it works while the job is down.
 
-The number of samples follows that of tasks, outputs and partitions. Of the channels of a flow only the slowest are named, and
-of the reasons of a task's late and bad rows only the most frequent.
+The number of samples follows that of tasks, outputs and partitions. Only the slowest channels of a flow are named, and only the
+most frequent reasons of a task's late and bad rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def of_application(log: Log, settings: Mapping[str, Settings] | None = None) -> 
     If the application is damaged, or the store does not answer or refuses to, the error comes with the samples that there are
     all the same.
 
-    `settings`, by task, tell after which time a silent channel of an input is idle; None if that is not known.
+    `settings`, by task, say after which time a silent channel of an input is idle; None if that is not known.
     """
     try:
         entry = log.newest()

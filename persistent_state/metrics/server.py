@@ -163,7 +163,7 @@ class _Handler(WSGIRequestHandler):
         return is_good
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: somebody asks every few seconds."""
+        """Log nothing: requests come every few seconds."""
 
 
 _PLAIN = ("Content-Type", "text/plain; charset=utf-8")

@@ -1,7 +1,7 @@
-"""Tell OpenTelemetry's API the metrics of runs where it is installed. What the user has set up there exports them.
+"""Hand the metrics of runs to OpenTelemetry's API where it is installed. What the user has set up there exports them.
 
-The API is asked for a meter provider, and does nothing while there is none. An instrument can't be removed, nor be created
-twice, so there is one set of instruments for each provider. They tell of the runs that last.
+The API is asked for a meter provider, and does nothing without one. An instrument can't be removed, nor be created twice, so
+there is one set of instruments for each provider. They have the samples of the runs that last.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _logger = logging.getLogger("persistent_state")
 class Telemetry:
     """A teller of one run, whom OpenTelemetry listens to until it is closed.
 
-    `of_store` returns the samples of the run's store. It is called in the threads of whoever exports them.
+    `of_store` returns the samples of the run's store. It is called in the threads of their exporter.
     """
 
     def __init__(self, of_store: Callable[[], Iterable[Sample]], instruments: _Instruments) -> None:
         self._of_store, self._instruments = of_store, instruments
-        # Of gauges the newest value counts, until the run ends.
+        # The newest value of a gauge counts, until the run ends.
         self._newest: dict[tuple[Measure, tuple[str, ...]], Sample] = {}
         self._has_failed = False
         _runs.append(self)
@@ -47,7 +47,7 @@ class Telemetry:
             if not self._instruments.count(sample):
                 self._newest[sample.of, sample.labels] = sample
         except Exception as error:
-            # Any error of an SDK's: it is none of the run's.
+            # Any error of an SDK's: the run goes on.
             self._warn(error)
 
     def samples(self) -> list[Sample]:
@@ -60,7 +60,7 @@ class Telemetry:
             return []
 
     def close(self) -> None:
-        """Tell nothing more."""
+        """Hand over nothing more."""
         if self in _runs:
             _runs.remove(self)
 
@@ -71,7 +71,7 @@ class Telemetry:
 
 
 def telemetry(of_store: Callable[[], Iterable[Sample]]) -> Telemetry | None:
-    """Return what tells OpenTelemetry of a run; None if the package opentelemetry-api is not installed or fails."""
+    """Return what hands a run's metrics to OpenTelemetry; None if the package opentelemetry-api is not installed or fails."""
     try:
         from opentelemetry import metrics
 

@@ -150,7 +150,7 @@ def _at(values: pa.ChunkedArray, rows: NDArray[np.intp], there: NDArray[np.bool_
 def are_equal(one: pa.Array, other: pa.Array, signed_zeros: bool = False) -> NDArray[np.bool_]:
     """Return for each row whether two columns of one type have the same value there. Nulls are equal, and so are NaNs.
 
-    With `signed_zeros` 0.0 and -0.0 are two values, as user code can tell them apart.
+    With `signed_zeros` 0.0 and -0.0 are two values, as user code can distinguish them.
     """
     type = one.type
     if pa.types.is_struct(type):

@@ -32,7 +32,7 @@ def without_copies(fresh: Sequence[pa.Table], levels: Sequence[pa.Table], layout
     if len(rows) == 0:
         return table, 0
     asked = table.take(pa.array(rows))
-    # Of keys with many messages only those with these ids are looked at more closely.
+    # A key may have many messages: look only at those with these ids.
     wanted = pc.unique(one_chunk(asked[ID]))
     known = [fold.touched(level.select(_columns(layout)), asked) for level in levels]
     ids = _ids([*(level.filter(pc.is_in(level[ID], wanted)) for level in known), asked], layout, layout.once)

@@ -135,7 +135,7 @@ def _has_each_once(type: pa.StructType) -> bool:
 
 
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
-"""By the bits of integers: the most decimal digits that they have. Of 64 bits without a sign it is one more."""
+"""By the bits of integers: the most decimal digits that they have. Integers of 64 bits without a sign have one more."""
 
 
 def _is_wider(before: pa.DataType, after: pa.DataType) -> bool:
@@ -159,7 +159,7 @@ def _holds_integers(before: pa.DataType, after: pa.DataType) -> bool:
 
 
 def _has_digits(type: pa.DataType, digits: int, scale: int) -> bool:
-    """Return whether decimals have so many digits before the point, and so many behind it."""
+    """Return whether decimals have at least this number of digits before the point, and this scale behind it."""
     return bool(type.scale >= scale and type.precision - type.scale >= digits)
 
 

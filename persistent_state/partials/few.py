@@ -19,10 +19,10 @@ from persistent_state.partials.layout import Layout
 from persistent_state.partials.unbounded import Unbounded
 
 LEAST = 1_000
-"""The least rows that tell whether keys are few."""
+"""The least rows that show whether keys are few."""
 
 EVERY = 16
-"""The sample has one row in so many: the first ones."""
+"""The sample is this share of the rows: one in 16, the first ones."""
 
 MOST_DISTINCT = 0.8
 """The largest share of different keys in a sample."""

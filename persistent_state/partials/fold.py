@@ -101,9 +101,9 @@ def fold(
 
 
 def _forget_ids(table: pa.Table, once: Once, ids_from: int) -> tuple[pa.Table, int]:
-    """Return the rows with those last that keep their id, and how many keep it.
+    """Return the rows, those that keep their id at the end, and how many keep it.
 
-    A row that keeps its id stays apart, behind what is folded at its place.
+    These are not folded: each stays a row of its own, after the folded row of its key and interval.
     """
     keeps = has_id(table) & (as_numpy(table, "time") >= ids_from)
     rest = table.filter(pa.array(~keeps))

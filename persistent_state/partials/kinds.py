@@ -20,7 +20,7 @@ from persistent_state.windows import SlidingWindow, TimeToLive, UntilPassed, Unt
 
 
 def monoid_of(windowing: Windowing | None, type: str) -> Monoid[Any] | None:
-    """Return the monoid of a state of the library's own that lies in time in this way, given its type; None if it is none.
+    """Return the monoid of a state of the library's own that lies in time in this way, given its type; None for others.
 
     Raises:
         MonoidError: The type is not known.

@@ -73,9 +73,9 @@ class Kind(ABC):
     Attributes:
         columns: The columns beside `start` that say where a row lies in time. In an update they all hold the message's time.
         in_time: The column by which the rows of a key are sorted.
-        window_columns: The columns that tell users which window a value is of.
+        window_columns: The columns that show users which window a value is of.
         expires: Whether time bounds the state: what has expired is dropped.
-        expires_by_key: Whether expiry can be told only where all rows of a key are together.
+        expires_by_key: Whether expiry is known only where all rows of a key are together.
         gives_early: Whether windows can be given while they are open.
     """
 
@@ -123,7 +123,7 @@ class Kind(ABC):
         return self.expires
 
     def all_ended(self, clock: int) -> int:
-        """Return a time so that of messages below it nothing ends after the clock. A kind that tells by starts has none."""
+        """Return the latest time such that everything made of messages below it has ended by `clock`."""
         return BEGINNING
 
     def with_sums(self, table: pa.Table, layout: Layout) -> pa.Table:
@@ -195,7 +195,7 @@ class Layout:
 
     @property
     def window_fields(self) -> list[pa.Field]:
-        """Return the columns that tell users which window a value is of, if there are windows."""
+        """Return the columns that show users which window a value is of, if there are windows."""
         return [pa.field(name, TIME) for name in self.kind.window_columns]
 
     @property

@@ -1,8 +1,8 @@
 """The current values of keys: looked up where a run holds them, and folded from all runs where none does.
 
 Beside its partial sums a run may hold, in the column `current`, at the last row of each key the fold of all the key's rows in
-it and in older runs; null where nobody has worked it out. So what a key is now is one look at the newest run that has it,
-however many intervals its rows are kept apart in.
+it and in older runs; null where it was not worked out. So what a key is now is one look at the newest run that has it, however
+many intervals its rows are kept apart in.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def folded(asked: pa.Table, levels: Sequence[pa.Table], layout: Layout) -> pa.Ar
 
 
 def each_once(columns: Sequence[pa.Array], count: int) -> tuple[pa.Table, list[int]]:
-    """Return so many keys as a sorted table with their hashes, each key once, and the row of each that was given in it.
+    """Return `count` keys as a sorted table with their hashes, each key once, and the row of each given key in it.
 
     `columns` are normalised.
     """

@@ -36,10 +36,10 @@ TIMER = pa.struct([("timestamp", pa.int64()), ("name", pa.string())])
 
 
 class Newest(Evolving, Summary[Any, Any, Any]):
-    """The values that are kept of a key: its state, its timers, and the time of its newest message. Of several the last counts.
+    """The values that are kept of a key: its state, its timers, and the time of its newest message. The last one counts.
 
-    A null `state` says that the key is forgotten. The rows of a key are told apart by their intervals, so that they need no
-    order beside these. Outputs show the state.
+    A null `state` says that the key is forgotten. The rows of a key differ in their intervals, so that they need no order
+    beside these. Outputs show the state.
     """
 
     zero = None
@@ -118,7 +118,7 @@ class Versions(Kind):
         is_last = np.append(is_first[1:], True)[: len(rows)]
         is_old = as_numpy(rows, "start") < since.clock
         was_there = is_old & self._is_there(rows, since.clock)
-        # Of the last row of each key: whether the key was there before it, if it has two.
+        # For the last row of each key: whether the key was there before it, if it has two.
         was_there[1:] |= was_there[:-1] & ~is_first[1:]
         is_there = self._is_there(rows, clock)
         changed = is_there & (~is_old | since.all)
@@ -141,7 +141,7 @@ class Versions(Kind):
 
 
 def first_due(timers: pa.ListArray) -> pa.Array:
-    """Return the time of the first timer of each list; the end of time where there is none."""
+    """Return the time of the first timer of each list; the end of time for an empty list."""
     offsets = timers.offsets.to_numpy()
     has_one = np.diff(offsets) > 0
     times = timers.values.field("timestamp").to_numpy(zero_copy_only=False)

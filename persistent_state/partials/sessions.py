@@ -64,7 +64,7 @@ class Sessions(Kind):
         return those_within(self._ends(table), after, upto)
 
     def may_end(self, first: int, last: int, after: int, upto: int) -> bool:
-        # No message is before the start of its row. How far one may be behind it, a run does not tell.
+        # No message is before the start of its row. A run does not say how far one may be behind it.
         return first + self.gap <= upto
 
     def all_ended(self, clock: int) -> int:

@@ -10,7 +10,7 @@ _SEED = 42
 
 
 def numbers_of_partitions(count: int) -> tuple[int, ...]:
-    """Return a number for each of so many partitions: a shuffle by a column of type int sends the i-th to partition i."""
+    """Return a number for each of `count` partitions: a shuffle by a column of type int sends the i-th to partition i."""
     candidates = 16 * count
     while True:
         numbers = np.arange(candidates, dtype=np.int32)

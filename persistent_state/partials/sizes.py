@@ -15,7 +15,7 @@ Rows = NDArray[np.int64]
 
 
 def are_more(tables: Sequence[pa.Table], size: int) -> bool:
-    """Return whether tables hold more than so many bytes."""
+    """Return whether tables hold more than `size` bytes."""
     # Whole buffers hold no less than the rows that are in tables, and are counted ten times faster.
     return bool(sum(table.get_total_buffer_size() for table in tables) > size < sum(table.nbytes for table in tables))
 

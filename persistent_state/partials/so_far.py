@@ -38,7 +38,7 @@ class SoFar(ABC):
 
 
 class OfKeys(SoFar):
-    """One value for each key, over all time. `values` are those that runs hold; None is none."""
+    """One value for each key, over all time. `values` are those that runs hold; None where they hold no value."""
 
     def __init__(self, values: Sequence[object], monoid: Monoid[Any]) -> None:
         self._values, self._monoid = values, monoid
@@ -113,7 +113,7 @@ class OfWindows(SoFar):
         # Each window is the rows from its first one up to the middle, and those from there on.
         plus, middle = self._monoid.plus, lows[-1]
         before, after = self._values[lows[0] : middle], self._values[middle : highs[-1]]
-        # Not as `initial`: there None, which is the zero of some monoids, means that there is none.
+        # Not as `initial`: there None, which is the zero of some monoids, means that no value is there.
         heads = [*accumulate([self._monoid.zero, *reversed(before)], lambda sum, value: plus(value, sum))][::-1]
         tails = [*accumulate([self._monoid.zero, *after], plus)]
         pairs = zip(lows, highs, strict=True)

@@ -184,7 +184,7 @@ def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDAr
     in_order = hashes[order]
     wrong = np.flatnonzero(in_order[1:] < in_order[:-1])
     if len(wrong):
-        # Of the rows that share their first bits with another hash's, all bits decide.
+        # Where hashes share their first bits, all bits decide.
         in_order >>= below
         first = np.unique(np.searchsorted(in_order, in_order[wrong]))
         rows = ranges(first, np.searchsorted(in_order, in_order[first], side="right") - first)

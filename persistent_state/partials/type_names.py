@@ -1,4 +1,4 @@
-"""Names of Arrow types that tell each type from all others, so that a log can name the type of its values.
+"""Names of Arrow types. Each type has a name of its own, so that a log can name the type of its values.
 
 They are those that `str` gives. Only a field whose name is empty, or has one of the characters `"`, `<`, `>`, `:` and `,`, has
 its name written as JSON writes it.

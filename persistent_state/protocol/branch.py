@@ -325,7 +325,7 @@ def _copy(source: Files, target: Files, stored: Stored, path: str, is_there: boo
     """Copy a file, and verify the copy. One that is there already is only verified.
 
     Raises:
-        DamagedError: The file is not what was written, or the copy that is there is none.
+        DamagedError: The file is not what was written, or what is there is not a copy of it.
         FileNotFoundError: The file is gone.
     """
     if is_there or target.copy_from(source, stored.path, path):

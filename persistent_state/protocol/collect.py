@@ -35,8 +35,8 @@ _logger = logging.getLogger("persistent_state")
 class Collector:
     """Deletes what no reader and no commit of an application can ask for any more.
 
-    It reads each entry once, and each file of a list of settled rows, which never changes. Of an entry it remembers the time
-    and the base. Of a file it remembers the first entry that named it, and the last one if that is not the newest.
+    It reads each entry once, and each file of a list of settled rows, which never changes. It remembers the time and the base
+    of an entry. For a file it remembers the first entry that named it, and the last one if that is not the newest.
     """
 
     def __init__(self, log: Log) -> None:
@@ -75,7 +75,7 @@ class Collector:
             self._look_at(number)
         newest = self._newest
         if not numbers or newest is None or newest.epoch != epoch or newest.number < numbers[-1]:
-            # The newest may be another driver's, or damaged, and then nobody knows what it names.
+            # The newest may be another driver's, or damaged, and then it is unknown what it names.
             return []
         known = [number for number in numbers if number in self._times]
         overdue = list(takewhile(lambda number: self._times[number] <= now - keeping.grace, known))
@@ -118,7 +118,7 @@ class Collector:
         return [*gone, *unnamed]
 
     def _look_at(self, number: int) -> None:
-        """Know what an entry names, unless it is gone or damaged: an old one that is damaged stops nobody's work."""
+        """Know what an entry names, unless it is gone or damaged: an old one that is damaged stops no work."""
         if number in self._times:
             return
         with suppress(FileNotFoundError, DamagedError):
@@ -139,7 +139,7 @@ class Collector:
     def _pin(self, kept: Sequence[int], old: Collection[int], in_files: Collection[int]) -> bool:
         """Know what the entries of kept clocks name, and write the files of those that leave the log.
 
-        Return False if one can't be read: then nobody knows what it names, and nothing may go.
+        Return False if one can't be read: then it is unknown what it names, and nothing may go.
         """
         assert self._newest is not None
         for number in kept:
@@ -178,7 +178,7 @@ class Collector:
             self._know_list(holder.late_rows)
 
     def _know(self, entry: Entry) -> None:
-        # Of every entry: a driver that slept through a takeover holds an old one for the newest.
+        # Know the lists of every entry: a driver that slept through a takeover holds an old one for the newest.
         self._know_lists(entry)
         self._tasks |= entry.tasks.keys()
         before, after = _changed_files(self._newest, entry)
@@ -220,7 +220,7 @@ class Collector:
         for path in self._unread:
             epoch, batch = written(path)
             if epoch < newest.epoch:
-                # Nobody knows any more which tasks had one flow then.
+                # It is not known any more which tasks had one flow then.
                 kept = max(kept, (epoch, math.inf))
             else:
                 flows = [newest.tasks[name].flow for name in (path.split("/")[-2], task) if name in newest.tasks]

@@ -26,7 +26,7 @@ from persistent_state.store.output_state import LEFT, OutputRecord
 class Due:
     """Values at `clock` that a sink is to be given: of what changed since `since` (`BEGINNING`: of all).
 
-    What closed, expired or was emitted since then can be told of any clock; what changed in windows that are open only since
+    What closed, expired or was emitted since then is known for any clock; what changed in windows that are open only since
     `recent`.
     """
 
@@ -57,7 +57,7 @@ def due(entry: Entry, task: str, output: str, at_once: bool = False) -> Due | No
         return None
     is_apart = is_among(entry.retained, last) or last in own
     recent = last if record.is_right and is_apart else BEGINNING
-    # States that are replaced are told apart only by the clocks that are kept.
+    # States that are replaced differ only at the clocks that are kept.
     return Due(waiting[0], last if known.gives_once else recent, recent)
 
 
@@ -175,7 +175,7 @@ class Giver:
 
     `open_sink` opens it for values of a timeline, and returns the last clock that it has, or None if it keeps no record.
     `write` gives it a clock. `go_back` takes back what is above a clock: its entry is one by which the state at the clock can
-    be read, or None if there is none any more.
+    be read, or None if no entry has it any more.
 
     `delivery` is the task's. Under at-least-once delivery, the sink is given a clock before the global clock reaches it.
     Under at-most-once delivery, the sink is given no clock a second time.
@@ -264,7 +264,7 @@ class Giver:
             return True
         given = entry.timeline, found.clock
         if given != self._given:
-            # If the sink's answer is lost, nobody knows what the sink has.
+            # If the sink's answer is lost, it is unknown what the sink has.
             applied, self._applied = self._applied, None
             self.write(entry, found)
             self._given = given
@@ -306,7 +306,7 @@ class Giver:
         return pay(self.log, epoch, self.task, self.output, owed, self._applied, is_whole, self.now())
 
     def _entry_at(self, clock: int) -> Entry | None:
-        """Return an entry by which the task can be read at a clock; None if there is none any more."""
+        """Return an entry by which the task can be read at a clock; None if no entry has it any more."""
         entry = newest = self.log.newest()
         if newest is not None and clock in newest.kept:
             # Since then the task may have begun anew: what its sink had is of the life of then.

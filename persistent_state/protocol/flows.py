@@ -93,8 +93,8 @@ def _least(positions: Sequence[Mapping[str, int]]) -> dict[str, int]:
 def _common_journal(wanted: FlowPlan, one: list[str], other: list[str], replay: Mapping[str, int]) -> list[str] | None:
     """Return the journal of two flows, None if a position may not mean the same record to both.
 
-    It is the longer one if that begins with the other. Of any others only the source can tell. Neither flow reads again what is
-    before `replay`.
+    It is the longer one if that begins with the other. Which of any others is the longer one, only the source knows. Neither
+    flow reads again what is before `replay`.
     """
     short, long = sorted((one, other), key=len)
     if long[: len(short)] == short:
@@ -190,6 +190,6 @@ def _can_replay(files: Files, group: TaskGroup, clock: int, replay: Mapping[str,
     try:
         settled = [side for rows in group.late_rows for side in late_rows.settled(files, rows)]
     except (DamagedError, FileNotFoundError):
-        # The damage is named when somebody reads the rows, and keeps nobody from starting.
+        # The damage is named when the rows are read, and does not keep an application from starting.
         return False
     return all(side.is_settled(clock, replay) for side in settled)

@@ -101,7 +101,7 @@ def _floor(task: TaskState, flow: FlowState, needed: int) -> int:
 def _retained(entry: Entry, clock: int, keeping: Keeping) -> tuple[int, ...]:
     """Return the clocks of the checkpoints to keep when there is a new one: the newest, and those that sinks wait for.
 
-    The last that a sink was given is kept too: it tells what has changed since.
+    The last that a sink was given is kept too: it shows what has changed since.
     """
     kept = (*entry.retained, clock)
     delivered = (last for task in entry.tasks.values() if task.active for last in task.outputs.delivered.values())

@@ -1,7 +1,7 @@
-"""Tell what the global clock of an application waits for, by one entry of its log.
+"""Say what the global clock of an application waits for, by one entry of its log.
 
-The global clock waits for one thing at a time: a step of a derived task, or a channel of a source. An entry does not tell
-after which time a channel is idle, so that a caller who knows may say so.
+The global clock waits for one thing at a time: a step of a derived task, or a channel of a source. An entry does not say after
+which time a channel is idle, so that a caller who knows may say so.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Holder:
 def holder(entry: Entry, settings: Mapping[str, Settings] | None = None) -> Holder | None:
     """Return what the global clock of an entry waits for; None if all channels are idle or have ended.
 
-    `settings`, by task, tell after which time a silent channel of an input is idle; None if that is not known.
+    `settings`, by task, say after which time a silent channel of an input is idle; None if that is not known.
     """
     # The id of a flow is the name of its first task.
     active = {task.flow for task in entry.tasks.values() if task.active}
@@ -133,10 +133,10 @@ def slowest(entry: Entry, task: str, settings: Mapping[str, Settings] | None = N
 def slow_channels(
     entry: Entry, task: str, most: int, settings: Mapping[str, Settings] | None = None
 ) -> Sequence[Holder]:
-    """Return the channels that hold the clock of a task's flow, or will, and why: the slowest first, so many at the most.
+    """Return the channels that hold the clock of a task's flow, or will, and why: the slowest first, `most` at the most.
 
-    It is one holder without a channel if no channel is known, or if nothing was committed since the last start. There is none
-    if no source feeds the flow, or no channel is live.
+    It is one holder without a channel if no channel is known, or if nothing was committed since the last start. There is no
+    holder if no source feeds the flow, or no channel is live.
     """
     flow = entry.flow_of(task)
     inputs = {name: source.channels for name, source in flow.inputs.items()}
@@ -168,7 +168,7 @@ def slow_channels(
 def _slowest(
     live: Mapping[tuple[str, str], Channel], flow: FlowState, interval: int, most: int
 ) -> list[tuple[tuple[str, str], str]]:
-    """Return so many of a flow's live channels, by the names of input and channel, and why the clock waits for each.
+    """Return `most` of a flow's live channels, by the names of input and channel, and why the clock waits for each.
 
     The clock waits for the first; it waits for the next once that has come further.
     """

@@ -21,8 +21,8 @@ def keep(log: Log, clock: int | None, name: str, now: int) -> int:
     """Keep a clock by a name, by default the global clock, and return it.
 
     Raises:
-        InvalidInputError: There is no such application, the clock is not kept, or the name is none, is read as a time, or is
-            that of another clock.
+        InvalidInputError: There is no such application, the clock is not kept, or the name is not a name, is read as a time, or
+            is that of another clock.
     """
     if not name.strip() or not name.isprintable():
         raise InvalidInputError(f"name={name!r} is not a name; give it some letters.")
@@ -58,7 +58,7 @@ def release(log: Log, name: str, now: int) -> int:
     def unnamed(entry: Entry) -> Entry:
         clock = kept_clock(entry, name)
         if clock is None and found:
-            # An entry of ours whose answer was lost, or somebody else's that did the same.
+            # An entry of ours whose answer was lost, or another driver's that did the same.
             return entry
         if clock is None:
             raise InvalidInputError(

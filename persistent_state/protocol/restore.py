@@ -9,10 +9,10 @@ Invariants, before and after every start, whatever delivery each start had:
   at-least-once delivery took back are missing until that start has read them again. A start under at-most-once delivery never
   does: then they stay missing.
 - A flow under at-least-once delivery has messages that came late in the first interval above its clock of then. A cut takes
-  away those that are above the cut, while the pair of the cut says that they are accounted for: nothing tells them from the
-  others. So a cut of such a flow (a rewind, a branch, a start without its tasks) leaves `again` at the beginning. The next
-  start under at-least-once delivery counts again all that it reads again, and so does each start after it until that is
-  read. A start under another delivery believes the pair: then those messages are lost.
+  away those that are above the cut, while the pair of the cut says that they are accounted for: nothing distinguishes them from
+  the others. So a cut of such a flow (a rewind, a branch, a start without its tasks) leaves `again` at the beginning. The next
+  start under at-least-once delivery counts again all that it reads again, and so does each start after it until that is read. A
+  start under another delivery believes the pair: then those messages are lost.
 - What a sink was given up to the clock `delivered` is what the checkpoints were, unless its output is `voided`. Then the sink's
   values are right up to the clock that stands there, and the sink is given everything with the next clock.
 """
@@ -35,7 +35,7 @@ from persistent_state.store.task_state import TaskState
 def keeps_all(plan: Plan) -> bool:
     """Return True if a start keeps what a task has committed above the global clock.
 
-    Where Spark plans the micro-batches, nobody knows how far the one in flight was to read. There a task starts under
+    Where Spark plans the micro-batches, it is unknown how far the one in flight was to read. There a task starts under
     at-most-once delivery as it does under exactly-once delivery.
     """
     return plan.delivery == AT_LEAST_ONCE or (plan.delivery == AT_MOST_ONCE and not plan.by_spark)
@@ -149,7 +149,7 @@ def all_cut_back(files: Files, entry: Entry, now: int) -> Entry:
 def cut_back(files: Files, group: TaskGroup, clock: int, shards: int, now: int) -> TaskGroup:
     """Return a flow and its tasks as they were at `clock`, or at the flow's own clock if that is lower.
 
-    Their runs are cut into so many shards, and the source is replayed from there.
+    Their runs are cut into `shards` shards, and the source is replayed from there.
     """
     own = group.flow.progress.clock
     clock = min(clock, own)

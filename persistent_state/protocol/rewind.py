@@ -39,7 +39,7 @@ from persistent_state.store.task_state import TaskState
 
 @dataclass(frozen=True)
 class Choice:
-    """The action of an output that has something above the clock, with its reason, as an `OutputPlan` tells them."""
+    """The action of an output that has something above the clock, with its reason, as an `OutputPlan` has them."""
 
     action: str
     why: str = ""
@@ -98,7 +98,7 @@ def rewind(log: Log, planned: RewindPlan, *, writer: str, now: int) -> Entry:
 
     def change(newest: Entry) -> tuple[Entry, None]:
         if newest.epoch == planned.epoch + 1 and newest.writer == writer:
-            # Of an earlier try, whose answer was lost.
+            # The entry of an earlier try, whose answer was lost.
             return newest, None
         if newest.epoch != planned.epoch:
             raise FencedError(
@@ -174,7 +174,7 @@ def _kept_at(application: str, newest: Entry, to: int) -> int:
     """Return the newest kept clock at or below a time.
 
     Raises:
-        InvalidInputError: There is none.
+        InvalidInputError: No clock is kept at or below the time.
     """
     if not newest.kept:
         raise none_kept(application, newest)

@@ -38,7 +38,7 @@ class Token:
 
     def matches(self, given: str) -> bool:
         """Return whether a text is the token, in constant time."""
-        # The lengths of digests tell nothing.
+        # The lengths of digests say nothing.
         return hmac.compare_digest(sha256(given.encode(errors="replace")).digest(), sha256(self._token).digest())
 
     def is_in(self, headers: Mapping[str, str]) -> bool:
@@ -46,7 +46,7 @@ class Token:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self.matches(given.strip())
-        # The command line imports this module, also where nobody serves.
+        # The command line imports this module, also where nothing is served.
         from starlette.requests import cookie_parser
 
         # Browsers send the cookies of all ports of a host: those of other programs may be odd.
@@ -62,7 +62,7 @@ class Token:
 def is_own_name(name: str, host: str) -> bool:
     """Return whether a server that listens on the loopback host was asked for under a name of this machine.
 
-    A page of somebody else's may let its own name lead to this machine. A browser tells the name.
+    A page of another site may let its own name lead to this machine. A browser sends the name.
     """
     name = re.sub(r":\d*$", "", name).strip("[]").lower()
     return name == host.lower() or is_loopback(name)

@@ -70,7 +70,7 @@ class Pages:
         self._watch, self._lookups = Watch(store.files, seconds, now_us), Lookups(store)
         self._metrics = Shared(self._measure, seconds)
         self._of_lookups, self._of_looks = Workers(LOOKUPS, WAITING, SECONDS), Workers(LOOKS, WAITING, SECONDS)
-        # Whoever asks for the health need not know the token: they wait for one another only, and share an answer.
+        # Those who ask for the health need not know the token: they wait for one another only, and share an answer.
         self._of_health = Workers(1, WAITING, SECONDS)
         self._health = Shared(lambda: find_applications(store.files), seconds)
 
@@ -139,7 +139,7 @@ class Pages:
         return as_text(samples)
 
     async def health(self, request: Request) -> Response:
-        """Answer whether the store answers. Whoever asks need not know the token, and is told nothing else."""
+        """Answer whether the store answers. That needs no token, and the answer says nothing else."""
         try:
             await self._of_health.run(self._health.get)
         except (StateError, OSError, BusyError) as error:

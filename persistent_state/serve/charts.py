@@ -1,4 +1,4 @@
-"""Draw clocks, lags and paces as SVG, in the colours of the page's style. Tables beside them tell the same."""
+"""Draw clocks, lags and paces as SVG, in the colours of the page's style. Tables beside them say the same."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def seconds(microseconds: float) -> str:
 
 
 LEAST = 0.01
-"""The least pace that is told as a number."""
+"""The least pace that is shown as a number."""
 
 
 def a_second(positions: float) -> str:

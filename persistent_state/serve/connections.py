@@ -29,7 +29,7 @@ ACCEPTED = 32
 """The most connections that the event loop accepts at once, before their number is looked at."""
 
 LINES, EACH = 100, 60.0
-"""The most different lines of the log that are told apart, and the seconds for which one of them keeps its likes away."""
+"""The most different lines of the log that are counted apart, and the seconds for which one of them keeps its likes away."""
 
 KEEP_ALIVE = 75
 """The seconds for which a connection without requests stays open: longer than most clients keep one."""

@@ -195,7 +195,7 @@ def key_of(question: Question, schema: pa.Schema, names: Sequence[str]) -> dict[
     """Return the key that a question names, by columns, as Python has the values.
 
     Raises:
-        InvalidInputError: A column is missing, is none of the key, or its text is not of its type.
+        InvalidInputError: A column is missing, is not one of the key, or its text is not of its type.
     """
     types = {name: schema.field(name).type for name in names}
     given: dict[str, Any] = dict(question.columns)

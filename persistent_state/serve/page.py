@@ -25,7 +25,7 @@ MOST_CLOCKS = 100
 
 @dataclass(frozen=True)
 class LookupResult:
-    """The result of a look-up: its answer, or why there is none."""
+    """The result of a look-up: its answer, or why it has no answer."""
 
     question: Question
     answer: Mapping[str, Any] | None = None

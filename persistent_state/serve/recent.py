@@ -19,7 +19,7 @@ MOST = 200
 
 @dataclass(frozen=True)
 class Point:
-    """An application in one entry of its log. Times and clocks are microseconds UTC, None while there is none.
+    """An application in one entry of its log. Times and clocks are microseconds UTC, None before the first.
 
     Attributes:
         entry: The number of the entry.
@@ -30,7 +30,7 @@ class Point:
         tasks: The clocks of the tasks that are part of the start, by name.
         newest: The newest timestamp that a source has delivered since the start.
         read: Where each partition is read next, by flow, input and partition. A source that keeps a journal, such as one of
-            files, leaves numbers out: how far it is does not tell how much was read.
+            files, leaves numbers out: how far it is does not show how much was read.
     """
 
     entry: int
@@ -137,12 +137,12 @@ def paces(points: Sequence[Point]) -> list[Pace]:
 
 
 def pace(points: Sequence[Point]) -> float | None:
-    """Return how many positions a second were read over all points, without the time between starts; None if nobody knows."""
+    """Return how many positions a second were read over all points, without the time between starts; None if unknown."""
     some = paces(points)
     seconds = sum(each.seconds for each in some)
     return sum(each.read for each in some) / seconds if seconds else None
 
 
 def _read(before: Point, after: Point) -> int:
-    """Return the positions that were read between two points. Of a partition that is new nobody knows where it began."""
+    """Return the positions that were read between two points. Where a new partition began is unknown."""
     return sum(max(0, end - before.read.get(place, end)) for place, end in after.read.items())

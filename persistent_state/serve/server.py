@@ -1,4 +1,4 @@
-"""Listen on a port, and serve a store until the process is told to end."""
+"""Listen on a port, and serve a store until the process is asked to end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(host: str, token: str | None, no_token: bool) -> None:
     """Refuse to let everybody look who can reach this machine, unless that is wished.
 
     Raises:
-        InvalidInputError: It is not wished, or the token is none.
+        InvalidInputError: It is not wished, or the token is not valid.
     """
     if token is not None and no_token:
         raise InvalidInputError(f"a token is given, by --token or {TOKEN}, and --no-token too; leave one of them out.")

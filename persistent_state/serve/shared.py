@@ -13,9 +13,9 @@ AGE = 1.0
 
 
 class Shared(Generic[T]):
-    """An answer that is asked for when somebody wants it, and not more often than once in `AGE` seconds.
+    """An answer that is asked for when it is wanted, and not more often than once in `AGE` seconds.
 
-    Whoever comes while it is asked for waits for it. A call that raises is no answer: the next one asks again.
+    A caller that comes while it is asked for waits for it. A call that raises is no answer: the next one asks again.
 
     Args:
         ask: Returns the answer.

@@ -48,7 +48,7 @@ class Detail:
 
 
 class Watch:
-    """Looks at a store when somebody asks. A look serves everybody who asks within a second.
+    """Looks at a store when it is asked. A look serves everybody who asks within a second.
 
     Args:
         files: The files of the store.
@@ -79,7 +79,7 @@ class Watch:
         try:
             applications = self._reader.look(self._seconds())
         except NotThereError:
-            # There is none, or none any more: the store has answered.
+            # There is no application, or not any more: the store has answered.
             return StoreStatus((), "", self._now_us())
         except (StateError, OSError) as error:
             return replace(self._status, error=str(error))
@@ -95,7 +95,7 @@ class Watch:
 
 
 class _Details:
-    """The detail of one application. Of the store, only what is new is read."""
+    """The detail of one application. Only what is new is read from the store."""
 
     def __init__(self, files: Files, name: str) -> None:
         self._files, self._name, self._lock = files, name, threading.Lock()

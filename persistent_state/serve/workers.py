@@ -1,4 +1,4 @@
-"""Run what reads a store in threads: so many at a time at the most, and nobody waits without end."""
+"""Run what reads a store in a limited number of threads, and let no one wait without end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Workers:
                 result = partial(answer.set_result, call())
             except Exception as error:
                 result = partial(answer.set_exception, error)
-            # The loop may be closed by now: then nobody waits.
+            # The loop may be closed by now: then no one waits.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, result)
 

@@ -17,10 +17,10 @@ from persistent_state.show.text import heads, outputs
 from persistent_state.show.words import clock_of, feeder, reads
 
 KEPT = ("application", "clock", "next", "waits_for")
-"""The parts of a summary that a graph tells of the application."""
+"""The parts of a summary that a graph shows of the application."""
 
 KEPT_OF_TASK = ("task", "active", "flow", "clock", "inputs", "outputs")
-"""The parts of a summary that a graph tells of a task."""
+"""The parts of a summary that a graph shows of a task."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Edge:
 
 
 def graph(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a summary of an application that its graph tells, the tasks in the order in which they are fed."""
+    """Return the part of a summary of an application that its graph shows, the tasks in the order in which they are fed."""
     tasks = {task["task"]: task for task in summary["tasks"]}
     depths = _depths(tasks)
     order = sorted(tasks, key=lambda name: (depths[name], name))

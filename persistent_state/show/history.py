@@ -1,4 +1,4 @@
-"""Tell how the clocks of an application have moved, by the entries of its log that are still there."""
+"""Show how the clocks of an application have moved, by the entries of its log that are still there."""
 
 from __future__ import annotations
 

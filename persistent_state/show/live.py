@@ -43,14 +43,14 @@ def watch(
     now_us: Callable[[], int],
     wait: Callable[[float], object],
 ) -> None:
-    """Show the applications until somebody interrupts. If the store does not answer, their last status stays on the screen.
+    """Show the applications until an interrupt. If the store does not answer, their last status stays on the screen.
 
     Args:
         reader: Reads their status.
         console: The terminal.
         seconds: Returns the seconds of a clock that does not go back.
         now_us: Returns the time, microseconds UTC.
-        wait: Waits for so many seconds.
+        wait: Waits for a number of seconds.
 
     Raises:
         InvalidInputError: At the first look there is no application, or none of this name.
@@ -107,13 +107,13 @@ def _table(table: Table) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    # Names of tasks and channels are data: what looks like the library's markup is none.
+    # Names of tasks and channels are data: what looks like the library's markup is not.
     grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, head in enumerate(table.heads):
         is_right = place in table.right
         # What else is to say of a clock may go on in the next line.
         is_time = head in TIMES and not any(", " in row[place] for row in table.rows)
-        # Where there is no room, names are cut first: half a clock tells nothing.
+        # Where there is no room, names are cut first: half a clock says nothing.
         grid.add_column(Text(head), justify="right" if is_right else "left", no_wrap=is_right or is_time)
     for row in table.rows:
         grid.add_row(*(Text(printable(cell)) for cell in row))

@@ -1,4 +1,4 @@
-"""Make tables of what summaries tell. Text, HTML and the live view show the same ones."""
+"""Make tables of what summaries have. Text, HTML and the live view show the same ones."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def facts(summary: Mapping[str, Any]) -> dict[str, str | Sequence[str]]:
 
 
 def _clocks(names: Mapping[int, Sequence[str]]) -> list[str]:
-    """Return lines of clocks with their names. Of many without a name only some are shown."""
+    """Return lines of clocks with their names. If many have no name, only a few of those are shown."""
     lines = [
         "  ".join([show_clock(clock), str(clock), *([", ".join(some)] if some else [])])
         for clock, some in names.items()

@@ -76,7 +76,7 @@ class _ApplicationReader:
         while len(self.clocks) > 2 and self.clocks[1][0] <= now - SPAN:
             self.clocks.popleft()
         if self.clocks[0][0] < now - 2 * SPAN:
-            # Nobody has looked for long.
+            # There was no look for long.
             self.clocks.popleft()
         since, before = self.clocks[0]
         return (clock - before, now - since) if now - since >= SHORTEST else None

@@ -1,4 +1,4 @@
-"""Say in a few words what a summary tells: sizes, times, and what a task reads and keeps."""
+"""Say in a few words what a summary has: sizes, times, and what a task reads and keeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def length(microseconds: int) -> str:
     for (unit, each), (smaller, part) in zip(LENGTHS, [*LENGTHS[1:], LENGTHS[-1]], strict=True):
         if microseconds >= each:
             rest = microseconds % each // part
-            # Whoever waits for seconds does not count their thousandths.
+            # Those who wait for seconds do not count their thousandths.
             return f"{microseconds // each:,} {unit}" + (f" {rest} {smaller}" if rest and each > 1_000_000 else "")
     return "0 s"
 

@@ -253,7 +253,7 @@ class TimeReplayableSource(ABC):
         """
 
     def read_by(self, application: str) -> TimeReplayableSource:
-        """Return the source as an application of this name reads it. A source whose server asks who reads overrides it.
+        """Return the source as an application of this name reads it. A source that names its reader to a server overrides it.
 
         Args:
             application: The application's name.

@@ -1,4 +1,4 @@
-"""Put the keys that somebody asks for into the form in which a state is looked up, also those that JSON or a text names."""
+"""Put the keys that are asked for into the form in which a state is looked up, also those that JSON or a text names."""
 
 from __future__ import annotations
 

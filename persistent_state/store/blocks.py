@@ -183,7 +183,7 @@ def _encoded(table: pa.Table) -> tuple[pa.Buffer, int]:
     """Return the bytes of a file with blocks, and how many of them the index and all behind it are."""
     rows = max(1, table.num_rows * BLOCK // max(1, table.nbytes))
     batches = table.combine_chunks().to_batches(max_chunksize=rows)
-    # Twice, as the first time tells the size: a buffer that grows is copied more often.
+    # Twice, as the first time shows the size: a buffer that grows is copied more often.
     measured = pa.MockOutputStream()
     bounds = [0, *_write(measured, table.schema, batches)]
     timers = _timers_of(table)
@@ -281,7 +281,7 @@ def _read(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple[Ind
     if files.near:
         stamp = files.stamp(stored.path)
         known = (files.url, stored.path, stored.checksum, stamp)
-        # Where nobody can say whether it was written to, all is verified each time.
+        # Where it is unknown whether it was written to, all is verified each time.
         return _read_mapped(files.read(stored.path), known, stored, needed, anew or stamp is None)
     return _read_far(files, stored, needed, anew)
 

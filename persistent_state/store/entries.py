@@ -13,7 +13,7 @@ from persistent_state.store.log import Log
 class Entries:
     """The entries of an application as they are at a moment.
 
-    Whoever asks for many clocks asks for them in ascending order: a log reads entries once if they are read in their order.
+    Ask for many clocks in ascending order: a log reads entries once if they are read in their order.
 
     Args:
         log: The log, which has read the newest entry.

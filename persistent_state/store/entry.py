@@ -80,7 +80,8 @@ class Entry:
     """By task and output: what outputs owe. A task may be gone that came after the clock, and its sink has yet to go back."""
 
     next: int = BEGINNING
-    """The next common clock, at which tasks that other tasks feed have yet to arrive; at or below `clock` if there is none."""
+    """The next common clock, at which tasks that other tasks feed have yet to arrive; at or below `clock` if no such clock is
+    ahead."""
 
     checksum: str = field(default="", compare=False)
     """The SHA-256 of the bytes that the entry was read from; "" if it was not read. It is never computed from the values."""
@@ -152,7 +153,7 @@ class Entry:
 def common_clock(entry: Entry, above: int) -> int:
     """Return the newest clock above this one at which each active task that sources feed has a durable checkpoint.
 
-    It is `above` itself if there is none.
+    It is `above` itself if there is no other.
     """
     active = {name: task for name, task in entry.tasks.items() if task.active and not entry.flow_of(name).is_derived}
     flows = {task.flow: entry.flows[task.flow] for task in active.values()}

@@ -28,7 +28,7 @@ from persistent_state.event_time.positions import (
 from persistent_state.store.named_files import Pages, Run, SideFile, Stored
 
 OUTSIDE = "outside the bounds of its input"
-"""The reason of a row that its input has, and that is none of its messages."""
+"""The reason of a row that its input has, and that is not one of its messages."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class SourceState:
     def read_again(self, clock: int, again: int, now: int) -> SourceState:
         """Return the record for a start that takes nothing back, and reads again what is at or above `clock`.
 
-        Of what it reads again, messages at or above the clock `again` count once more.
+        If it reads messages at or above the clock `again` once more, they count once more.
         """
         positions = {partition: reread_position(position, clock) for partition, position in self.positions.items()}
         return replace(self, channels=self._channels_cut_back(clock, now), positions=positions, planned={}, again=again)
@@ -198,7 +198,7 @@ class LateRows:
     def after_batch(self, sides: Iterable[SideFile], outside: int = 0) -> LateRows:
         """Return the record after a micro-batch whose shards wrote these files.
 
-        It had so many new rows `outside` the bounds of their input that are in no file.
+        `outside` is its number of new rows outside the bounds of their input that are in no file.
         """
         return replace(self, sides=(*self.sides, *sides), outside=self.outside + outside)
 
@@ -255,7 +255,7 @@ class FlowState:
     """By the name of an input: the task that feeds the flow; empty if only sources do."""
 
     stepped: int = BEGINNING
-    """Of a flow that sources and tasks feed: the clock up to which it has taken what the tasks give."""
+    """If sources and tasks feed the flow: the clock up to which it has taken what the tasks give."""
 
     @property
     def is_derived(self) -> bool:
@@ -269,7 +269,7 @@ class FlowState:
 
     @property
     def source(self) -> SourceState:
-        """The record of all inputs as one. Of several it has no journal, and names of channels begin with the input's."""
+        """The record of all inputs as one. That of several has no journal, and names of channels begin with the input's."""
         if [*self.inputs] == [INPUT]:
             return self.inputs[INPUT]
         known = self.inputs

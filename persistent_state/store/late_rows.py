@@ -182,7 +182,7 @@ def join(
 
 
 def _read_or_none(files: Files, side: SideFile) -> pa.Table | None:
-    """Return the rows of a file, or None if it is damaged or gone: the error is raised when somebody needs its rows."""
+    """Return the rows of a file, or None if it is damaged or gone: the error is raised when its rows are needed."""
     try:
         return read(files, side)
     except (DamagedError, FileNotFoundError):
@@ -223,4 +223,4 @@ SIDE_COLUMNS = {
 """The columns of a file of late and bad rows before `origin`, which is missing if the source has none, and `row`."""
 
 PARTITION = "partition"
-"""The column that tells the partition where `strand` names another: that of the step in which a message was bad."""
+"""The column that has the partition where `strand` names another: that of the step in which a message was bad."""

@@ -1,4 +1,4 @@
-"""Tell which files of the store a task and a flow have, and how long they are. Some are named in lists, which are read."""
+"""Find the files of the store that a task and a flow have, and their lengths. Some are named in lists, which are read."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def append(files: Files, pages: Pages, items: Sequence[str], path: Callable[[], 
         with runs_io.named_by_newest():
             older = [bytes(runs_io.read_bytes(files, file, anew=True)) for file in pages.files[len(kept) :]]
     except DamagedError:
-        # It is named when somebody needs the list, and keeps nobody from adding to it.
+        # It is named when the list is needed, and does not keep a commit from adding to it.
         kept, older = pages.files, []
     return Pages((*kept, runs_io.write_bytes(files, path(), b"".join([*older, data]))))
 

@@ -1,4 +1,4 @@
-"""The one log of an application: numbered entries, created one after the other by whoever has the highest epoch.
+"""The one log of an application: numbered entries, created one after the other by the driver with the highest epoch.
 
 Invariants:
 - An entry says what changed since the entry before it, or is whole, or both. The first entry of an epoch is only whole.
@@ -132,7 +132,7 @@ class Log:
             if number == 0:
                 return self._last_from(None)
             if number > listed:
-                # Not listed yet, or collected: only reading it tells which.
+                # Not listed yet, or collected: only reading it shows which.
                 self._kept = None
             try:
                 return self._last_from(self.read(number))
@@ -151,11 +151,11 @@ class Log:
     def newest_sound(self) -> tuple[Entry, int]:
         """Return the newest entry that can be read though newer ones are damaged, and how many these are.
 
-        It is no newest entry: nobody may go on from it in this log.
+        It is no newest entry: no driver may go on from it in this log.
 
         Raises:
             DamagedError: A later version wrote a newer one, or none can be read.
-            StoreUnavailableError: The store did not answer. So nobody knows whether an entry is damaged.
+            StoreUnavailableError: The store did not answer. So it is unknown whether an entry is damaged.
         """
         numbers = self.numbers()
         for number in reversed(numbers):
@@ -183,7 +183,7 @@ class Log:
         return entry
 
     def read(self, number: int) -> Entry:
-        """Return one entry. Whoever reads all entries in their order reads each once.
+        """Return one entry. If all entries are read in their order, each is read once.
 
         Raises:
             DamagedError: It is not what was written, or does not go on from what it follows.

@@ -143,7 +143,7 @@ class Pages:
 
 
 def path_of(application: str, task: str, epoch: int, batch: int, what: str, new_id: Callable[[], str]) -> str:
-    """Return a name for a file of a task that nobody else has."""
+    """Return a name for a file of a task that no other file has."""
     return f"{application}/runs/{task}/{epoch:06d}-{batch:09d}-{what}-{new_id()}"
 
 

@@ -80,7 +80,7 @@ def changed_between(
     fresh = [_changed_rows(table, layout, since, clock) for table in opened.values()]
     if not any(map(len, fresh)):
         return
-    # Of the other runs only the blocks are read that may have the same keys.
+    # Read only the blocks of the other runs that may have the same keys.
     asked = [as_numpy(table, "hash") for table in fresh]
     others = iter(open_runs(files, layout, [run for run in runs if run not in opened], asked, anew))
     levels = [opened[run] if run in opened else next(others) for run in runs]
@@ -129,7 +129,7 @@ class NetChanges:
         return _rows([*runs_from(until.runs, *clocks), *ending_runs(until.runs, layout.kind, *clocks)])
 
     def part(self, number: int, parts: int) -> NetChanges:
-        """One of so many parts of the changes, by the hash of the key."""
+        """One of `parts` parts of the changes, by the hash of the key."""
         return replace(self, since=self.since.part(number, parts), until=self.until.part(number, parts))
 
     def read(self) -> list[Changed]:
@@ -153,7 +153,7 @@ class NetChanges:
 
 
 def _rows(runs: Iterable[Run]) -> int:
-    # Starts cut a file into many runs, of which each tells the rows of the whole file.
+    # Starts cut a file into many runs, each of which counts the rows of the whole file.
     return sum({run.file.path: run.rows for run in runs}.values())
 
 

@@ -198,8 +198,8 @@ class OutputRecord:
     def right_at(self, clock: int, was: OutputRecord, is_same_life: bool) -> int:
         """Return the clock up to which what the sink has is right when the task goes back to a kept clock.
 
-        `was` is the record when that clock was the newest, and `is_same_life` tells whether the task has not begun from zero
-        since. `BEGINNING` means that nothing is right.
+        `was` is the record when that clock was the newest, and `is_same_life` says that the task has not begun from zero since.
+        `BEGINNING` means that nothing is right.
         """
         # An output that was retired by then belongs to an earlier life, and has been given nothing since.
         if was.status is RETIRED or self._goes_on(was, clock, is_same_life):

@@ -50,7 +50,7 @@ def write_bytes(files: Files, path: str, data: bytes | pa.Buffer) -> Stored:
 
 def write_table(files: Files, path: str, table: pa.Table) -> Stored:
     """Write a table as a new Arrow IPC file, durable when this returns."""
-    # Twice, as the first time tells the size: a buffer that grows is copied more often.
+    # Twice, as the first time shows the size: a buffer that grows is copied more often.
     measured = pa.MockOutputStream()
     _write(measured, table)
     buffer = pa.allocate_buffer(measured.size())

@@ -91,7 +91,7 @@ class StateAt:
         return pa.schema([*keys, *self.layout.window_fields, *final, value])
 
     def part(self, number: int, parts: int) -> StateAt:
-        """One of so many parts of the state, by the hash of the key."""
+        """One of `parts` parts of the state, by the hash of the key."""
         low, high = keys.shard_range(number, parts)
         return replace(self, low=low, high=high).of(self.runs)
 
@@ -474,7 +474,7 @@ def read_side(files: Files, side: SideFile) -> pa.Table:
 
 
 def find_applications(files: Files) -> list[str]:
-    """Return the applications of a store: its folders that have a log, or of which the store refuses to tell that."""
+    """Return the applications of a store: its folders that have a log, or of which the store refuses to say that."""
     return [name for name in files.list("") if _has_log(files, name)]
 
 
@@ -488,7 +488,7 @@ def _has_log(files: Files, folder: str) -> bool:
         # Anybody may have a folder of this name.
         return bool(Log(files, folder).numbers())
     except StoreRefusedError:
-        # Whoever looks into it is told so. The others are there all the same.
+        # A look into it raises that. The others are there all the same.
         return True
     except StoreUnavailableError as error:
         if isinstance(error.__cause__, NotADirectoryError):
@@ -591,7 +591,7 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
 
 
 def nearest_clocks(clocks: Collection[int], clock: int) -> str:
-    """Return the clocks just below and above one that is none of them, as a message names them."""
+    """Return the clocks just below and above one that is not among them, as a message names them."""
     below, above = (
         max((c for c in clocks if c < clock), default=None),
         min((c for c in clocks if c > clock), default=None),

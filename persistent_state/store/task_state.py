@@ -46,7 +46,7 @@ class StoredState:
         return min((shard.first for shard in self.shards if shard.first is not None), default=None)
 
     def in_shards(self, shards: int) -> tuple[ShardRuns, ...]:
-        """Return the runs of each of so many shards."""
+        """Return the runs of each of `shards` shards."""
         return self.shards or (ShardRuns(),) * shards
 
     def after_batch(self, changes: Sequence[tuple[tuple[int, int], Sequence[Run]]], cuts: Iterable[int]) -> StoredState:
@@ -81,11 +81,11 @@ class StoredState:
         return replace(self, shards=tuple(shards))
 
     def cut_back(self, clock: int, shards: int) -> StoredState:
-        """Return the record for a start that takes back what is at or above the clock, with the runs of so many shards."""
+        """Return the record for a start that takes back what is at or above the clock, with the runs in `shards` shards."""
         return replace(self, cuts=(clock,), shards=cut_runs(self.runs, clock, shards))
 
     def keep_all(self, shards: int) -> StoredState:
-        """Return the record for a start that takes nothing back, with the runs of so many shards."""
+        """Return the record for a start that takes nothing back, with the runs in `shards` shards."""
         return replace(self, shards=cut_runs(self.runs, END, shards))
 
 
@@ -150,7 +150,7 @@ class TaskState:
         return self.keeps_apart(clock, flow)
 
     def keeps_apart(self, clock: int, flow: FlowState) -> bool:
-        """Return True if what sources gave below this clock can be told apart from the rest. `flow` is the task's."""
+        """Return True if what sources gave below this clock can be distinguished from the rest. `flow` is the task's."""
         own, stored = flow.progress, self.stored
         if clock in stored.cuts:
             return True
@@ -171,7 +171,7 @@ class TaskState:
 
 
 def cut_runs(runs: Sequence[Run], clock: int, shards: int) -> tuple[ShardRuns, ...]:
-    """Return the runs below the clock, cut at the bounds of so many shards."""
+    """Return the runs below the clock, cut at the bounds of this number of shards."""
     parts: list[list[Run]] = [[] for _ in range(shards)]
     for whole in runs:
         for shard in range(keys.shard_of(whole.low, shards), keys.shard_of(whole.high - 1, shards) + 1):

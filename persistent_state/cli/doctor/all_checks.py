@@ -1,4 +1,4 @@
-"""Make all checks, one after the other, and tell how they went."""
+"""Make all checks, one after the other, and say how they went."""
 
 from __future__ import annotations
 

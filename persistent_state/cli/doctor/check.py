@@ -1,4 +1,4 @@
-"""The result of one check, and how it is told."""
+"""The result of one check, and its words."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PATIENCE = 120
 """Seconds that Spark has to start and to run a job."""
 
 TRIAL = "persistent_state.engine.trial"
-"""The module that starts Spark, in a process of its own: a session in this one could not be told from the user's."""
+"""The module that starts Spark, in a process of its own: a session in this one would look like the user's."""
 
 
 def check_machine() -> Iterator[Check]:

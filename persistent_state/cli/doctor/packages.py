@@ -32,14 +32,14 @@ class Need:
     their_extras: Collection[str]
 
     def found(self) -> str | None:
-        """Return the version that is installed; None if there is none."""
+        """Return the version that is installed; None if the package is not."""
         try:
             return metadata.version(self.package)
         except metadata.PackageNotFoundError:
             return None
 
     def wanted(self) -> str:
-        """Return what pip has to be told to install it."""
+        """Return what pip has to be given to install it."""
         return f"'{self.package}{self.bounds}'"
 
 
@@ -80,7 +80,7 @@ def read_need(line: str) -> Need:
 
 def within(version: str, bounds: SpecifierSet) -> bool:
     """Return whether a version is within bounds. A version before a release counts as that release."""
-    # A platform's version, as 4.2.1-amzn-0, is none for packaging: only its numbers are compared.
+    # A platform's version, as 4.2.1-amzn-0, is not one for packaging: only its numbers are compared.
     release = re.match(r"\d+(\.\d+)*", version)
     return release is not None and release[0] in bounds
 
@@ -136,7 +136,7 @@ def _not_together() -> str | None:
 
 
 def _told_by_itself(package: str) -> str | None:
-    """Return the version that a module tells. A platform may bring a package that no installer knows of."""
+    """Return the version that a module itself has. A platform may bring a package that no installer knows of."""
     try:
         version = getattr(import_module(package), "__version__", None)
     except ImportError:

@@ -46,9 +46,9 @@ def check_store(url: str, options: Mapping[str, Any], now: Callable[[], float]) 
 
 
 def check_create(files: Files, names: list[str]) -> Check:
-    """Check that of several writers of this machine at once one makes a file, and that nobody replaces it.
+    """Check that of several writers of this machine at once one makes a file, and that no one replaces it.
 
-    What another machine would see of a synchronised folder or a mount, this can't tell.
+    This can't find out what another machine would see of a synchronised folder or a mount.
     """
     for name in names:
         if problem := _problem(files, name):
@@ -97,7 +97,7 @@ def check_clock(files: Files, name: str, now: Callable[[], float]) -> Check:
     made = files.modified(name)
     if made is None:
         return Check(CLOCK, OK, "this store has none of its own")
-    # Some stores tell only whole seconds.
+    # Some stores have only whole seconds.
     behind, ahead = before - 1 - made, made - after
     apart = max(behind, ahead)
     if apart > MOST_APART:

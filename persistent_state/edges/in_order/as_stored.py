@@ -27,7 +27,7 @@ _IN_38_DIGITS = Context(prec=38, traps=[Inexact, InvalidOperation])
 
 
 class _UnsureError(Exception):
-    """Only Arrow can tell what becomes of a value."""
+    """Only Arrow knows what becomes of a value."""
 
 
 def as_stored(type: pa.DataType) -> AsStored:
@@ -69,7 +69,7 @@ def _copying(type: pa.DataType) -> AsStored:
     if isinstance(type, pa.ListType):
         return _of_list(_copying(type.value_type))
     if isinstance(type, pa.MapType):
-        # Of floats not all are keys, and zero has one sign.
+        # Not all floats are keys, and zero has one sign.
         is_float = pa.types.is_floating(type.key_type)
         return _unsure if is_float else _of_map(_copying(type.key_type), _copying(type.item_type))
     is_same, other = _of_scalar(type)
@@ -137,7 +137,7 @@ def _of_decimal(scale: int) -> AsStored:
     unit = Decimal(1).scaleb(-scale)
 
     def copy(value: Any) -> Any:
-        # Of zero there is one in Arrow.
+        # Arrow has one zero.
         if value.__class__ is not Decimal or not value or not value.is_finite():
             raise _UnsureError
         try:

@@ -30,7 +30,7 @@ MOST_TIMERS = 100_000
 Timers that messages set do not count, however many are due. As steps end at multiples of the interval, those that set too many
 do so in however many steps the clock comes there.
 
-In a step, without a message, the timers that a key has may also grow by so many at most. This stops timers that set several
+In a step, without a message, the timers that a key has may also grow by this number at most. This stops timers that set several
 each before they fill the memory. A chain goes on, and so do many timers that each set one.
 """
 
@@ -108,7 +108,7 @@ def process(program: Program, key: Any, kept: KeyState, messages: Sequence[Messa
 
     Args:
         program: The task.
-        key: The key as user code is told it.
+        key: The key as user code is given it.
         kept: What the last step has left of it.
         messages: Its messages since then, in order, all below the clock.
         upto: The clock.
@@ -166,7 +166,7 @@ class _Turn(Context):
         # What timers have set since the last message for times before the end of the interval in hand, and how many timers
         # there were then.
         self._chained, self._end, self._before = 0, BEGINNING, 0
-        # Of the call in hand. A timer that a message sets for its moment has the message's rank.
+        # The rank of the call in hand. A timer that a message sets for its moment has the message's rank.
         self._rank = OF_TIMER
         self._timer: Timer | None = None
         # Whether a timer is to be set, or deleted, with its time and name. One without a time stands for all of its name.
@@ -337,7 +337,7 @@ class _Turn(Context):
         """Count a timer that a timer has set.
 
         Raises:
-            TaskFailedError: There are so many that they would never end.
+            TaskFailedError: There are too many: they would never end.
         """
         if len(self._set) > self._before + MOST_TIMERS:
             raise TaskFailedError(
@@ -368,7 +368,7 @@ def _time_of(given: TimerTime, name: str, moment: int) -> int:
     """Return the time of a timer in microseconds UTC; a timedelta is from the moment.
 
     Raises:
-        InvalidInputError: It is no time, has no zone or is beyond 64 bits, or the name is none.
+        InvalidInputError: It is no time, has no zone or is beyond 64 bits, or the name is not a text.
     """
     _check_name(name)
     if isinstance(given, datetime) and given.tzinfo is None:

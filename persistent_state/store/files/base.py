@@ -76,7 +76,7 @@ class Files(ABC):
         """
 
     def stamp(self, path: str) -> Stamp | None:
-        """Return what changes when somebody writes to a file that is mapped; None if the store can't say.
+        """Return what changes when a file that is mapped is written to; None if the store can't say.
 
         Raises:
             FileNotFoundError: There is no such file.

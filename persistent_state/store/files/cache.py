@@ -54,7 +54,7 @@ def find(checksum: str, anew: bool = False) -> pa.Buffer | None:
 
 
 def opened(checksum: str) -> tuple[pa.Buffer, Stamp] | None:
-    """Return the copy that was kept by this name, mapped but not verified, and its stamp; None if there is none."""
+    """Return the copy that was kept by this name, mapped but not verified, and its stamp; None if there is no copy."""
     place = _place(checksum)
     if place is None:
         return None

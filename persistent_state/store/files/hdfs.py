@@ -22,7 +22,7 @@ _RAISED: dict[str, type[OSError]] = {
     "FileNotFoundException": FileNotFoundError,
     "SecurityException": PermissionError,
 }
-"""Of what a data node may say, what means something to us."""
+"""The answers of a data node that mean something to us."""
 
 
 class HdfsFiles(RemoteFiles):

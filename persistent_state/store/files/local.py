@@ -32,7 +32,7 @@ class LocalFiles(Files):
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
-            # The loser too: it will act on what stands there, which the winner may not live to make durable.
+            # The loser syncs the folder as well: it relies on the winner's file, and the winner may die before its own sync.
             _sync_folder(folder)
         if not won:
             raise self._taken(path)
@@ -88,7 +88,7 @@ class LocalFiles(Files):
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
-    """Return what changes when somebody writes to the file."""
+    """Return what changes when the file is written to."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 

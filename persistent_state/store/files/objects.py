@@ -16,7 +16,7 @@ _LARGEST_PUT = 5 * 2**30
 """Bytes that S3 takes in one PUT."""
 
 _IN_ONE_PUT: dict[str, dict[str, Any]] = {
-    # Of several parts, not every store that speaks this protocol asks for the condition when they are put together.
+    # If a file comes in parts, not every store that speaks this protocol asks for the condition when it joins them.
     "s3": {"chunksize": _LARGEST_PUT},
     "gs": {"chunksize": _LARGEST_PUT},
     # Its client names the blocks of each upload at random and asks for the condition when it commits them.
@@ -24,7 +24,7 @@ _IN_ONE_PUT: dict[str, dict[str, Any]] = {
 }
 
 _COPYING = ("s3", "gs")
-"""The protocols whose clients can tell a store to copy a file, and wait until it has. Azure's does not wait."""
+"""The protocols whose clients can let a store copy a file, and wait until it has. Azure's does not wait."""
 
 
 class ObjectFiles(RemoteFiles):

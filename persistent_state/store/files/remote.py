@@ -45,7 +45,7 @@ _UNCACHED = {"use_listings_cache": False}
 LIBRARIES = {
     "s3": Library("s3", "s3fs", "s3fs", "S3FileSystem", _UNCACHED),
     "abfs": Library("azure", "adlfs", "adlfs", "AzureBlobFileSystem", _UNCACHED),
-    # Of the core, since what gcsfs registers asks the store for each bucket what kind it is.
+    # From the core, since the class that gcsfs registers asks the store for the kind of each bucket.
     "gs": Library("gcs", "gcsfs", "gcsfs.core", "GCSFileSystem", _UNCACHED),
     "webhdfs": Library("hdfs", "requests", "fsspec.implementations.webhdfs", "WebHDFS"),
 }
