@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -62,8 +62,8 @@ _PIECE_ROWS = 1 << 18
 _PIECE_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 24
 _STEP_BYTES = 1 << 16
-_INDEX_BYTES = 5
-"""The most bytes that a row has for its place in a dictionary of Parquet."""
+_INDEX_BYTES, _DICTIONARY_BYTES = 4, 5 << 18
+"""The most bytes that a row has for its place in a dictionary of Parquet, and that a dictionary of small texts has."""
 
 _CUT_OFF = "Truncated compressed stream"
 _SOMETHING_BEHIND = (
@@ -426,24 +426,28 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
 
 def _batches(file: pa.NativeFile, parquet: pq.ParquetFile, fields: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file, with these columns, in batches of bounded size."""
-    names = _repeated(parquet.metadata, [field.name for field in fields if _has_texts(field.type)])
-    if names:
-        parquet = open_parquet(file, names)
+    texts = {field.name: _type_of_texts(field.type) for field in fields if _has_texts(field.type)}
+    types = {name: texts[name] for name in _repeated(parquet.metadata, texts)}
+    if types:
+        parquet = open_parquet(file, [*types])
     for groups, rows in _row_groups(parquet.metadata):
-        for batch in parquet.iter_batches(rows, groups, [field.name for field in fields]):
-            yield from _cut(batch, {field.name: field.type for field in fields if field.name in names})
+        batches = parquet.iter_batches(rows, groups, [field.name for field in fields])
+        yield from _joined(chain.from_iterable(_cut(batch, types) for batch in batches), rows) if types else batches
 
 
 def _has_texts(type: pa.DataType) -> bool:
     """Return whether a column has texts or bytes of any length."""
-    type = plain_type(type.value_type if pa.types.is_dictionary(type) else type)
-    return type in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+    return _type_of_texts(type) in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+
+
+def _type_of_texts(type: pa.DataType) -> pa.DataType:
+    return plain_type(type.value_type if pa.types.is_dictionary(type) else type)
 
 
 def _repeated(file: pq.FileMetaData, names: Container[str]) -> list[str]:
     """Return the columns of texts that may be much larger than they are stored: a dictionary has once what many rows have.
 
-    A column with texts of its own beside the dictionary is left out, as it would take long to find them in one.
+    A column with texts of its own beside the dictionary is left out, as it would take long to find these in one.
     """
     found: dict[str, None] = {}
     for group in map(file.row_group, range(file.num_row_groups)):
@@ -451,18 +455,31 @@ def _repeated(file: pq.FileMetaData, names: Container[str]) -> list[str]:
             continue
         for chunk in map(group.column, range(group.num_columns)):
             if chunk.path_in_schema in names and any("DICTIONARY" in encoding for encoding in chunk.encodings):
-                begin = chunk.dictionary_page_offset
-                size = chunk.total_compressed_size if begin is None else chunk.data_page_offset - begin
-                if chunk.total_compressed_size - size < _INDEX_BYTES * chunk.num_values + _STEP_BYTES:
+                begin, size = chunk.dictionary_page_offset, chunk.total_compressed_size
+                stored = size if begin is None else chunk.data_page_offset - begin
+                # Beside its dictionary a column has a place in it for each row. Writers begin no dictionary of more than a MiB.
+                least = chunk.total_uncompressed_size - _INDEX_BYTES * chunk.num_values
+                if least <= _DICTIONARY_BYTES or 2 * stored >= size:
                     found[chunk.path_in_schema] = None
     return [*found]
 
 
+def _joined(parts: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches of at most this many rows and a piece's bytes. Small ones are joined, as those of small row groups."""
+    held: list[pa.RecordBatch] = []
+    count = size = 0
+    for part in parts:
+        if held and (size + part.nbytes > _PIECE_BYTES or count + part.num_rows > rows):
+            yield one_batch(held, part.schema)
+            held, count, size = [], 0, 0
+        held.append(part)
+        count, size = count + part.num_rows, size + part.nbytes
+    if held:
+        yield one_batch(held, held[0].schema)
+
+
 def _cut(batch: pa.RecordBatch, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in parts of bounded size. Columns that are dictionaries here become these types, which their file says."""
-    if not types:
-        yield batch
-        return
+    """Yield a batch in parts of bounded size. Columns that are dictionaries here become texts of these types."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for name in types:
         column = batch.column(name)
@@ -473,7 +490,7 @@ def _cut(batch: pa.RecordBatch, types: Mapping[str, pa.DataType]) -> Iterator[pa
         rows = batch.slice(first, end - first)
         columns = zip(rows.schema.names, rows.columns, strict=True)
         yield pa.record_batch(
-            {name: cast(column, plain_type(types[name])) if name in types else column for name, column in columns}
+            {name: cast(column, types[name]) if name in types else column for name, column in columns}
         )
 
 

@@ -25,7 +25,7 @@ _FORMS = 16
 """The most ways to write a name of which each is looked for in all lines."""
 
 _BEHIND = np.frombuffer(b": \t\r\n", np.uint8)
-"""What may stand behind the last quote of a name."""
+"""The bytes that may stand behind the last quote of a name."""
 
 _NAME = re.compile(rb'"([^"\\\n]*(?:\\.[^"\\\n]*)*)"\s*:|"[^"\\\n]*(?:\\.[^"\\\n]*)*"')
 """A text of JSON; a group has what stands between its quotes if it is a name."""

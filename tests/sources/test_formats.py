@@ -440,10 +440,11 @@ def test_rows_that_do_not_fit_are_not_asked_for_one_by_one(
 )
 @pytest.mark.parametrize("is_typed", [True, False])
 @pytest.mark.parametrize("group", [17, 1000])
+@pytest.mark.parametrize("most", [1 << 14, 1 << 17])
 def test_a_great_text_that_a_dictionary_has_once_is_read_in_pieces_of_bounded_size(
-    monkeypatch: pytest.MonkeyPatch, type: pa.DataType, is_typed: bool, group: int
+    monkeypatch: pytest.MonkeyPatch, type: pa.DataType, is_typed: bool, group: int, most: int
 ) -> None:
-    monkeypatch.setattr(formats, "_PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(formats, "_PIECE_BYTES", most)
     texts = ["x" * (1 << 12), None, "y" * 100, "z" * (1 << 15)]
     values = [texts[i % 3] for i in range(600)] + texts * 5
     made = pa.array(values).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))
@@ -457,11 +458,12 @@ def test_a_great_text_that_a_dictionary_has_once_is_read_in_pieces_of_bounded_si
     rows = [row for piece in pieces for row in piece.rows.to_pylist()]
     assert [(row["n"], row["k"]) for row in rows] == [*enumerate(values)]
     # A text more than its share, and the numbers and places beside the texts.
-    assert max(piece.rows.nbytes for piece in pieces) < (1 << 14) + (1 << 15) + 16 * 600
+    assert max(piece.rows.nbytes for piece in pieces) < most + (1 << 15) + 16 * 600
 
 
 def test_texts_that_are_stored_as_they_are_are_not_looked_for_in_dictionaries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "_PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(formats, "_DICTIONARY_BYTES", 1 << 11)
     own, same = [f"{i}" * 20 for i in range(5000)], [f"{i % 9}" for i in range(5000)]
     out = io.BytesIO()
     options: dict[str, Any] = {"dictionary_pagesize_limit": 1 << 10, "compression": "none"}
