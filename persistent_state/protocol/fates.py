@@ -27,15 +27,16 @@ from persistent_state.protocol.restore import TaskGroup
 from persistent_state.store.entry import Entry
 
 CONTINUES, NEW, RESET, REBUILT, LEFT_OUT, REFUSED = "continues", "new", "reset", "rebuilt", "left out", "refused"
-"""What a start makes of a task. A task that is reset starts from zero at the global clock, and one that is rebuilt before every
+"""The kinds of fates. A task that is reset starts from zero at the global clock, and one that is rebuilt before every
 message. One that is left out is in the log, and not part of the start."""
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What a start makes of a task."""
+    """The fate of a task, and the reason for it."""
 
     kind: str
+    """One of `CONTINUES`, `NEW`, `RESET`, `REBUILT`, `LEFT_OUT` and `REFUSED`."""
 
     why: str = ""
     """The reason, as words that can follow "as". It is empty where a task goes on, is new or is left out."""
