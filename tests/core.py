@@ -274,14 +274,15 @@ def play_reach(
     reach: Reach,
     *,
     parts: int = 1,
+    now: int = 0,
     keeping: Keeping | None = None,
 ) -> Entry:
     """One micro-batch of what an opened source has up to there."""
     flow, newest = alone(plan), log.newest()
     assert newest is not None
-    entry = commits.wake(log, newest.epoch, flow.id, 0)
-    of_turn = turn.micro_batch(entry, flow, source, start, reach, now=0, most=parts)
-    return commit(log, plan, local.run(flow, of_turn, source, {}, new_id), keeping=keeping)
+    entry = commits.wake(log, newest.epoch, flow.id, now)
+    of_turn = turn.micro_batch(entry, flow, source, start, reach, now=now, most=parts)
+    return commit(log, plan, local.run(flow, of_turn, source, {}, new_id), now=now, keeping=keeping)
 
 
 def answers_of_step(log: Log, plans: Mapping[str, Plan] | Mapping[str, FlowPlan], step: Step, now: int = 0) -> Answers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -153,18 +154,18 @@ class LocalApplication:
         ]
         self.flows = flows
         self.plans |= {name: plan for flow in planned for name, plan in flow.by_name.items()}
-        opened = dict[str, TimeReplayableSource]()
+        self.read_from = dict[str, TimeReplayableSource]()
         for flow in flows:
             if not flow.is_derived and not {*flow.by_name} & {*self.sources}:
                 self.sources[flow.id] = Rows(flow.first.schema, "")
             for source in [self.sources[name] for name in flow.by_name if name in self.sources][:1]:
                 known = entry.flows[flow.id]
                 open_source(source, lists.read_journals(self.files, known), known.source.known_positions)
-                opened[flow.id] = source
+                self.read_from[flow.id] = source
         self.driver = LocalDriver(
             self.log,
             flows,
-            opened,
+            self.read_from,
             keeping=self.keeping,
             now=lambda: self.now,
             new_id=core.new_id,
@@ -215,11 +216,23 @@ class LocalApplication:
         return None
 
     def play(self, task: str, rows: Sequence[tuple[Any, ...]] = ()) -> Entry:
-        """Let these rows come, and read on by a micro-batch. Steps that change nothing come before it."""
+        """Let these rows come, and read on by a micro-batch. Steps that change nothing come before it.
+
+        If nothing has come, the micro-batch is without messages: Spark has some when the channels of a source have changed.
+        """
         if rows:
             self.send(task, rows)
         while (answers := self.turn(task)) is not None and not answers.reports:
             pass
+        return self.newest if answers else self._without_messages(task)
+
+    def _without_messages(self, task: str) -> Entry:
+        for flow in self.flows:
+            if task in flow.by_name and (source := self.read_from.get(flow.id)):
+                start = self.newest.flows[flow.id].source.next_positions
+                reach = replace(source.reach(start, everything=False), ends=start, journal=())
+                core.play_reach(self.log, flow, source, start, reach, now=self.now, keeping=self.keeping)
+                self.check()
         return self.newest
 
     def due(self) -> list[DueStep]:

@@ -1,13 +1,19 @@
-"""Which deliveries look at the log after a commit."""
+"""Which deliveries look at the log after a commit, and what none can deliver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from persistent_state.engine.deliveries import Deliveries
+import pyarrow as pa
+
+from persistent_state import ConsoleSink, ValuesAtClock
+from persistent_state.engine.deliveries import Deliveries, Delivery
 from persistent_state.engine.progress import Progress
 from persistent_state.event_time.clocks import BEGINNING
+from tests import core
+from tests.sentences import problem
+from tests.words import Words
 
 
 @dataclass
@@ -67,3 +73,11 @@ def test_a_task_that_was_behind_wakes_its_own_deliveries_until_it_has_caught_up(
     assert looks.after("A", 70, 100) == [1, 1, 0]
     assert looks.after("A", 120, 100) == [1, 1, 0]
     assert looks.after("A", 130, 100) == [0, 0, 0]
+
+
+def test_an_output_whose_type_spark_lacks_is_refused_before_its_sink_is_opened() -> None:
+    task, spark = Words("words"), Any
+    plan = core.plan_of(task, pa.schema([("ts", pa.int64()), ("word", pa.uint64())]))
+    refused = problem(lambda: Delivery(spark, plan, ValuesAtClock(ConsoleSink()), tries=1))
+    assert refused.startswith("task=words: Spark has no type for one of uint64, timestamp[us, tz=UTC], int64 (")
+    assert refused.endswith("); leave the sink out.")

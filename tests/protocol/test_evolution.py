@@ -174,7 +174,7 @@ class World(LocalApplication):
         """Let these messages come, and read all that there is, with the columns of the newest code."""
         self.sent += some
         self.source("X.messages").rows = [tuple(self.code.row(*each).values()) for each in self.sent]
-        self.turn("X.messages")
+        self.play("X.messages")
 
     def give(self) -> None:
         """Give the sink the rows that it lacks, of one clock."""

@@ -109,7 +109,7 @@ class World(LocalApplication):
         """Read on up to a position, or all there is, in a flow of these tasks."""
         begin = self.newest.flow_of(names[0]).source.next_positions.get("", 0)
         self.one.most, self.parts = (len(self.one.rows) if end is None else end) - begin, parts
-        self.turn(names[0])
+        self.play(names[0])
         return self.newest
 
     def ids(self, name: str, clock: int | None = None) -> list[int]:

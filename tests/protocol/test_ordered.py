@@ -87,7 +87,7 @@ class World(LocalApplication):
         self.become(self.application, shards)
         self.source(self.messages).rows = sent
         self.start(rebuild=rebuild)
-        self.turn(self.messages)
+        self.play(self.messages)
 
     def read(self, some: Sequence[Message]) -> None:
         self.sent += some

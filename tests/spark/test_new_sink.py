@@ -38,6 +38,7 @@ with pytest.warns(DeprecationWarning, match=r"^Former\.write\(\) is given a Data
 TO = START + 20 * SECOND
 
 
+@pytest.mark.filterwarnings(r"ignore:values\(\) is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("kind", [Folder, Former])
 def test_a_new_sink_is_exact_under_spark_and_goes_back(spark: SparkSession, tmp_path: Path, kind: type[Folder]) -> None:
     def application() -> Application:
