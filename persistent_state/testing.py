@@ -339,7 +339,7 @@ def _warn_of_absent_keys(app: Application, plans: Mapping[str, Plan]) -> None:
         plan = plans[added.name]
         for input, of in added.inputs.items():
             if isinstance(of.source, _Messages):
-                for column in plan.of_rows[input].task.key_columns:
+                for column in plan.inputs[input].task.key_columns:
                     of.source.warn_of_absent(column, _place(plan.named, input))
 
 

@@ -315,7 +315,7 @@ def _reads(setup: Setup, first: Entry, newest: Entry) -> list[ReadAgain]:
         source = feed.source
         if isinstance(source, TaskSource):
             continue
-        if not feed.plan.first.has_positions:
+        if not all(of.has_positions for of in feed.plan.first.inputs.values()):
             raise InvalidInputError(
                 f"{feed.plan.title}: {source!r} has no positions, so nobody knows what is to be read again; name a column "
                 "of positions."

@@ -12,9 +12,11 @@ from persistent_state.edges.in_order.rows import emits_rows
 from persistent_state.edges.joins.pair import by_side
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Input, Inputs
+from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.ordered import InOrderTask, named
 from persistent_state.outputs import Output, Outputs, outputs_of, outputs_of_ordered
 from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.task import PersistentTask
 
 
@@ -96,6 +98,11 @@ def tasks_of(
 def edge_of(input: Input) -> Edge | None:
     """Return the edge by which another task feeds this input; None if a source does."""
     return input.source if isinstance(input.source, Edge) else None
+
+
+def by_spark(source: AnySource) -> bool:
+    """Return whether Spark plans the micro-batches of a source."""
+    return isinstance(source, (DataFrameSource, KafkaConnectorSource))
 
 
 def with_sources(added: Iterable[Added], sources: Mapping[int, AnySource]) -> tuple[Added, ...]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import monoids
 from persistent_state.application import Application
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan, InputPlan, Plan
 from persistent_state.edges import base
 from persistent_state.edges.base import Edge
 from persistent_state.edges.changes import Changes
@@ -335,22 +335,21 @@ def plans_of(
         # No clock is broken.
         settings = replace(like.settings, ahead=2**62, jump=None, every=apart.get(each.name))
         plan = replace(
-            like, task=task, schema=pa.schema([]), timestamp=TIMESTAMP, channel=None, settings=settings, emits=False,
-            outputs=outputs(each), timestamp_unit=None, upstream=each.inputs, inputs={}, input="", among=(), without=(),
+            like, task=task, inputs={}, settings=settings, emits=False, outputs=outputs(each), without=(),
             feeders={name: every[source.task] for name, source in each.inputs.items()},
         )  # fmt: skip
         if isinstance(task, (in_order.States, in_order.EmittedRows)):
             task = in_order.on_messages(task, next(iter(plan.feeders.values())))
             plan = replace(plan, task=task)
         of_inputs = {
-            name: replace(plan, schema=source.schema(plan.feeders[name], task), input=name)
+            name: InputPlan(name, task, source.schema(plan.feeders[name], task), TIMESTAMP, None, settings, edge=source)
             for name, source in each.inputs.items()
         }
         if isinstance(task, in_order.Messages):
             task, of_inputs = in_order.with_schemas(task.ordered, of_inputs)
             plan = replace(plan, task=task)
         if len(of_inputs) == 1:
-            plan = of_inputs[""]
+            plan = replace(plan, task=of_inputs[""].task, inputs=of_inputs)
         else:
             inputs = {name: replace(of, among=tuple(of_inputs)) for name, of in of_inputs.items()}
             plan = replace(plan, inputs=inputs, settings=replace(settings, inputs=dict.fromkeys(inputs, settings)))

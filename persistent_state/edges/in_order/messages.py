@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan, Plan
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.edges.joins.columns import kept_columns, on_inputs
 from persistent_state.edges.joins.interval import IntervalJoin
@@ -130,7 +130,7 @@ def messages_part(plan: Plan) -> Messages:
     return cast(Messages, plan.task)
 
 
-def with_schemas(task: InOrderTask, inputs: Mapping[str, Plan]) -> tuple[Messages, dict[str, Plan]]:
+def with_schemas(task: InOrderTask, inputs: Mapping[str, InputPlan]) -> tuple[Messages, dict[str, InputPlan]]:
     """Return the task in which messages of these inputs wait, and the plan of each input, once their schemas are known."""
     schemas = {name: plan.schema for name, plan in inputs.items()}
     for name, schema in schemas.items():
@@ -163,13 +163,13 @@ def _check_columns(task: InOrderTask, input: str, columns: pa.Schema) -> None:
             )
 
 
-def _without_local(plan: Plan) -> pa.Schema:
+def _without_local(plan: InputPlan) -> pa.Schema:
     """Return the columns of an input's rows without that which `run_local` adds to messages."""
     is_own = [name != LOCAL_TIMESTAMP or name != plan.timestamp for name in plan.schema.names]
     return pa.schema([field for field, own in zip(plan.schema, is_own, strict=True) if own])
 
 
-def _beside(plan: Plan, kept: pa.Schema) -> dict[str, str]:
+def _beside(plan: InputPlan, kept: pa.Schema) -> dict[str, str]:
     """Return the columns of an input of a join that stand beside its rows as they are kept: of the key, and the timestamp."""
     found = {}
     for number, column in enumerate(plan.task.key_columns):

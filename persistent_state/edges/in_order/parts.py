@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan, Plan
 from persistent_state.edges.in_order.messages import Messages, messages_in, messages_part, with_schemas
 from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.edges.in_order.states import States
@@ -31,7 +31,7 @@ def on_feeders(plan: Plan) -> Plan:
     return replace(plan, task=on_messages(plan.task, plan.feeders[INPUT]))
 
 
-def on_inputs(plan: Plan, inputs: Mapping[str, Plan]) -> tuple[Plan, Mapping[str, Plan]]:
+def on_inputs(plan: Plan, inputs: Mapping[str, InputPlan]) -> tuple[Plan, Mapping[str, InputPlan]]:
     """Return the plan of a task with what the task learns from the plans of its inputs, and these."""
     if (waiting := messages_in(plan)) is None:
         return plan, inputs
