@@ -60,7 +60,7 @@ class InputPlan:
     """The unit of timestamps that are integers; None means microseconds, which are checked."""
     on_bad_row: str = KEEP
     has_positions: bool = True
-    """Whether the source can tell its rows apart."""
+    """True if the source can tell its rows apart."""
     edge: TaskSource | None = None
     """The task that feeds the input; None if a source does."""
 
@@ -133,7 +133,7 @@ class Plan:
     """The settings of event time. `settings.of(name)` are those of an input."""
     shards: int
     emits: bool = False
-    """Whether the running values of touched keys are written."""
+    """True if the running values of touched keys are written."""
     outputs: tuple[str, ...] = ()
     """The names of the outputs at each clock."""
     delivery: str = EXACTLY_ONCE
@@ -142,7 +142,7 @@ class Plan:
     without: tuple[str, ...] = ()
     """The names of inputs of earlier starts that have ended."""
     by_spark: bool = False
-    """Whether Spark plans the micro-batches: then the rows of a part may come in any order."""
+    """True if Spark plans the micro-batches: then the rows of a part may come in any order."""
 
     def __post_init__(self) -> None:
         # An only input without a name is the task itself, and what both have is never apart.
