@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
+from benchmarks.plans import plan_of
 from benchmarks.streams import SCHEMA, START
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.engine.dataframe_source import chunks_of
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Settings
@@ -44,7 +45,7 @@ WIDE = SCHEMA.append(pa.field("device", pa.string())).append(pa.field("at", pa.i
 def planned(channels: int, jump: int | None) -> tuple[FlowPlan, Basis]:
     """A task whose channels have all come, and its next micro-batch."""
     files = open_files(f"memory://channels-{channels}-{jump}")
-    flow = FlowPlan((Plan("channels", files, Sum(), WIDE, "ts", "device", Settings(SECOND, jump=jump), 2),))
+    flow = FlowPlan((plan_of("channels", files, Sum(), WIDE, Settings(SECOND, jump=jump), 2, channel="device"),))
     entry = takeover.take_over(Log(files, "channels"), [flow], interval=SECOND, shards=2, writer="benchmark", now=START)
     names = [f"device-{number}" for number in range(channels)]
     basis = commits.plan_batch(entry, flow, Reach({}), START)

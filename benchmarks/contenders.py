@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 import monoids
 from benchmarks.measure import Pass, measured
+from benchmarks.plans import plan_of
 from benchmarks.streams import CHANNEL, STEP, Workload
 from persistent_state import (
     Application,
@@ -29,7 +30,7 @@ from persistent_state import (
     ValuesAtClock,
     WindowState,
 )
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.engine import Running
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import positive
@@ -298,7 +299,7 @@ def blobs_of(setting: Setting) -> DataFrame:
     files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)
     source = FileSource(setting.folder, timestamp="ts", max_files_per_batch=setting.max_files_per_batch)
     task = task_of(setting)
-    flow = FlowPlan((Plan("benchmark", files, task, source.schema, "ts", None, Settings(interval), shards),))
+    flow = FlowPlan((plan_of("benchmark", files, task, source.schema, Settings(interval), shards),))
     entry = takeover.take_over(
         Log(files, "benchmark"), [flow], interval=interval, shards=shards, writer="benchmark", now=1
     )

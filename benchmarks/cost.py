@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
+from benchmarks.plans import plan_of
 from benchmarks.streams import SCHEMA, START
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import local
@@ -49,14 +50,14 @@ class CountedFiles(LocalFiles):
         self.sizes.append(memoryview(data).nbytes)
 
 
-def plan_of(files: LocalFiles, emits: bool) -> Plan:
-    return Plan("cost", files, Sum(), SCHEMA, "ts", None, Settings(SECOND), SHARDS, emits)
+def planned(files: LocalFiles, emits: bool) -> Plan:
+    return plan_of("cost", files, Sum(), SCHEMA, Settings(SECOND), SHARDS, emits=emits)
 
 
 def checkpoints(folder: str, keys: int, changed: int, emits: bool) -> Iterator[list[int]]:
     """The sizes of the objects of each checkpoint; first that of the whole state."""
     files = CountedFiles(folder)
-    plan = plan_of(files, emits)
+    plan = planned(files, emits)
     log, ids, chance = Log(files, "cost"), count(), np.random.default_rng(1)
     flow = FlowPlan((plan,))
     entry = takeover.take_over(log, [flow], interval=SECOND, shards=SHARDS, writer="benchmark", now=START)

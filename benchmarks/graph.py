@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,12 @@ import pyarrow as pa
 
 import monoids
 from benchmarks.measure import cpu_seconds, write_json
+from benchmarks.plans import plan_of
 from benchmarks.streams import ROWS_PER_FILE, SCHEMA, START
 from benchmarks.throughput import session
 from examples.broker import Broker
 from persistent_state import Application, Changes, KafkaSink, KafkaSource, NonWindowState, PersistentTask, ValuesAtClock
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
 from persistent_state.engine import Running
@@ -92,13 +93,12 @@ class Stage:
         self._keys, self._changed = keys, changed
         self._ids, self._chance = count(), np.random.default_rng(keys)
         files, settings = LocalFiles(str(folder)), Settings(SECOND)
-        self._plan = Plan("graph", files, PerKey(), SCHEMA, "ts", None, settings, SHARDS)
+        self._plan = plan_of("graph", files, PerKey(), SCHEMA, settings, SHARDS)
         source, fed = Changes("PerKey"), Settings(SECOND, ahead=FURTHEST)
         schema = source.schema(self._plan, PerGroup())
-        derived = replace(
-            Plan("graph", files, PerGroup(), schema, TIMESTAMP, None, fed, SHARDS),
-            upstream={"": source},
-            feeders={"": self._plan},
+        feeders = {"": self._plan}
+        derived = plan_of(
+            "graph", files, PerGroup(), schema, fed, SHARDS, timestamp=TIMESTAMP, edge=source, feeders=feeders
         )
         flows = [FlowPlan((self._plan,)), FlowPlan((derived,))]
         self._log = Log(files, "graph")

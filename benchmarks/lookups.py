@@ -35,8 +35,9 @@ from numpy.typing import NDArray
 
 import monoids
 from benchmarks.measure import write_json
+from benchmarks.plans import plan_of
 from persistent_state import NonWindowState, PersistentTask, open_store
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.open_state import OpenState
 from persistent_state.partials import dedup, keys, lookup
@@ -183,7 +184,7 @@ def store_of(count: int, folder: Path) -> str:
     """Write a store of a task with so many keys, each with its own number as its value, in several levels of runs."""
     files = open_files(folder)
     settings, schema = Settings(SECOND), pa.schema([("ts", pa.int64()), ("key", pa.int64()), ("n", pa.int64())])
-    plan = Plan("lookups", files, Total(), schema, "ts", None, settings, SHARDS)
+    plan = plan_of("lookups", files, Total(), schema, settings, SHARDS)
     log = Log(files, "lookups")
     entry = takeover.take_over(log, [FlowPlan((plan,))], interval=SECOND, shards=SHARDS, writer="benchmark", now=0)
     shards: list[list[Run]] = [[] for _ in range(SHARDS)]

@@ -19,11 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import write_json
+from benchmarks.plans import plan_of
 from benchmarks.streams import ROWS_PER_FILE, START
 from monoids import First, Last, List, Monoid, Sum
 from persistent_state import NonWindowState, PersistentTask
 from persistent_state.batch.messages import Blob
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
@@ -65,7 +66,7 @@ class Played:
     def __init__(self, monoid: Monoid[Any]) -> None:
         files = open_files(f"memory://order-{new_id()}")
         settings = Settings(SECOND)
-        self.plan = Plan("order", files, Kept(monoid), SCHEMA, "ts", None, settings, 1, timestamp_unit="us")
+        self.plan = plan_of("order", files, Kept(monoid), SCHEMA, settings, 1, timestamp_unit="us")
         self.log, self.position, self.sent = Log(files, "order"), 0, 0
         takeover.take_over(self.log, [FlowPlan((self.plan,))], interval=SECOND, shards=1, writer="benchmark", now=START)
         self.known: set[str] = set()

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cost import checkpoints, plan_of
+from benchmarks.cost import checkpoints, planned
 from benchmarks.measure import write_json
 from benchmarks.throughput import session
 from persistent_state import ParquetSink, SqlSink, ValuesAtClock
@@ -53,7 +53,7 @@ def measure(spark: SparkSession, folder: Path, keys: int, changed: int, clocks: 
     made = checkpoints(str(folder / "store"), keys, changed, emits=False)
     for _ in range(clocks + 2):
         next(made)
-    plan = plan_of(LocalFiles(str(folder / "store")), emits=False)
+    plan = planned(LocalFiles(str(folder / "store")), emits=False)
     entry = Log(plan.files, plan.application).newest()
     assert entry is not None
     retained = entry.retained[-clocks - 1 :]

@@ -23,10 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import write_json
+from benchmarks.plans import plan_of
 from benchmarks.streams import START
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask, read_state
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
 from persistent_state.event_time.clocks import Settings
@@ -63,7 +64,7 @@ class Played:
         self.folder, self.keys = folder, keys
         files = open_files(str(folder))
         settings = Settings(SECOND, ahead=2**62)
-        self.plan = Plan("kept", files, Kept(), SCHEMA, "ts", None, settings, SHARDS, timestamp_unit="us")
+        self.plan = plan_of("kept", files, Kept(), SCHEMA, settings, SHARDS, timestamp_unit="us")
         self.flow = FlowPlan((self.plan,))
         self.log, self.position, self.batches = Log(files, "kept"), 0, 0
         # The span reaches back from the newest clock, which is one of them.

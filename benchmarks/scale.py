@@ -28,9 +28,10 @@ import pyarrow as pa
 
 from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
+from benchmarks.plans import plan_of
 from benchmarks.streams import SCHEMA, START
 from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
@@ -128,7 +129,7 @@ def planned(size: Size) -> FlowPlan:
         return made
 
     settings = Settings(SECOND)
-    plans = [Plan("scale", files, task(i), SCHEMA, "ts", None, settings, size.shards) for i in range(size.tasks)]
+    plans = [plan_of("scale", files, task(i), SCHEMA, settings, size.shards) for i in range(size.tasks)]
     return FlowPlan(tuple(plans))
 
 

@@ -23,6 +23,7 @@ import psutil
 import pyarrow as pa
 
 from benchmarks.measure import write_json
+from benchmarks.plans import plan_of
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
 from persistent_state.batch.plan import FlowPlan, Plan
@@ -58,8 +59,8 @@ class Total(PersistentTask):
         return NonWindowState(Sum())
 
 
-def plan_of(files: Files, name: str) -> Plan:
-    return Plan("small", files, Total(name), SCHEMA, "ts", None, Settings(INTERVAL), SHARDS, outputs=("sink",))
+def planned(files: Files, name: str) -> Plan:
+    return plan_of("small", files, Total(name), SCHEMA, Settings(INTERVAL), SHARDS, outputs=("sink",))
 
 
 class Folder(TimeReplayableSource):
@@ -103,7 +104,7 @@ class Driver:
     """A driver's part of an application: it commits, gives outputs their clocks, and collects."""
 
     def __init__(self, files: Files, tasks: int) -> None:
-        self.flow = FlowPlan(tuple(plan_of(files, f"Task{i}") for i in range(tasks)))
+        self.flow = FlowPlan(tuple(planned(files, f"Task{i}") for i in range(tasks)))
         self.now, log = START, Log(files, "small")
         self.collector = Collector(Log(files, "small"))
         self.givers = [

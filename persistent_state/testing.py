@@ -350,7 +350,7 @@ def _warn_of_absent(app: Application, plans: Mapping[str, Plan]) -> None:
         plan = plans[added.name]
         for input, of in added.inputs.items():
             if isinstance(of.source, _Messages):
-                task, place = plan.of_rows[input].task, _place(plan.named, input)
+                task, place = plan.inputs[input].task, _place(plan.named, input)
                 for column in task.key_columns:
                     of.source.warn_of_absent("key", column, ("counts under None", "count under None"), place)
                 if task.value is not None:

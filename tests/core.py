@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from persistent_state.application import Application
 from persistent_state.batch.messages import Answers, Basis, Blob, Content, Report, Step
-from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan, InputPlan, Plan
 from persistent_state.drive import local, turn
 from persistent_state.drive.turn import DueStep, Part
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import END, Settings
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol import commits, graph, rewind, takeover
 from persistent_state.protocol.collect import Collector
@@ -82,24 +83,28 @@ def plan_of(
     shards: int = 1,
     on_bad_row: str = "keep",
     timestamp_unit: str | None = "us",
-    delivery: str = EXACTLY_ONCE,
+    application: str = "app",
+    **more: Any,
 ) -> Plan:
-    """The plan of a task; integers are microseconds, whatever dates they look like."""
+    """The plan of a task with one input; integers are microseconds, whatever dates they look like."""
     if timestamp in schema.names and not pa.types.is_int64(schema.field(timestamp).type):
         timestamp_unit = None
-    return Plan(
-        application="app",
-        files=files or memory(),
-        task=task,
-        schema=schema,
-        timestamp=timestamp,
-        channel=channel,
-        settings=settings or Settings(interval=10, ahead=2**62),
-        shards=shards,
-        on_bad_row=on_bad_row,
-        timestamp_unit=timestamp_unit,
-        delivery=delivery,
+    settings = settings or Settings(interval=10, ahead=2**62)
+    rows = InputPlan(
+        INPUT, task, schema, timestamp, channel, settings, timestamp_unit=timestamp_unit, on_bad_row=on_bad_row
     )
+    return Plan(application, files or memory(), task, {INPUT: rows}, settings, shards, **more)
+
+
+def changed(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other fields, and if its input has no name, with other fields of this."""
+    own = {name: change for name, change in changes.items() if name in {each.name for each in fields(Plan)}}
+    if not plan.has_names:
+        of_rows = {
+            name: change for name, change in changes.items() if name in {each.name for each in fields(InputPlan)}
+        }
+        own["inputs"] = {INPUT: replace(plan.only, **of_rows)}
+    return replace(plan, **own)
 
 
 def compiled(app: Application, files: Files | None = None, shards: int = 1) -> dict[str, Plan]:

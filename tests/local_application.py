@@ -157,7 +157,7 @@ class LocalApplication:
         self.read_from = dict[str, TimeReplayableSource]()
         for flow in flows:
             if not flow.is_derived and not {*flow.by_name} & {*self.sources}:
-                self.sources[flow.id] = Rows(flow.first.schema, "")
+                self.sources[flow.id] = Rows(flow.first.only.schema, "")
             for source in [self.sources[name] for name in flow.by_name if name in self.sources][:1]:
                 known = entry.flows[flow.id]
                 open_source(source, lists.read_journals(self.files, known), known.source.known_positions)

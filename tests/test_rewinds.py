@@ -502,7 +502,7 @@ def test_a_sink_that_never_answers_holds_neither_a_plan_nor_a_rewind(
 
 def test_outputs_of_one_name_are_told_apart_by_their_tasks() -> None:
     world, name = World(), "function nothing"
-    plans = [replace(world.plan, task=Total(task), outputs=(name,)) for task in ("total", "other")]
+    plans = [core.changed(world.plan, task=Total(task), outputs=(name,)) for task in ("total", "other")]
     world.start(*plans)
     for plan in plans:
         world.read(12, plan=plan)
@@ -843,7 +843,7 @@ def test_a_rewind_with_a_new_version_of_a_derived_task_says_that_the_next_start_
     assert regions(world, PerRegion()).plan_rewind(to).rebuilt == ()
     app = regions(world, Other())
     app.rewind(plan)
-    plans = [world.plans["PerShop"], replace(world.plans["PerRegion"], task=Other())]
+    plans = [world.plans["PerShop"], core.changed(world.plans["PerRegion"], task=Other())]
     # The other code makes something else of the shops.
     world.check = lambda: None  # type: ignore[method-assign]
     world.start(*plans)

@@ -37,7 +37,7 @@ def aligned_reach(
             be read of it and no micro-batch has said so for long.
     """
     settings = plan.settings
-    if settings.alignment is None or any(each.channel is not None for each in plan.of_rows.values()):
+    if settings.alignment is None or any(each.channel is not None for each in plan.inputs.values()):
         return source.reach(start, everything)
     exhausted = set[str]()
     if is_ending:
@@ -46,7 +46,7 @@ def aligned_reach(
         ends = source.reach(start, everything=True).ends
         exhausted = {name for name, end in ends.items() if end == start.get(name)}
     channels = {name: replace(each, active=now) if name in more else each for name, each in known.channels.items()}
-    of_inputs = by_input(channels, plan.of_rows)
+    of_inputs = by_input(channels, plan.inputs)
     reached = dict[str, dict[str, int]]()
     for name, some in of_inputs.items():
         of = settings.of(name)

@@ -254,7 +254,7 @@ def partial_sums(
 
 def _horizon(plan: Plan, basis: Basis, read: Read) -> int:
     """Return how far the clock could move by the channels of this part alone. Other parts can only hold it further back."""
-    settings, inputs = plan.settings, plan.of_rows
+    settings, inputs = plan.settings, plan.inputs
     reached = [
         newest - settings.of(input_of(name, inputs)).delay
         for name, newest in read.sightings.newest.items()

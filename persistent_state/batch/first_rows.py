@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.batch.messages import Basis, FirstRows, Report
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import input_of
@@ -34,17 +34,17 @@ may also be without a column by chance."""
 _NEARLY_ALL = 0.9
 
 
-def is_first(plan: Plan, basis: Basis) -> bool:
+def is_first(plan: InputPlan, basis: Basis) -> bool:
     """Return whether an input begins: no message of an earlier micro-batch has moved a clock or a channel of it."""
     return basis.clock == BEGINNING and plan.input not in basis.begun
 
 
-def is_believed(plan: Plan, believed: Collection[str]) -> bool:
+def is_believed(plan: InputPlan, believed: Collection[str]) -> bool:
     """Return whether a channel of the input is among those that were `believed` before."""
     return any(input_of(name, plan.among) == plan.input for name in believed)
 
 
-def count_ahead(plan: Plan, basis: Basis, timestamps: NDArray[np.int64]) -> FirstRows:
+def count_ahead(plan: InputPlan, basis: Basis, timestamps: NDArray[np.int64]) -> FirstRows:
     """Return how many of the first timestamps of an input are ahead of the wall clock."""
     ahead = timestamps > basis.now + plan.settings.ahead
     example = int(timestamps[ahead.argmax()]) if ahead.any() else None
@@ -100,7 +100,7 @@ def _first_rows(reports: Sequence[Report]) -> Iterator[tuple[str, FirstRows]]:
         yield input, reduce(FirstRows.plus, (report.firsts[input] for report in reports if input in report.firsts))
 
 
-def check_unit(plan: Plan, timestamps: NDArray[np.int64]) -> None:
+def check_unit(plan: InputPlan, timestamps: NDArray[np.int64]) -> None:
     """Refuse the first timestamps of an input if most of them are usual ones in another unit than microseconds.
 
     Raises:

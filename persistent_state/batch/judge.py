@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from persistent_state.batch.first_rows import check_unit, count_ahead, is_believed, is_first
 from persistent_state.batch.groups import NO_ROWS
 from persistent_state.batch.messages import Basis, FirstRows
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan
 from persistent_state.batch.rows import Mask, Place
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import beyond_limit
@@ -54,11 +54,18 @@ class Sightings:
     firsts: dict[str, FirstRows] = field(default_factory=dict)
 
 
-def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], sightings: Sightings) -> Codes:
+def judge(
+    plan: InputPlan,
+    basis: Basis,
+    place: Place,
+    before: Sequence[Position],
+    sightings: Sightings,
+    takes_late: bool,
+) -> Codes:
     """Return the verdict on each row of a chunk, and note in `sightings` what the rows show of their channels.
 
     All tasks of a flow share the verdicts; `plan` is that of the first. `before` is how far each of the chunk's partitions was
-    read before the micro-batch.
+    read before the micro-batch. `takes_late` tells whether the tasks take in what is late.
 
     Raises:
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
@@ -89,7 +96,7 @@ def judge(plan: Plan, basis: Basis, place: Place, before: Sequence[Position], si
         _mark(codes, FOREIGN, place.channels.are(foreign, len(codes)))
     _judge_bounds(plan.settings.bounds, place, codes, sightings)
     # No interval begins below the clock, so what is taken in all the same is part of the first one above it.
-    _mark(codes, LATE, (place.timestamps < basis.clock) & (not plan.takes_late))
+    _mark(codes, LATE, (place.timestamps < basis.clock) & (not takes_late))
     if (late := codes == LATE).any():
         # A channel is there from its first message on, be it a late one: what follows holds the clock.
         new = [name for name in place.channels.met(late) if name not in basis.channels and name not in sightings.newest]
@@ -137,7 +144,7 @@ def _newest_known(basis: Basis, sightings: Sightings, name: str) -> int | None:
     return newest
 
 
-def _judge_jumps(plan: Plan, basis: Basis, place: Place, codes: Codes, sightings: Sightings, jump: int) -> None:
+def _judge_jumps(plan: InputPlan, basis: Basis, place: Place, codes: Codes, sightings: Sightings, jump: int) -> None:
     """Find the rows beyond the jump limit. They are broken: they step aside and move no clock."""
     accepted = np.flatnonzero(codes == ACCEPTED)
     channels = place.channels.take(accepted)

@@ -25,7 +25,7 @@ from persistent_state.batch.judge import (
     judge,
 )
 from persistent_state.batch.messages import Basis
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan, InputPlan
 from persistent_state.batch.rows import (
     Mask,
     Place,
@@ -60,7 +60,7 @@ class Lifted:
     sides: list[pa.Table] = field(default_factory=list)
     keys_are_few: bool = True
 
-    def put_aside(self, plan: Plan, table: pa.Table) -> None:
+    def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
         """Keep rows that are bad for the task.
 
         Raises:
@@ -73,7 +73,7 @@ class Lifted:
 class Inverses(Lifted):
     """The updates that a task once made of rows, of which the inverses are wanted. Rows that are bad for the task made none."""
 
-    def put_aside(self, plan: Plan, table: pa.Table) -> None:
+    def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
         """Leave such rows out: they were put aside when they came."""
 
 
@@ -94,13 +94,13 @@ class Read:
     counts: Counter[str] = field(default_factory=Counter)
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def put_aside(self, flow: FlowPlan, table: pa.Table) -> None:
+    def put_aside(self, plans: Sequence[InputPlan], table: pa.Table) -> None:
         """Keep and count rows that are late or bad for every task.
 
         Raises:
             TaskFailedError: The rows are bad, and bad rows are to fail for a task.
         """
-        for plan in flow.tasks:
+        for plan in plans:
             check_bad_rows(plan, table)
         self.late.append(table)
         self.late_bytes += table.nbytes
@@ -138,46 +138,47 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
         TaskFailedError: User code raised, or a row is bad and bad rows are to fail.
         InvalidInputError: The first timestamps are integers of another unit than microseconds.
     """
-    flow = flow.by_input[chunk.input]
+    plans, takes_late = flow.rows(chunk.input), flow.first.takes_late
+    first = plans[0]
     if isinstance(chunk, StepChunk):
         read.counts.update(chunk.counts)
         if chunk.aside is not None:
             # The step has asked whether they are to fail: their inputs say that.
             lifted[0].sides.append(chunk.aside)
     read.notes = {(chunk.input, column): note for column, note in chunk.notes.items()} | read.notes
-    place = place_of(flow.first, chunk)
+    place = place_of(first, chunk)
     reasons = ASIDE
-    if flow.first.channel in chunk.lacks:
+    if first.channel in chunk.lacks:
         # All rows would be of one channel, which is none. Like rows without a timestamp they move no clock.
         place = replace(place, valid=np.zeros(len(place.valid), np.bool_))
-        reasons = {**ASIDE, NO_TIMESTAMP: late_rows.NO_COLUMN + repr(flow.first.channel)}
+        reasons = {**ASIDE, NO_TIMESTAMP: late_rows.NO_COLUMN + repr(first.channel)}
     before = [basis.positions.get(name, UNREAD) for name in place.partitions.names]
-    if not flow.first.is_fed_by_task:
+    if not first.is_fed_by_task:
         _note_ends(basis, place, read.ends)
-    codes = judge(flow.first, basis, place, before, read.sightings)
-    _count_unseen(flow, chunk, place, codes, read.sightings)
-    _put_aside(flow, chunk, place, before[0], codes, reasons, read)
-    if not flow.first.settings.bounds.keep:
+    codes = judge(first, basis, place, before, read.sightings, takes_late)
+    _count_unseen(plans, chunk, place, codes, read.sightings)
+    _put_aside(plans, chunk, place, before[0], codes, reasons, read)
+    if not first.settings.bounds.keep:
         _count_outside(place, before, codes, read.counts)
     if not isinstance(chunk, TakenBack):
         _count(place, before, codes, read.counts)
     is_accepted = codes == ACCEPTED
     if not is_accepted.any():
         return
-    times = np.maximum(place.timestamps, basis.clock) if flow.first.takes_late else place.timestamps
+    times = np.maximum(place.timestamps, basis.clock) if takes_late else place.timestamps
     accepted = Accepted(chunk.rows, place, times, chunk.lacks, chunk.unseen)
     if not is_accepted.all():
         accepted = accepted.take(is_accepted)
-    if not flow.first.is_fed_by_task:
+    if not first.is_fed_by_task:
         _note_spans(before, chunk.replay, accepted, read.spans)
-    for plan, result in zip(flow.tasks, lifted, strict=True):
+    for plan, result in zip(plans, lifted, strict=True):
         if isinstance(chunk, TakenBack):
             _take_back(plan, basis, accepted, result)
         else:
             _lift_task(plan, basis, accepted, result)
 
 
-def _take_back(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
+def _take_back(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
     """Add the inverses of the updates that a task makes of rows."""
     once = Inverses()
     _lift_task(plan, basis, accepted, once)
@@ -185,7 +186,7 @@ def _take_back(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> 
     lifted.tables += [with_values(table, inverses(one_chunk(table["value"]))) for table in once.tables]
 
 
-def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
+def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
     """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
     lacked = lacked_columns(plan, accepted.lacks, accepted.unseen)
     if (unfit := unfit_rows(plan, accepted.rows, lacked)).any():
@@ -215,7 +216,7 @@ def _lift_task(plan: Plan, basis: Basis, accepted: Accepted, lifted: Lifted) -> 
 
 
 def _fold_few(
-    plan: Plan, basis: Basis, key: Sequence[pa.Array], times: Times, updates: Updates, lifted: Lifted
+    plan: InputPlan, basis: Basis, key: Sequence[pa.Array], times: Times, updates: Updates, lifted: Lifted
 ) -> pa.Table | None:
     """Return the updates folded, if they have few keys, as those of each chunk before had; else None."""
     # A flow that is behind keeps more clocks apart than those of its intervals.
@@ -229,7 +230,7 @@ def _fold_few(
     return folded
 
 
-def lacked_columns(plan: Plan, lacks: Collection[str], unseen: Collection[str]) -> list[str]:
+def lacked_columns(plan: InputPlan, lacks: Collection[str], unseen: Collection[str]) -> list[str]:
     """Return the columns that rows `lacks` and without which no row of a task can count.
 
     A record that has members of its own may be without a value, as another one beside it may have it.
@@ -237,25 +238,25 @@ def lacked_columns(plan: Plan, lacks: Collection[str], unseen: Collection[str]) 
     return [name for name in _needed(plan) if name in lacks and not (name == plan.task.value and name in unseen)]
 
 
-def _needed(plan: Plan) -> list[str]:
+def _needed(plan: InputPlan) -> list[str]:
     return [name for name in (*plan.task.key_columns, plan.task.value, plan.task.message_id) if name is not None]
 
 
-def _count_unseen(flow: FlowPlan, chunk: Chunk, place: Place, codes: Codes, sightings: Sightings) -> None:
+def _count_unseen(plans: Sequence[InputPlan], chunk: Chunk, place: Place, codes: Codes, sightings: Sightings) -> None:
     """Count the first rows of an input that would count although no record beside them has a column that a task needs."""
-    if (first := sightings.firsts.get(flow.first.input)) is None or not chunk.unseen:
+    if (first := sightings.firsts.get(chunk.input)) is None or not chunk.unseen:
         return
     rows = int(np.count_nonzero(place.valid & (codes != SKIPPED) & (codes != REPLAYED_OR_LATE)))
     unseen = Counter(first.unseen)
-    for plan in flow.tasks:
+    for plan in plans:
         lacked = lacked_columns(plan, chunk.lacks, chunk.unseen)
         unseen.update(
             {(plan.named, name): rows for name in _needed(plan) if name in chunk.unseen and name not in lacked}
         )
-    sightings.firsts[flow.first.input] = replace(first, unseen=dict(unseen))
+    sightings.firsts[chunk.input] = replace(first, unseen=dict(unseen))
 
 
-def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacked: Collection[str] = ()) -> NDArray[np.int32]:
+def unfit_rows(plan: InputPlan, rows: pa.RecordBatch, lacked: Collection[str] = ()) -> NDArray[np.int32]:
     """Return by row which column has a key or an id that can't be stored for a task, such as a time finer than microseconds.
 
     It is the number of the column among `_stored`, from 1 on, or 0 if all fit. Where user code is handed the key, a time that
@@ -277,7 +278,7 @@ def unfit_rows(plan: Plan, rows: pa.RecordBatch, lacked: Collection[str] = ()) -
     return unfit
 
 
-def _stored(plan: Plan) -> list[str]:
+def _stored(plan: InputPlan) -> list[str]:
     """Return the columns whose values are stored beside a state: those of the key, and that of the id."""
     return [*plan.task.key_columns, *([plan.task.message_id] if plan.task.message_id else [])]
 
@@ -320,7 +321,7 @@ def _note_ends(basis: Basis, place: Place, ends: dict[str, int]) -> None:
 
 
 def _put_aside(
-    flow: FlowPlan,
+    plans: Sequence[InputPlan],
     chunk: Chunk,
     place: Place,
     position: Position,
@@ -330,13 +331,13 @@ def _put_aside(
 ) -> None:
     """Put aside the records that could not be decoded, and the rows that are not accepted."""
     if bad := [record for record in chunk.bad if record.position >= position.next]:
-        read.put_aside(flow, bad_record_table(flow.first, chunk, bad))
+        read.put_aside(plans, bad_record_table(plans[0], chunk, bad))
     if not codes.any():
         return
-    rows = chunk.rows.select(flow.first.schema.names)
+    rows = chunk.rows.select(plans[0].schema.names)
     for verdict, reason in reasons.items():
-        if (aside := codes == verdict).any() and (verdict != OUTSIDE or flow.first.settings.bounds.keep):
-            read.put_aside(flow, side_table(flow.first, rows, aside, reason, place))
+        if (aside := codes == verdict).any() and (verdict != OUTSIDE or plans[0].settings.bounds.keep):
+            read.put_aside(plans, side_table(plans[0], rows, aside, reason, place))
 
 
 def _count(place: Place, before: Sequence[Position], codes: Codes, counts: Counter[str]) -> None:
@@ -359,7 +360,7 @@ def _count_outside(place: Place, before: Sequence[Position], codes: Codes, count
 
 
 def _key_and_order(
-    plan: Plan, key: Sequence[pa.Array], rows: pa.RecordBatch, place: Place, times: Times
+    plan: InputPlan, key: Sequence[pa.Array], rows: pa.RecordBatch, place: Place, times: Times
 ) -> dict[str, pa.Array]:
     """Return the columns that an update has from its row: the key, the time, the id, and the order if that counts."""
     columns = {

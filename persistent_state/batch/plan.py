@@ -1,4 +1,4 @@
-"""All that a worker needs to know about one task of a running application; picklable and frozen."""
+"""All that a worker needs to know about one task of a running application, and about its inputs; picklable and frozen."""
 
 from __future__ import annotations
 
@@ -40,41 +40,113 @@ def folded(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class InputPlan:
+    """The rows of one input of a task, as the task sees them."""
+
+    input: str
+    """The name of the input."""
+    task: PersistentTask
+    """The task as these rows update it."""
+    schema: pa.Schema
+    """The columns of the rows."""
+    timestamp: str
+    """The column of the timestamps."""
+    channel: str | None
+    """The column that names the channels; None: each partition is one."""
+    settings: Settings
+    among: tuple[str, ...] = ()
+    """The names of all inputs of the task; none if there is but one, and it has no name."""
+    timestamp_unit: str | None = None
+    """The unit of timestamps that are integers; None means microseconds, which are checked."""
+    on_bad_row: str = KEEP
+    has_positions: bool = True
+    """True if the source can tell its rows apart."""
+    edge: TaskSource | None = None
+    """The task that feeds the input; None if a source does."""
+
+    @property
+    def name(self) -> str:
+        """The name of the task."""
+        return self.task.task_name
+
+    @property
+    def named(self) -> str:
+        """The name by which a user knows the task: of a part of an ordered task that of the ordered one."""
+        return named(self.task)
+
+    @property
+    def hands_keys(self) -> bool:
+        """Return whether user code is handed the keys of the rows, one by one."""
+        part = part_of(self.task)
+        return part is not None and part.hands_keys
+
+    @property
+    def column(self) -> str:
+        """The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
+        return COLUMN + self.name
+
+    @property
+    def unfit_column(self) -> str:
+        """The column of a chunk's rows, beside those of the schema, that tells which keys do not fit. Few sources have it."""
+        return UNFIT + self.name
+
+    @property
+    def update_way(self) -> str:
+        """The way in which the rows update the state.
+
+        Raises:
+            InvalidInputError: It is said in no way, or in several.
+        """
+        return self.task.update_way
+
+    @property
+    def is_fed_by_task(self) -> bool:
+        """Return whether the rows come from another task."""
+        return self.edge is not None
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout of the task's state, by the types that its key and its ids have here."""
+        types = tuple(keys.normal_type(self.schema.field(name).type) for name in self.task.key_columns)
+        once = None
+        if self.task.message_id is not None:
+            type = keys.normal_type(self.schema.field(self.task.message_id).type)
+            once = Once(type, length("horizon", self.task.horizon or ""))
+        return Layout(types, self.state.monoid, kind_of(self.state.windowing), once, self.named)
+
+    @cached_property
+    def state(self) -> KeptState[Any]:
+        return state_of(self.task)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One task as planned by a driver: its messages' schema, where its state is, and how event time moves.
-
-    `schema` is that of the rows that the task sees, and `timestamp` and `channel` name columns of it. `emits` tells whether the
-    running values of touched keys are written, and `outputs` names the outputs at each clock. `has_positions` tells whether the
-    source can tell its rows apart. `by_spark` tells whether Spark plans the micro-batches: then the rows of a part may come in
-    any order. `delivery` is the task's. `timestamp_unit` is the unit of timestamps that are integers; None means microseconds,
-    which are checked. `upstream` has the tasks that feed the task, by input, and `feeders` their plans; both are empty if only
-    sources feed it.
-
-    A task with several inputs has a plan for each of them in `inputs`, in their order. Its own `schema` is then empty. `input`
-    names the input whose plan this is, and `among` all inputs. `without` names inputs of earlier starts that have ended.
-    """
+    """One task as planned by a driver: its inputs, where its state is, and how event time moves."""
 
     application: str
     files: Files
     task: PersistentTask
-    schema: pa.Schema
-    timestamp: str
-    channel: str | None
+    """The task; of an only input without a name, as the rows of this input update it."""
+    inputs: Mapping[str, InputPlan]
+    """The plans of its inputs in their order, by name. There is always one."""
     settings: Settings
+    """The settings of event time. `settings.of(name)` are those of an input."""
     shards: int
     emits: bool = False
+    """True if the running values of touched keys are written."""
     outputs: tuple[str, ...] = ()
-    on_bad_row: str = KEEP
-    has_positions: bool = True
-    by_spark: bool = False
+    """The names of the outputs at each clock."""
     delivery: str = EXACTLY_ONCE
-    timestamp_unit: str | None = None
-    upstream: Mapping[str, TaskSource] = field(default_factory=dict)
-    inputs: Mapping[str, Plan] = field(default_factory=dict)
-    input: str = INPUT
-    among: tuple[str, ...] = ()
     feeders: Mapping[str, Plan] = field(default_factory=dict)
+    """By input: the plan of the task that feeds it."""
     without: tuple[str, ...] = ()
+    """The names of inputs of earlier starts that have ended."""
+    by_spark: bool = False
+    """True if Spark plans the micro-batches: then the rows of a part may come in any order."""
+
+    def __post_init__(self) -> None:
+        # An only input without a name is the task itself, and what both have is never apart.
+        assert self.has_names or (self.task is self.only.task and self.settings == self.only.settings), self.name
 
     @property
     def name(self) -> str:
@@ -89,21 +161,6 @@ class Plan:
     def part(self) -> TaskPart | None:
         """The task, if it is a part of one."""
         return part_of(self.task)
-
-    @property
-    def hands_keys(self) -> bool:
-        """Return whether user code is handed the keys of the rows, one by one."""
-        return self.part is not None and self.part.hands_keys
-
-    @property
-    def column(self) -> str:
-        """The column of a chunk's rows, beside those of the schema, that holds the updates which Spark computed."""
-        return COLUMN + self.name
-
-    @property
-    def unfit_column(self) -> str:
-        """The column of a chunk's rows, beside those of the schema, that tells which keys do not fit. Few sources have it."""
-        return UNFIT + self.name
 
     @property
     def update_way(self) -> str:
@@ -137,45 +194,40 @@ class Plan:
         return f", and none of them made an update{why}"
 
     @property
-    def is_fed_by_task(self) -> bool:
-        """Return whether the rows of this plan's input come from another task."""
-        return self.input in self.upstream
-
-    @property
     def is_in_order(self) -> bool:
         """Return whether the task processes in order the messages that wait in another."""
         return any(source.is_in_order for source in self.upstream.values())
 
     @property
     def has_names(self) -> bool:
-        """Return whether the task's inputs have names: it is planned for each of them."""
-        return bool(self.inputs)
+        """Return whether the task's inputs have names."""
+        return [*self.inputs] != [INPUT]
 
     @property
-    def of_rows(self) -> Mapping[str, Plan]:
-        """The plans of the rows of the inputs, by input. That of an only one without a name is this plan."""
-        return self.inputs or {self.input: self}
+    def only(self) -> InputPlan:
+        """The plan of the only input."""
+        (of_input,) = self.inputs.values()
+        return of_input
+
+    @property
+    def upstream(self) -> dict[str, TaskSource]:
+        """The tasks that feed the task, by input."""
+        return {name: of.edge for name, of in self.inputs.items() if of.edge is not None}
 
     @property
     def source_inputs(self) -> tuple[str, ...]:
         """The names of the inputs that are sources."""
-        return tuple(name for name in self.of_rows if name not in self.upstream)
+        return tuple(name for name, of in self.inputs.items() if of.edge is None)
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
         """The bounds of each input that is a source."""
         return {name: self.settings.of(name).bounds.times for name in self.source_inputs}
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
-        if self.has_names:
-            return next(iter(self.inputs.values())).layout
-        types = tuple(keys.normal_type(self.schema.field(name).type) for name in self.task.key_columns)
-        once = None
-        if self.task.message_id is not None:
-            type = keys.normal_type(self.schema.field(self.task.message_id).type)
-            once = Once(type, length("horizon", self.task.horizon or ""))
-        return Layout(types, self.state.monoid, kind_of(self.state.windowing), once, self.named)
+        """The layout of the state. The first input has it; the others have the same."""
+        return next(iter(self.inputs.values())).layout
 
     @cached_property
     def state(self) -> KeptState[Any]:
@@ -234,10 +286,11 @@ class Plan:
         taken back, or None where code says the updates. `side` is that of an input of a join.
         """
         found = {}
-        for name, plan in self.of_rows.items():
-            key = {"key": [*plan.task.key_columns]} if self.has_names else {}
-            value = {"value": plan.task.value} if name in self.inputs_taken_back else {}
-            sides = plan.part.sides if plan.part is not None and self.has_names else {}
+        for name, of in self.inputs.items():
+            key = {"key": [*of.task.key_columns]} if self.has_names else {}
+            value = {"value": of.task.value} if name in self.inputs_taken_back else {}
+            part = part_of(of.task)
+            sides = part.sides if part is not None and self.has_names else {}
             side = {"side": sides[name]} if name in sides else {}
             if of_input := {**key, **value, **side}:
                 found[name] = of_input
@@ -302,12 +355,9 @@ class FlowPlan:
     def by_name(self) -> dict[str, Plan]:
         return {plan.name: plan for plan in self.tasks}
 
-    @cached_property
-    def by_input(self) -> dict[str, FlowPlan]:
-        """The plan of the rows of each input."""
-        if not self.first.has_names:
-            return {INPUT: self}
-        return {name: FlowPlan(tuple(plan.inputs[name] for plan in self.tasks)) for name in self.first.inputs}
+    def rows(self, input: str) -> tuple[InputPlan, ...]:
+        """Return the plans of the rows of an input, one for each task."""
+        return tuple(plan.inputs[input] for plan in self.tasks)
 
     def of(self, names: Collection[str]) -> FlowPlan:
         """Return the plan of some of the tasks."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.batch.groups import Groups
-from persistent_state.batch.plan import FAIL, Plan
+from persistent_state.batch.plan import FAIL, InputPlan
 from persistent_state.errors import TaskFailedError
 from persistent_state.event_time.clocks import FURTHEST
 from persistent_state.event_time.inputs import UNNAMED, named_in
@@ -76,7 +76,7 @@ class Place:
         )
 
 
-def place_of(plan: Plan, chunk: Chunk) -> Place:
+def place_of(plan: InputPlan, chunk: Chunk) -> Place:
     """Return where the rows of a chunk stand."""
     column = chunk.rows.column(plan.timestamp)
     timestamps, valid = microseconds(column, plan.timestamp_unit)
@@ -115,7 +115,7 @@ def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64],
     return values if scale == 1 else values * scale, valid
 
 
-def side_table(plan: Plan, rows: pa.RecordBatch, where: Mask, reason: str, place: Place) -> pa.Table:
+def side_table(plan: InputPlan, rows: pa.RecordBatch, where: Mask, reason: str, place: Place) -> pa.Table:
     """Return rows as they stand in a file of late and bad rows. Their position is null if their source has no positions."""
     picked = pa.array(np.flatnonzero(where))
     count = len(picked)
@@ -134,7 +134,7 @@ def side_table(plan: Plan, rows: pa.RecordBatch, where: Mask, reason: str, place
     )
 
 
-def bad_record_table(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> pa.Table:
+def bad_record_table(plan: InputPlan, chunk: Chunk, records: Sequence[BadRecord]) -> pa.Table:
     """Return records that could not be decoded as they stand in a file of late and bad rows."""
     count = len(records)
     channel = chunk.partition if plan.channel is None else ""
@@ -153,7 +153,7 @@ def bad_record_table(plan: Plan, chunk: Chunk, records: Sequence[BadRecord]) -> 
     return pa.table({**columns, "row": _of_input(plan, row)})
 
 
-def _of_input(plan: Plan, row: pa.StructArray) -> pa.StructArray:
+def _of_input(plan: InputPlan, row: pa.StructArray) -> pa.StructArray:
     """Return rows as a column of side tables. Where there are several inputs, each has a field of its own in it."""
     return pa.StructArray.from_arrays([row], names=[plan.input or UNNAMED]) if plan.among else row
 
@@ -166,11 +166,11 @@ def _as_they_came(originals: Originals | None, positions: NDArray[np.int64]) -> 
     return {"record": came.column("record"), "origin": came.column("origin")}
 
 
-def check_bad_rows(plan: Plan, table: pa.Table, misfit: str = "") -> None:
+def check_bad_rows(plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
     """Stop at bad rows if the task is to fail at them. Late rows are not bad, nor are those outside the bounds of their input.
 
     Args:
-        plan: The plan of the task.
+        plan: The plan of the rows.
         table: The side table.
         misfit: What did not fit in its first row, if more is known than the reason.
 
@@ -193,7 +193,7 @@ def check_bad_rows(plan: Plan, table: pa.Table, misfit: str = "") -> None:
     )
 
 
-def describe(plan: Plan, rows: pa.RecordBatch, place: Place, i: int) -> str:
+def describe(plan: InputPlan, rows: pa.RecordBatch, place: Place, i: int) -> str:
     """Return the channel, the position and the key of a row, for people."""
     key = {name: rows.column(name)[i].as_py() for name in plan.task.key_columns}
     position = place.positions[i] if place.positions[i] != NO_POSITION else "unknown"

@@ -203,7 +203,7 @@ def fold_fresh(work: Work) -> Fresh:
             table, found = without_copies(some, levels, plan.layout)
             some, copies = [table] if len(table) else [], copies + found
         if plan.task.reads_state and some:
-            table, unfit = updates_by_key(plan, some, levels)
+            table, unfit = updates_by_key(plan.only, some, levels)
             some, sides = [plan.layout.kind.in_state(table)], [*sides, *unfit]
         parts.append(fold.fold(some, plan.layout, _cuts(work, some), work.ground.clock, apart, ids_from=work.ids_from))
     return Fresh(pa.concat_tables(parts), sides, copies, older)

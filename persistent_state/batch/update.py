@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from monoids import MonoidError
 from persistent_state.batch.groups import Groups
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
 from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, places, raised
@@ -43,7 +43,7 @@ class Updates:
     unfit: Mask
 
 
-def updates_of(plan: Plan, rows: pa.RecordBatch, place: Place, computed: pa.Array | None) -> Updates:
+def updates_of(plan: InputPlan, rows: pa.RecordBatch, place: Place, computed: pa.Array | None) -> Updates:
     """Return the updates that a task makes of rows; `computed` are those that Spark has computed, if it has.
 
     Raises:
@@ -69,7 +69,7 @@ def updates_of(plan: Plan, rows: pa.RecordBatch, place: Place, computed: pa.Arra
     return Updates(None, values, unfit)
 
 
-def _update_column(plan: Plan, rows: pa.RecordBatch, where: Callable[[int], str]) -> pa.Array:
+def _update_column(plan: InputPlan, rows: pa.RecordBatch, where: Callable[[int], str]) -> pa.Array:
     """Return a column with the update of each row: one that the source has, or what `process_batch` returns."""
     if plan.task.value is not None:
         return rows.column(plan.task.value)
@@ -92,7 +92,7 @@ def _update_column(plan: Plan, rows: pa.RecordBatch, where: Callable[[int], str]
     return column
 
 
-def update_table(plan: Plan, columns: Mapping[str, pa.Array], updates: Updates) -> pa.Table:
+def update_table(plan: InputPlan, columns: Mapping[str, pa.Array], updates: Updates) -> pa.Table:
     """Return updates with the key and the order of the rows that they were taken from; several of one row are numbered.
 
     Where messages count once, those of one row are put together: what has come before then leaves as a whole.
@@ -125,12 +125,12 @@ def update_table(plan: Plan, columns: Mapping[str, pa.Array], updates: Updates) 
 
 
 def updates_by_key(
-    plan: Plan, tables: Sequence[pa.Table], older: Sequence[pa.Table]
+    plan: InputPlan, tables: Sequence[pa.Table], older: Sequence[pa.Table]
 ) -> tuple[pa.Table, list[pa.Table]]:
     """Let a task that reads its state process its messages, key by key and in their order.
 
     Args:
-        plan: The task's plan.
+        plan: The plan of the rows.
         tables: The messages of some keys, with their rows.
         older: The levels that hold the state of these keys before.
 
@@ -173,7 +173,7 @@ class Recorder(PersistentState[Any]):
     # So no user code gives it another attribute, which would have no effect.
     __slots__ = ("_plan", "_prepare", "_process_message", "_row", "_rows", "_timestamp", "_values")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: InputPlan) -> None:
         self._plan = plan
         self._process_message: Callable[[Any, Message], object] = plan.task.process_message
         self._prepare = plan.state.prepare
@@ -290,7 +290,7 @@ class ReadingRecorder(Recorder):
 
     __slots__ = ("_is_fit", "_so_far")
 
-    def __init__(self, plan: Plan, so_far: SoFar) -> None:
+    def __init__(self, plan: InputPlan, so_far: SoFar) -> None:
         super().__init__(plan)
         self._so_far = so_far
         self._is_fit = True
@@ -361,7 +361,7 @@ def _naming_ways_out() -> Iterator[None]:
         raise InvalidInputError(f"{str(error).rstrip('.')}. {fold.TOO_LARGE}") from error
 
 
-def _messages(plan: Plan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
+def _messages(plan: InputPlan, rows: pa.RecordBatch, place: Place) -> Iterator[Message]:
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns.pop(LOCAL_TIMESTAMP, None)
     return row_messages(columns, place.timestamps.tolist(), plan.input)

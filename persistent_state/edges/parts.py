@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan, Plan
 from persistent_state.edges.in_order.messages import Messages, messages_in, messages_part
 from persistent_state.edges.in_order.rows import EmittedRows
 from persistent_state.edges.in_order.states import States
@@ -24,13 +23,12 @@ def parts(task: InOrderTask) -> tuple[Messages, States, EmittedRows]:
 
 def on_feeders(plan: Plan) -> Plan:
     """Return the plan of a task with what the task learns from the plans of the tasks that feed it."""
-    if not plan.is_in_order:
+    if not isinstance(plan.task, (States, EmittedRows)):
         return plan
-    part = type(cast(States | EmittedRows, plan.task))
-    return replace(plan, task=part(messages_part(plan.feeders[INPUT]).ordered))
+    return replace(plan, task=type(plan.task)(messages_part(plan.feeders[INPUT]).ordered))
 
 
-def on_inputs(plan: Plan, inputs: Mapping[str, Plan]) -> tuple[Plan, Mapping[str, Plan]]:
+def on_inputs(plan: Plan, inputs: Mapping[str, InputPlan]) -> tuple[Plan, Mapping[str, InputPlan]]:
     """Return the plan of a task with what the task learns from the plans of its inputs, and these."""
     if (waiting := messages_in(plan)) is None:
         return plan, inputs

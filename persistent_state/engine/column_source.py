@@ -30,6 +30,7 @@ from persistent_state.engine.arrow_source import ArrowReader, blob_batches, load
 from persistent_state.engine.dataframe_source import map_batches, source_rows, update_column
 from persistent_state.engine.spark_versions import spark_types
 from persistent_state.errors import StateError
+from persistent_state.event_time.inputs import INPUT
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.sources.formats import one_batch
 
@@ -62,10 +63,10 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
     """Return a flow's blobs, from a source whose updates Spark computes, as a streaming DataFrame."""
     flow = reader.flow
     rows = load(session, flow, reader, spark_types(_sent_schema(flow)))
-    seen = rows.select(*(_quoted(name) for name in flow.first.schema.names))
+    seen = rows.select(*(_quoted(name) for name in flow.first.only.schema.names))
     # The rows that the reader added get a null.
     is_row = F.coalesce(*(F.col(name) for name in (_HEADER, _REASON, _ORIGINALS))).isNull()
-    updates = [F.when(is_row, update_column(plan.task, seen)).alias(plan.column) for plan in flow.tasks]
+    updates = [F.when(is_row, update_column(plan.task, seen)).alias(plan.column) for plan in flow.rows(INPUT)]
 
     def blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[Blob | Report]:
         full = (batch for batch in batches if batch.num_rows)
@@ -85,8 +86,8 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
 
 def _sent_schema(flow: FlowPlan) -> pa.Schema:
     """Return the columns that a reader sends through Spark: beside those of each row, which column does not fit each task."""
-    unfit = [pa.field(plan.unfit_column, pa.int32()) for plan in flow.tasks]
-    return pa.schema([*flow.first.schema, *_BESIDE, *unfit])
+    unfit = [pa.field(plan.unfit_column, pa.int32()) for plan in flow.rows(INPUT)]
+    return pa.schema([*flow.first.only.schema, *_BESIDE, *unfit])
 
 
 def _quoted(name: str) -> str:
@@ -168,12 +169,13 @@ class RowReader(ArrowReader):
     def _sent(self, chunk: Chunk, basis: Basis, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         count, bad = chunk.rows.num_rows, chunk.bad
         # Spark changes the values, so find the unfit keys before.
-        lacked = [lacked_columns(plan, chunk.lacks, chunk.unseen) for plan in self.flow.tasks]
+        plans = self.flow.rows(INPUT)
+        lacked = [lacked_columns(plan, chunk.lacks, chunk.unseen) for plan in plans]
         unfit = {
             plan.unfit_column: unfit_rows(plan, chunk.rows, columns)
-            for plan, columns in zip(self.flow.tasks, lacked, strict=True)
+            for plan, columns in zip(plans, lacked, strict=True)
         }
-        unread = np.any([*unfit.values()], axis=0) | (self.flow.first.channel in chunk.lacks)
+        unread = np.any([*unfit.values()], axis=0) | (self.flow.first.only.channel in chunk.lacks)
         if (originals := self._originals(chunk, basis, unread)) is not None:
             partition = pa.array([chunk.partition], pa.string())
             yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})
@@ -181,7 +183,7 @@ class RowReader(ArrowReader):
             schema,
             count,
             {
-                **{field.name: self._column(chunk.rows, field) for field in self.flow.first.schema},
+                **{field.name: self._column(chunk.rows, field) for field in self.flow.first.only.schema},
                 _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), count),
                 _POSITION: pa.array(chunk.positions),
                 _REPLAY: pa.repeat(pa.scalar(chunk.replay, pa.int64()), count),
@@ -203,7 +205,9 @@ class RowReader(ArrowReader):
         """Return the original records of a chunk that are set aside whatever their updates are, with their positions."""
         if chunk.originals is None:
             return None
-        stamps, valid = microseconds(chunk.rows.column(self.flow.first.timestamp), self.flow.first.timestamp_unit)
+        stamps, valid = microseconds(
+            chunk.rows.column(self.flow.first.only.timestamp), self.flow.first.only.timestamp_unit
+        )
         aside = chunk.positions[~valid | (stamps < basis.clock) | unfit]
         aside = np.union1d(aside, np.array([record.position for record in chunk.bad], np.int64))
         if len(aside) == 0:
@@ -213,7 +217,7 @@ class RowReader(ArrowReader):
 
     def _column(self, rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
         column = rows.column(field.name)
-        if field.name != self.flow.first.timestamp or pa.types.is_int64(field.type):
+        if field.name != self.flow.first.only.timestamp or pa.types.is_int64(field.type):
             return _carried(column, field.type)
         # A cast would truncate towards zero and wrap around; tasks without a Column round down.
         stamps, valid = microseconds(column, None)

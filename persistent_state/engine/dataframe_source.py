@@ -222,7 +222,7 @@ def _check_collations(task: PersistentTask, columns: StructType) -> None:
 
 def are_small(flow: FlowPlan) -> bool:
     """Return whether the types of all columns and of the updates have a fixed width, so that a row has few bytes."""
-    types = [*flow.first.schema.types, *(plan.layout.monoid.type for plan in with_column(flow))]
+    types = [*flow.first.only.schema.types, *(plan.layout.monoid.type for plan in with_column(flow))]
     return all(_has_width(type) for type in types)
 
 
@@ -280,7 +280,7 @@ def blobs_of_dataframe(
     micro-batch of its own when all are idle.
     """
     beside = [F.current_timestamp().alias(_NOW)]
-    beside += [update_column(plan.task, rows).alias(plan.column) for plan in with_column(flow)]
+    beside += [update_column(plan.task, rows).alias(plan.only.column) for plan in with_column(flow)]
     reach = Reach({}, {"": False} if source.channel is None else None, known=tuple(source.channels))
     place = source.channel, source.position
     files, application = flow.first.files, flow.first.application
@@ -331,7 +331,7 @@ def _log(files: Files, application: str) -> Log:
 
 def source_rows(batch: pa.RecordBatch, flow: FlowPlan) -> pa.RecordBatch:
     """Return the columns of the source, as planned, and those beside them that are for a task."""
-    fields = [*flow.first.schema]
+    fields = [*flow.first.only.schema]
     columns = [batch.column(field.name).cast(field.type) for field in fields]
     for name in batch.schema.names:
         if name.startswith((COLUMN, UNFIT)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from persistent_state.batch.plan import FAIL, Plan
+from persistent_state.batch.plan import FAIL, InputPlan, Plan
 from persistent_state.engine.arrow_source import HUNG
 from persistent_state.engine.failures import naming
 from persistent_state.engine.progress import Progress
@@ -266,7 +266,8 @@ class TaskReport:
         reasons = [f"{n:,} {reason!r}{self._hint(reason)}" for reason, n in self._aside.most_common(MOST_REASONS)]
         if more := len(self._aside) - len(reasons):
             reasons.append(f"and {_count(more, 'more reason')}")
-        stop = ", or stop at the first with on_bad_row='fail'" if bad and self._plan.on_bad_row != FAIL else ""
+        is_kept = any(of.on_bad_row != FAIL for of in self._plan.inputs.values())
+        stop = ", or stop at the first with on_bad_row='fail'" if bad and is_kept else ""
         of = f" of {rows:,}" if rows >= self._reported else ""
         return (
             f"{self._reported:,}{of} rows did not count: {', '.join(reasons)}. See open_store(store).application("
@@ -276,7 +277,7 @@ class TaskReport:
     def _hint(self, reason: str) -> str:
         """Return in parentheses what usually causes a reason, or nothing."""
         plan = self._plan
-        inputs = plan.of_rows.values()
+        inputs = plan.inputs.values()
         if reason == LATE and self._born is not None and self._aside[LATE] >= self._messages:
             hint = f"the task is new to the application and begins at its clock, {show_clock(self._born)}; "
             hint += f"rebuild=[{plan.named!r}] of a start builds it from the beginning of its source"
@@ -319,7 +320,7 @@ def _is_of_rows(reason: str) -> bool:
     return reason in _OF_ROWS or reason.startswith((NO_COLUMN, UNFIT_KEY))
 
 
-def _has_no_unit(plan: Plan) -> bool:
+def _has_no_unit(plan: InputPlan) -> bool:
     return pa.types.is_int64(plan.schema.field(plan.timestamp).type) and plan.timestamp_unit is None
 
 

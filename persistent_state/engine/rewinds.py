@@ -323,7 +323,7 @@ def _reads(setup: Setup, table: Fates, first: Entry, newest: Entry) -> list[Read
         source = feed.source
         if isinstance(source, TaskSource):
             continue
-        if not feed.plan.first.has_positions:
+        if not all(of.has_positions for of in feed.plan.first.inputs.values()):
             raise InvalidInputError(
                 f"{feed.plan.title}: {source!r} has no positions, so nobody knows what is to be read again; name a column "
                 "of positions."

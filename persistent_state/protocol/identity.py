@@ -20,7 +20,7 @@ def declared_otherwise(plan: Plan, newest: Entry, inputs: Collection[str] | None
     """
     known, flow = newest.tasks[plan.name].identity, newest.flow_of(plan.name)
     before, now = known.get("declared", {}), plan.identity.get("declared", {})
-    were, are = {*flow.inputs, *flow.upstream}, {*plan.of_rows}
+    were, are = {*flow.inputs, *flow.upstream}, {*plan.inputs}
     if were != are:
         before, now = _with_own_key(before, were, known), _with_own_key(now, are, plan.identity)
     for input, of_input in now.items():

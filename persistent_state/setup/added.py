@@ -11,9 +11,11 @@ from persistent_state.edges.base import Edge
 from persistent_state.edges.in_order.edge import InOrder
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Input, Inputs
+from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.ordered import InOrderTask
 from persistent_state.outputs import Output, Outputs, outputs_of, outputs_of_ordered
 from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.task import PersistentTask
 
 
@@ -95,6 +97,11 @@ def tasks_of(
 def edge_of(input: Input) -> Edge | None:
     """Return the edge by which another task feeds this input; None if a source does."""
     return input.source if isinstance(input.source, Edge) else None
+
+
+def by_spark(source: AnySource) -> bool:
+    """Return whether Spark plans the micro-batches of a source."""
+    return isinstance(source, (DataFrameSource, KafkaConnectorSource))
 
 
 def with_sources(added: Iterable[Added], sources: Mapping[int, AnySource]) -> tuple[Added, ...]:

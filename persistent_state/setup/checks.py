@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, Plan
+from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, InputPlan, Plan
 from persistent_state.edges import parts as in_order
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.inputs import UNNAMED
@@ -25,7 +25,7 @@ from persistent_state.outputs import Output, check_places, outputs_of_ordered
 from persistent_state.partials import keys
 from persistent_state.partials.kinds import kind_of
 from persistent_state.redact import shown
-from persistent_state.setup.added import Added, edge_of
+from persistent_state.setup.added import Added, by_spark, edge_of
 from persistent_state.sources.base import TIMESTAMP_UNITS, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
@@ -84,7 +84,7 @@ def of_inputs(task: str, inputs: Mapping[str, Input]) -> Iterator[str]:
                 f"task={task}: input {name!r} can't be a name, as late rows call the input without a name so; use another "
                 "one."
             )
-        if len(inputs) > 1 and isinstance(each.source, (DataFrameSource, KafkaConnectorSource)):
+        if len(inputs) > 1 and by_spark(each.source):
             yield (
                 f"task={task}: Spark plans the source of input {name!r}, so it can't be one of several; use a FileSource, a "
                 "KafkaSource or one of your own."
@@ -216,7 +216,12 @@ def of_plan(plan: Plan) -> Iterator[str]:
     """Refuse a task that can never work on its rows, or on those of its inputs together."""
     if plan.has_names:
         yield from _of_inputs_together(plan)
-        return
+    else:
+        yield from of_rows(plan.only, plan.by_spark)
+
+
+def of_rows(plan: InputPlan, is_by_spark: bool) -> Iterator[str]:
+    """Refuse a task that can never work on the rows of an input, which Spark may plan."""
     name = plan.named
     if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
         yield f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'."
@@ -227,7 +232,7 @@ def of_plan(plan: Plan) -> Iterator[str]:
     yield from _of_timestamp(plan)
     if way == "value" and plan.task.value is not None:
         yield from of_update(plan, plan.schema.field(plan.task.value).type)
-    yield from _of_order(plan)
+    yield from _of_order(plan, is_by_spark)
     for column in (taken for taken in plan.schema.names if taken.startswith("_persistent_state_")):
         if not column == plan.timestamp == LOCAL_TIMESTAMP:
             yield f"task={name}: the name of column {column!r} is this package's own; rename it."
@@ -235,7 +240,7 @@ def of_plan(plan: Plan) -> Iterator[str]:
         yield f"task={name}: on_bad_row={plan.on_bad_row!r}; say 'keep' or 'fail'."
 
 
-def of_update(plan: Plan, type: pa.DataType) -> Iterator[str]:
+def of_update(plan: InputPlan, type: pa.DataType) -> Iterator[str]:
     """Refuse a column of updates that can never fit: the monoid can't take its type, and nothing prepares its items."""
     monoid = plan.layout.monoid
     if plan.state.prepare is None and not monoid.accepts(type):
@@ -246,11 +251,10 @@ def of_update(plan: Plan, type: pa.DataType) -> Iterator[str]:
         )
 
 
-def _of_columns(plan: Plan) -> Iterator[str]:
+def _of_columns(plan: InputPlan) -> Iterator[str]:
     """Refuse rows that have a column twice, or lack one that the task names."""
     name, task = plan.named, plan.task
-    feeder = plan.upstream.get(plan.input)
-    source = "the source" if feeder is None else f"{feeder!r}, which feeds it,"
+    source = "the source" if plan.edge is None else f"{plan.edge!r}, which feeds it,"
     if (twice := name_twice(plan.schema)) is not None:
         yield f"task={name}: {source} has {twice!r} twice; {ONE_NAME_EACH}."
     wanted = {
@@ -265,7 +269,7 @@ def _of_columns(plan: Plan) -> Iterator[str]:
             yield f"task={name}: the {role} column {column!r} is not in {source.rstrip(',')}; it has {known}."
 
 
-def _of_key(plan: Plan) -> Iterator[str]:
+def _of_key(plan: InputPlan) -> Iterator[str]:
     """Refuse columns that can't be the key, or the id of messages."""
     name, task = plan.named, plan.task
     if (task.message_id is None) != (task.horizon is None):
@@ -286,7 +290,7 @@ def _of_key(plan: Plan) -> Iterator[str]:
         yield from _of_type(plan, task.message_id, f"task={name}, message id {task.message_id!r}")
 
 
-def _of_type(plan: Plan, column: str, named: str) -> Iterator[str]:
+def _of_type(plan: InputPlan, column: str, named: str) -> Iterator[str]:
     """Refuse a column whose values can't be keys."""
     try:
         keys.normal_type(plan.schema.field(column).type)
@@ -294,7 +298,7 @@ def _of_type(plan: Plan, column: str, named: str) -> Iterator[str]:
         yield f"{named}: {error}"
 
 
-def _of_channel(plan: Plan) -> Iterator[str]:
+def _of_channel(plan: InputPlan) -> Iterator[str]:
     """Refuse a column of channels that can't name them."""
     if plan.channel is None:
         return
@@ -305,7 +309,7 @@ def _of_channel(plan: Plan) -> Iterator[str]:
         yield f"task={plan.named}: the channel column {plan.channel!r} is {found}; make it text or integers."
 
 
-def _of_timestamp(plan: Plan) -> Iterator[str]:
+def _of_timestamp(plan: InputPlan) -> Iterator[str]:
     """Refuse a column of timestamps that are none, or have another unit than is said."""
     stamp, unit = plan.schema.field(plan.timestamp).type, plan.timestamp_unit
     if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
@@ -322,14 +326,14 @@ def _of_timestamp(plan: Plan) -> Iterator[str]:
         )
 
 
-def _of_order(plan: Plan) -> Iterator[str]:
+def _of_order(plan: InputPlan, is_by_spark: bool) -> Iterator[str]:
     """Refuse rows whose order is needed, and is not known."""
     if plan.layout.is_ordered and not plan.has_positions:
         yield (
             f"task={plan.named}: {plan.layout.monoid.name} does not commute, and its source gives messages of one time no "
             "order; name a column of positions."
         )
-    if plan.settings.jump is not None and plan.by_spark:
+    if plan.settings.jump is not None and is_by_spark:
         yield (
             f"task={plan.named}: max_jump={plan.settings.jump} microseconds is measured from row to row, and Spark hands over "
             "a DataFrame's rows in parts of any order; leave it out, or use another source."
@@ -352,12 +356,12 @@ def _of_inputs_together(plan: Plan) -> Iterator[str]:
         )
 
 
-def _of_one_of_several(plan: Plan, of_input: Plan) -> Iterator[str]:
+def _of_one_of_several(plan: Plan, of_input: InputPlan) -> Iterator[str]:
     """Refuse what does not fit of one of several inputs of a task."""
-    yield from of_plan(of_input)
+    yield from of_rows(of_input, plan.by_spark)
     if of_input.update_way == "column":
         yield f"task={plan.named} says its update in process_column, and has several inputs; say it in process_batch."
-    if of_input.by_spark:
+    if plan.by_spark:
         yield f"task={plan.named}: Spark plans this source, so it can't be one of several; use another source."
     if plan.task.reads_state:
         yield f"task={plan.named} reads its state, and has several inputs; leave out reads_state."
@@ -373,16 +377,16 @@ def _of_one_of_several(plan: Plan, of_input: Plan) -> Iterator[str]:
         )
 
 
-def _state_columns(plan: Plan) -> tuple[str, ...]:
+def _state_columns(plan: Plan | InputPlan) -> tuple[str, ...]:
     """Return the columns that the state has beside the key."""
     return ("value", *kind_of(plan.state.windowing).window_columns)
 
 
-def _other_name(plan: Plan, column: str) -> str:
+def _other_name(plan: InputPlan, column: str) -> str:
     """Return in words what gives a key column another name."""
     if not plan.is_fed_by_task:
         return "rename it in the source's transform"
-    of_input = f"Input({plan.upstream[plan.input]!r}, key={column!r})"
+    of_input = f"Input({plan.edge!r}, key={column!r})"
     return f"name its input, as in {{'of': {of_input}}}, and give the key of the task another name"
 
 

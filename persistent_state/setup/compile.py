@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
@@ -11,7 +11,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from persistent_state.batch.of_input import OfInput
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan, Plan
 from persistent_state.edges import parts as in_order
 from persistent_state.edges.base import check
 from persistent_state.errors import StateError
@@ -20,8 +20,8 @@ from persistent_state.event_time.durations import duration, positive
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Input
 from persistent_state.setup import graph
-from persistent_state.setup.added import Added, edge_of
-from persistent_state.setup.checks import of_plan, of_update, refuse
+from persistent_state.setup.added import Added, by_spark, edge_of
+from persistent_state.setup.checks import of_plan, of_rows, of_update, refuse
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
@@ -64,20 +64,18 @@ def plans_of(
             application=application,
             files=files,
             task=each.task,
-            schema=pa.schema([]),
-            timestamp="",
-            channel=None,
+            # The plans of its inputs are made from this one.
+            inputs={},
             settings=replace(settings, every=math.gcd(*apart.get(each.name, ())) or None),
             shards=shards,
             emits=bool(each.outputs.running),
             outputs=each.outputs.names,
-            on_bad_row=each.on_bad_row,
             delivery=each.delivery,
-            upstream=each.upstream,
             feeders={name: plans[source.task] for name, source in each.upstream.items()},
             without=each.without,
+            by_spark=any(map(by_spark, each.sources.values())),
         )
-        plan = _with_inputs(in_order.on_feeders(plan), each.inputs, columns_of)
+        plan = _with_inputs(in_order.on_feeders(plan), each, columns_of)
         # First, as a task that can't be fed has no such columns either.
         check(plan)
         refuse(of_plan(plan))
@@ -101,62 +99,54 @@ def take_up_schemas(application: str, added: Iterable[Added], files: Files) -> N
                 source.go_on_from(lists.read(files, newest.flow_of(task).inputs[name].journal))
 
 
-def _with_inputs(plan: Plan, inputs: Mapping[str, Input], columns_of: ColumnsOf) -> Plan:
-    """Return the plan of a task with those of its inputs; of an only one without a name it is the plan itself.
+def _with_inputs(plan: Plan, added: Added, columns_of: ColumnsOf) -> Plan:
+    """Return the plan of a task with those of its inputs.
 
     Raises:
         InvalidInputError: The task does not fit the rows of an input.
     """
-    of_inputs: Mapping[str, Plan] = {name: _of_input(plan, name, of, columns_of) for name, of in inputs.items()}
-    plan, of_inputs = in_order.on_inputs(plan, of_inputs)
-    if [*of_inputs] == [INPUT]:
-        return of_inputs[INPUT]
-    of_inputs = {name: replace(of, among=tuple(of_inputs)) for name, of in of_inputs.items()}
-    own = {name: of.settings for name, of in of_inputs.items()}
-    return replace(plan, inputs=of_inputs, settings=replace(plan.settings, inputs=own))
+    plan, inputs = in_order.on_inputs(
+        plan, {name: _of_input(plan, name, input, added.on_bad_row, columns_of) for name, input in added.inputs.items()}
+    )
+    if [*inputs] == [INPUT]:
+        return replace(plan, task=inputs[INPUT].task, inputs=inputs, settings=inputs[INPUT].settings)
+    inputs = {name: replace(of, among=tuple(inputs)) for name, of in inputs.items()}
+    own = {name: of.settings for name, of in inputs.items()}
+    return replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=own))
 
 
-def _of_input(
-    plan: Plan,
-    name: str,
-    input: Input,
-    columns_of: ColumnsOf,
-) -> Plan:
-    """Return a task's plan of the rows of one of its inputs.
+def _of_input(plan: Plan, name: str, input: Input, on_bad_row: str, columns_of: ColumnsOf) -> InputPlan:
+    """Return the plan of the rows of an input of a task.
 
     Raises:
         InvalidInputError: The task does not fit them.
     """
-    settings, source, task = plan.settings, input.source, plan.task
-    if input != Input(source):
-        task = OfInput(task, input)
+    task = plan.task if input == Input(input.source) else OfInput(plan.task, input)
+    on_bad_row = on_bad_row if input.on_bad_row is None else input.on_bad_row
     if (edge := edge_of(input)) is not None:
         # The moments of changes are clocks, and no clock is broken.
-        settings = replace(settings, ahead=FURTHEST, delay=0, jump=None)
-        schema, update = edge.schema(plan.feeders[name], plan.task), None
-        timestamp, unit, channel = TIMESTAMP, None, None
-    else:
-        if input.allowed_delay is not None:
-            settings = replace(settings, delay=duration("allowed_delay", input.allowed_delay))
-        if input.idle_after is not None:
-            settings = replace(settings, idle_after=positive("idle_after", input.idle_after))
-        if isinstance(source, TimeReplayableSource):
-            settings = replace(settings, bounds=source.bounds)
-        source, schema, update = columns_of(task, source)
-        timestamp, unit, channel = source.timestamp, source.timestamp_unit, source.channel
-    found = replace(
-        plan,
-        task=task,
-        schema=schema,
-        timestamp=timestamp,
-        timestamp_unit=unit,
-        channel=channel,
-        settings=settings,
-        on_bad_row=plan.on_bad_row if input.on_bad_row is None else input.on_bad_row,
+        settings = replace(plan.settings, ahead=FURTHEST, delay=0, jump=None)
+        schema = edge.schema(plan.feeders[name], plan.task)
+        return InputPlan(name, task, schema, TIMESTAMP, None, settings, on_bad_row=on_bad_row, edge=edge)
+    settings = plan.settings
+    if input.allowed_delay is not None:
+        settings = replace(settings, delay=duration("allowed_delay", input.allowed_delay))
+    if input.idle_after is not None:
+        settings = replace(settings, idle_after=positive("idle_after", input.idle_after))
+    if isinstance(input.source, TimeReplayableSource):
+        settings = replace(settings, bounds=input.source.bounds)
+    source, schema, update = columns_of(task, input.source)
+    found = InputPlan(
+        name,
+        task,
+        schema,
+        source.timestamp,
+        source.channel,
+        settings,
+        timestamp_unit=source.timestamp_unit,
+        on_bad_row=on_bad_row,
         has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
-        by_spark=isinstance(source, DataFrameSource),
-        input=name,
     )
     if update is not None:
-        refuse(of_plan(found), of_update(found, update))
+        refuse(of_rows(found, plan.by_spark), of_update(found, update))
     return found

@@ -15,6 +15,8 @@ from persistent_state import Message, NonWindowState, PersistentState, Persisten
 from persistent_state.batch import combine as combining
 from persistent_state.batch import messages
 from persistent_state.batch.combine import combine
+from persistent_state.batch.judge import Sightings
+from persistent_state.batch.lift import Read
 from persistent_state.batch.messages import Answers, Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
@@ -192,6 +194,18 @@ def test_a_flow_that_is_behind_keeps_the_clocks_apart_that_it_passes() -> None:
     tables = [table for blob in sent if isinstance(blob, Blob) for table in blob.of(plan.name).tables]
     starts = sorted({start for table in messages.whole_tables(tables) for start in table["start"].to_pylist()})
     assert starts == [20, 25]
+
+
+def test_a_channel_has_the_delay_of_the_input_whose_name_it_begins_with() -> None:
+    plan = core.plan_of(Sums(), SCHEMA, settings=Settings(10, delay=3, ahead=2**62))
+    entry = core.start(Log(plan.files, "app"), [plan])
+    basis = plan_batch(entry, core.alone(plan), Reach({}), 0)
+    read = Read(sightings=Sightings(newest={"a:b": 100}))
+    # An only input without a name may call its channels so.
+    assert combining._horizon(plan, basis, read) == 97
+    of_each = {"a": replace(plan.settings, delay=7)}
+    named = replace(plan, inputs={"a": plan.only}, settings=replace(plan.settings, inputs=of_each))
+    assert combining._horizon(named, basis, read) == 93
 
 
 def test_no_more_than_a_few_rows_wait_for_the_end_of_a_part() -> None:

@@ -307,8 +307,8 @@ def test_a_unit_that_is_none_and_one_of_a_column_that_has_its_own_are_refused() 
     assert problem(lambda: run_local(Rows(), told(1), timestamp_unit="m")) == (
         "task=Rows: timestamp_unit='m'; say one of 's', 'ms', 'us', 'ns'."
     )
-    timed = plan.schema.set(0, pa.field("ts", pa.timestamp("ms")))
-    text = problem(partial(core.check, replace(plan, schema=timed, timestamp_unit="s")))
+    timed = plan.only.schema.set(0, pa.field("ts", pa.timestamp("ms")))
+    text = problem(partial(core.check, core.changed(plan, schema=timed, timestamp_unit="s")))
     assert re.search(r"timestamp_unit='s' is for integers, and the timestamp column 'ts' is timestamp\[ms\]", text)
 
 

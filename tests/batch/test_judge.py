@@ -71,18 +71,20 @@ def judged(plan: Plan, basis: Basis, rows: Sequence[tuple[Any, ...]], sightings:
     at = np.array(positions, np.int64)
     chunk = Chunk("p", int(at.min()), pa.record_batch(columns, schema=SCHEMA), at=at)
     position = basis.positions.get("p", Position())
-    return judge(plan, basis, place_of(plan, chunk), [position], sightings or Sightings()).tolist()
+    return judge(
+        plan.only, basis, place_of(plan.only, chunk), [position], sightings or Sightings(), plan.takes_late
+    ).tolist()
 
 
 def test_a_channel_that_is_named_as_one_of_another_input_is_none() -> None:
     plan, basis = planned()
-    plan, basis = replace(plan, among=("", "history")), replace(basis, positions={"p": Position(next=1)})
+    plan, basis = core.changed(plan, among=("", "history")), replace(basis, positions={"p": Position(next=1)})
     rows = [(300, 0, "history:x"), (200, 1, "a"), (400, 2, "history:x"), (None, 3, "history:x"), (150, 4, "other:x")]
     sightings = Sightings()
     assert judged(plan, basis, rows, sightings) == [SKIPPED, ACCEPTED, FOREIGN, NO_TIMESTAMP, ACCEPTED]
     # The other input's channel of that name is neither moved nor kept from falling silent.
     assert sightings == Sightings({"a": 200, "other:x": 150})
-    named = replace(plan, input="history")
+    named = core.changed(plan, input="history")
     assert judged(named, basis, [(400, 2, "x"), (400, 3, "history:x")]) == [ACCEPTED, ACCEPTED]
 
 

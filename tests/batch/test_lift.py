@@ -103,7 +103,7 @@ def test_accepted_rows_become_updates_and_the_others_step_aside() -> None:
 
 def test_a_row_whose_channel_is_named_as_one_of_another_input_steps_aside() -> None:
     plan = core.plan_of(Sums(), SCHEMA, settings=Settings(10, ahead=2**62), channel="key")
-    plan = replace(plan, among=("", "history"))
+    plan = core.changed(plan, among=("", "history"))
     basis = plan_batch(core.start(Log(plan.files, "app"), [plan]), core.alone(plan), Reach({}), 0)
     read, found = lifted(plan, basis, chunk_of([(110, "a", 1), (120, "history:x", 2), (130, "b:c", 3)]))
     assert found.tables[0]["value"].to_pylist() == [1, 3]
@@ -112,7 +112,7 @@ def test_a_row_whose_channel_is_named_as_one_of_another_input_steps_aside() -> N
     with pytest.raises(
         TaskFailedError, match="met a bad row \\(channel named as one of another input\\) at channel='history:x'"
     ):
-        lifted(replace(plan, on_bad_row=FAIL), basis, chunk_of([(120, "history:x", 2)]))
+        lifted(core.changed(plan, on_bad_row=FAIL), basis, chunk_of([(120, "history:x", 2)]))
 
 
 @pytest.mark.parametrize(("lacks", "reasons"), [("n", [110, 120]), ("key", [110, 120]), ("other", [])])
@@ -177,7 +177,7 @@ def test_the_notes_of_a_chunk_without_rows_are_kept() -> None:
 
 def test_rows_that_lack_the_channel_column_step_aside_and_are_of_no_channel() -> None:
     plan, basis = planned(Sums(), Position(1))
-    plan = replace(plan, channel="key")
+    plan = core.changed(plan, channel="key")
     chunk = chunk_of([(110, None, 1), (90, None, 2), (10**6, None, 3), (None, None, 4)], lacks=("key",))
     read, found = lifted(plan, basis, chunk, chunk_of([(120, "a", 5)], 4))
     assert aside(read.late) == [("its file has no column 'key'", i) for i in (1, 2, 3)]
@@ -185,7 +185,7 @@ def test_rows_that_lack_the_channel_column_step_aside_and_are_of_no_channel() ->
     assert (read.sightings.newest, read.ends) == ({"a": 120}, {"p": 5})
     assert [row["value"] for table in found.tables for row in table.to_pylist()] == [5]
     with pytest.raises(TaskFailedError, match=r"met a bad row \(its file has no column 'key'\)"):
-        lifted(replace(plan, on_bad_row=FAIL), basis, chunk)
+        lifted(core.changed(plan, on_bad_row=FAIL), basis, chunk)
 
 
 class ByTime(Sums):
@@ -217,7 +217,7 @@ def test_a_row_whose_key_does_not_fit_a_task_steps_aside_for_that_task_only() ->
 def test_what_a_source_calls_unfit_for_a_task_is() -> None:
     plan, basis = planned(Sums())
     chunk = chunk_of([(110, "a", 1), (115, "b", 2), (90, "b", 4)])
-    marked = chunk.rows.append_column(plan.unfit_column, pa.array([0, 1, 1], pa.int32()))
+    marked = chunk.rows.append_column(plan.only.unfit_column, pa.array([0, 1, 1], pa.int32()))
     read, found = lifted(plan, basis, replace(chunk, rows=marked))
     assert (aside(read.late), aside(found.sides)) == ([("late", 2)], [("key does not fit: column key", 1)])
     assert found.tables[0]["value"].to_pylist() == [1]
@@ -285,7 +285,7 @@ def test_rows_without_a_position_below_the_restored_clock_are_counted() -> None:
 
 def test_rows_outside_the_bounds_of_an_input_are_counted_when_they_are_first_read() -> None:
     plan, basis = planned(Sums(), Position(next=2, accounted=((5, 112),)))
-    plan = replace(plan, settings=replace(plan.settings, bounds=Bounds(since=150)))
+    plan = core.changed(plan, settings=replace(plan.settings, bounds=Bounds(since=150)))
     read, _ = lifted(plan, basis, chunk_of([(120, "a", 1)] * 5, first=2))
     assert read.counts["outside"] == 2
 
@@ -327,7 +327,7 @@ def test_bad_rows_fail_where_that_is_wanted_and_late_ones_do_not(
     row: tuple[Any, ...], bad: tuple[int, ...], reason: str
 ) -> None:
     plan, basis = planned(Sums())
-    plan = replace(plan, on_bad_row=FAIL)
+    plan = core.changed(plan, on_bad_row=FAIL)
     lifted(plan, basis, chunk_of([(90, "a", 1)]))
     records = tuple(BadRecord(position, "broken") for position in bad)
     with pytest.raises(TaskFailedError, match=rf"met a bad row \({reason}\)"):

@@ -102,7 +102,7 @@ def through_spark(plan: Plan, source: TimeReplayableSource, basis: Basis, split:
     header, *batches = RowReader(alone(plan), source, 1, 1, {}, 1).read(InputPartition(Part(0, 1, basis, split)))
     whole = one_batch(batches, header.schema)
     cut = [whole.slice(first, 7) for first in range(0, whole.num_rows, 7)]
-    return _replaced((batch.append_column(plan.column, batch.column("n")) for batch in cut), alone(plan))
+    return _replaced((batch.append_column(plan.only.column, batch.column("n")) for batch in cut), alone(plan))
 
 
 class Several(TimeReplayableSource):

@@ -583,11 +583,11 @@ def play_prepared(
     schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("update", items.type)])
     plan = core.plan_of(task, schema, on_bad_row=on_bad_row)
     core.check(plan)
-    refuse(of_update(plan, items.type))
+    refuse(of_update(plan.only, items.type))
     log = Log(plan.files, "app")
     entry = core.start(log, [plan])
     stamps = pa.array(range(len(items)), pa.int64())
-    rows = pa.record_batch([stamps, pa.array(words, pa.string()), items, items], [*schema.names, plan.column])
+    rows = pa.record_batch([stamps, pa.array(words, pa.string()), items, items], [*schema.names, plan.only.column])
     first = 0
     for size in cycle(sizes):
         if first >= len(items):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -68,7 +67,7 @@ def rows_of(chunks: Iterable[Chunk]) -> list[tuple[str, list[dict[str, Any]]]]:
 
 def test_a_shard_whose_runs_were_collected_is_read_from_those_that_took_their_place() -> None:
     plan, source = core.plan_of(PerShop(), EVENTS), Changes("PerShop")
-    fed = replace(core.plan_of(Total(), EVENTS), upstream={"": source}, feeders={"": plan})
+    fed = core.changed(core.plan_of(Total(), EVENTS), edge=source, feeders={"": plan})
     log = Log(plan.files, plan.application)
     core.start(log, [plan])
 

@@ -161,7 +161,7 @@ def test_what_was_given_is_not_given_again_when_a_run_is_gone() -> None:
 def planned(source: Edge) -> dict[str, Plan]:
     """The plans of both tasks, whose store has two shards."""
     plans = core.compiled(application(source), shards=2)
-    return {name: replace(plan, settings=replace(plan.settings, ahead=2**62)) for name, plan in plans.items()}
+    return {name: core.changed(plan, settings=replace(plan.settings, ahead=2**62)) for name, plan in plans.items()}
 
 
 def test_it_is_named_where_it_is_refused() -> None:

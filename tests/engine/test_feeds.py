@@ -60,9 +60,9 @@ def test_a_task_with_a_delay_of_its_own_is_fed_apart(tmp_path: Path) -> None:
     one = files(tmp_path)
     parts = [part(Words("A"), one), part(Words("B"), one), part(Words("C"), one)]
     plan = parts[1].plan
-    parts[1] = replace(parts[1], plan=replace(plan, settings=replace(plan.settings, delay=30)))
+    parts[1] = replace(parts[1], plan=core.changed(plan, settings=replace(plan.settings, delay=30)))
     assert flows(*parts) == [["A", "C"], ["B"]]
-    parts[1] = replace(parts[1], plan=replace(plan, settings=replace(plan.settings, idle_after=30)))
+    parts[1] = replace(parts[1], plan=core.changed(plan, settings=replace(plan.settings, idle_after=30)))
     assert flows(*parts) == [["A", "C"], ["B"]]
 
 
@@ -101,7 +101,7 @@ def test_equal_sources_that_are_not_one_object_are_found(tmp_path: Path) -> None
 
 def test_equal_sources_that_are_tasks_are_no_source_that_is_read_twice() -> None:
     parts = [part(Words(name), ClosedWindows("Hourly")) for name in ("A", "B")]
-    parts = [replace(each, plan=replace(each.plan, upstream={"": ClosedWindows("Hourly")})) for each in parts]
+    parts = [replace(each, plan=core.changed(each.plan, edge=ClosedWindows("Hourly"))) for each in parts]
     assert equal_sources(parts) == []
 
 

@@ -312,7 +312,7 @@ def test_timestamps_of_another_unit_in_a_running_application_are_told_with_what_
     before.read()
     before.close()
     run = Run(write(tmp_path, "1.parquet", 1_767_225_601), Words(), before.files)
-    run.plan = replace(run.plan, timestamp_unit=None)
+    run.plan = core.changed(run.plan, timestamp_unit=None)
     run.report = TaskReport([run.plan], run.entry, first=0)
     said = run.read() or ""
     assert "1 of 1 rows did not count: 1 'late' (" in said

@@ -23,6 +23,7 @@ from persistent_state.engine.steps import Stepper
 from persistent_state.inputs import Input
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import graph
+from tests import core
 from tests.engine.test_start_checks import setup_of
 from tests.protocol.test_inputs import Both, PerShop, Twice, World, application
 from tests.waiting import PATIENCE, until
@@ -72,7 +73,7 @@ class Stepped:
         # A message moves the clock to 50 microseconds before it.
         for name, plan in world.plans.items():
             if plan.source_inputs or not plan.upstream:
-                world.plans[name] = replace(plan, settings=replace(plan.settings, delay=50))
+                world.plans[name] = core.changed(plan, settings=replace(plan.settings, delay=50))
         world.start()
         parts = [FedTask(plan, source_of(plan), Outputs((), ())) for plan in world.plans.values()]
         self.heard: list[Progress] = []

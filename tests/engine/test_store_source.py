@@ -368,8 +368,8 @@ class TestFilters:
             log = Log(plan.files, "app")
             core.start(log, [plan])
             rows = [{"ts": 1, "float": value, "n": n} for n, value in enumerate((0.0, math.nan, 1.5))]
-            core.play(log, plan, pa.RecordBatch.from_pylist(rows, plan.schema))
-            core.play(log, plan, pa.RecordBatch.from_pylist([{**rows[0], "ts": 99}], plan.schema))
+            core.play(log, plan, pa.RecordBatch.from_pylist(rows, plan.only.schema))
+            core.play(log, plan, pa.RecordBatch.from_pylist([{**rows[0], "ts": 99}], plan.only.schema))
             options = {"path": plan.files.url, "application": "app", "task": "Composite", "pushFilters": "true"}
             for value, number in ((-0.0, 0), (0.0, 0), (math.nan, 1), (1.5, 2)):
                 assert read(options, [EqualTo(("float",), value)])["value"].to_pylist() == [number]
@@ -447,7 +447,7 @@ class TestKeyOption:
             log = Log(plan.files, "app")
             core.start(log, [plan])
             for ts in (1, 99):
-                core.play(log, plan, pa.RecordBatch.from_pylist([{**key, "ts": ts, "n": 7}], plan.schema))
+                core.play(log, plan, pa.RecordBatch.from_pylist([{**key, "ts": ts, "n": 7}], plan.only.schema))
             options = {"path": plan.files.url, "application": "app", "task": "Composite"}
             text = (
                 '{"date": "2026-01-01", "time": "2026-01-01T06:00:00+01:00", "naive": "2026-01-01T05:00:00", '

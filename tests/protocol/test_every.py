@@ -152,7 +152,7 @@ class World(LocalApplication):
             settings=self.of,
             shards=self.shards,
         )
-        plan = replace(plan, upstream={"": source}, feeders={"": self.plans[source.task]})
+        plan = core.changed(plan, edge=source, feeders={"": self.plans[source.task]})
         base.check(plan)
         core.check(plan)
         return plan
@@ -205,7 +205,7 @@ def test_tasks_that_are_fed_together_are_fed_as_often_as_one_of_them_must_be() -
     source = Changes("Amounts")
     first, second = (world._derived(Total(name), source) for name in ("First", "Second"))
     # Only the second feeds a task that is fed what changes every so often.
-    flow = FlowPlan((replace(first, settings=replace(world.of, every=None)), second))
+    flow = FlowPlan((core.changed(first, settings=replace(world.of, every=None)), second))
     world.start("Amounts", flow)
     world.read([(5, 0, 1), (25, 0, 1), (100, 0, 1)])
     (step,) = graph.due(world.newest)

@@ -467,7 +467,7 @@ class TestOneFlow:
 
     def test_bad_rows_fail_where_one_task_wants_that(self) -> None:
         world = two()
-        world.plans["b"] = replace(world.plans["b"], on_bad_row=FAIL)
+        world.plans["b"] = core.changed(world.plans["b"], on_bad_row=FAIL)
         world.start("ab")
         world.come(5, None)
         with pytest.raises(TaskFailedError, match="task=b met a bad row"):

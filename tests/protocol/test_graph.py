@@ -293,7 +293,7 @@ def test_a_task_of_another_version_is_built_again_from_the_state_of_what_feeds_i
     world.play("PerShop", [(12, 2, 20), (25, 1, 7)])
     world.steps()
     assert world.newest.clock == 20
-    plans = [world.plans["PerShop"], replace(world.plans["PerRegion"], task=Other())]
+    plans = [world.plans["PerShop"], core.changed(world.plans["PerRegion"], task=Other())]
     # The other code makes something else of the shops.
     world.check = lambda: None  # type: ignore[method-assign]
     world.start(*plans)
@@ -327,7 +327,7 @@ def with_slots() -> Graph:
 def test_a_task_that_has_taken_windows_is_not_begun_anew_unasked() -> None:
     world = with_slots()
     plans, number = [world.plans["PerSlot"], world.plans["Slots"]], world.newest.number
-    other = [plans[0], replace(plans[1], task=OtherSlots())]
+    other = [plans[0], core.changed(plans[1], task=OtherSlots())]
     way = (
         "and what it has taken can't be given to it again. Name it in "
         'reset=["Slots"] of run or start, and it loses what it has and begins with the windows of PerSlot that close after '
@@ -365,7 +365,7 @@ def test_a_task_that_has_taken_nothing_that_stays_begins_anew_unasked() -> None:
     world.wanted = ["PerSlot", "Slots"]
     world.start()
     plans = [world.plans["PerSlot"], world.plans["Slots"]]
-    world.start(plans[0], replace(plans[1], task=OtherSlots()))
+    world.start(plans[0], core.changed(plans[1], task=OtherSlots()))
     world.start(*plans, reset=["PerSlot"])
     world.play("PerSlot", [(5, 1, 10), (35, 1, 2), (75, 1, 1)])
     world.steps()

@@ -439,7 +439,7 @@ class NewBoth(Both):
 
 def with_new_code(world: World) -> None:
     """Let the task that a source feeds beside a task have another version."""
-    world.plans["Both"] = replace(world.plans["Both"], task=NewBoth())
+    world.plans["Both"] = core.changed(world.plans["Both"], task=NewBoth())
 
 
 @pytest.mark.parametrize("is_new_code", [False, True])

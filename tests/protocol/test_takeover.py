@@ -52,7 +52,7 @@ class Ran:
         for plan in (self.old, self.other):
             for each in SENT:
                 core.play(self.log, plan, rows([each]), keeping=keeping)
-        self.new = replace(self.old, task=Total("sum", pa.float64()))
+        self.new = core.changed(self.old, task=Total("sum", pa.float64()))
 
     @property
     def newest(self) -> Entry:
@@ -113,7 +113,7 @@ def test_a_new_task_may_begin_at_the_beginning_of_its_source() -> None:
 def test_a_close_takes_a_task_that_is_built_again_to_the_global_clock() -> None:
     ran = Ran()
     assert commits.close(ran.log, 1, now=0, keeping=Keeping()).clock == 50
-    alone = replace(ran.new, settings=replace(ran.new.settings, interval=7))
+    alone = core.changed(ran.new, settings=replace(ran.new.settings, interval=7))
     entry = core.start(ran.log, [alone], rebuild=["sum"])
     core.play(ran.log, alone, rows(SENT))
     # The first multiple of 7 above the newest message is 42.

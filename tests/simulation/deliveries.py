@@ -215,14 +215,11 @@ class DeliveryWorld:
         def note(*read: Any) -> None:
             pass
 
-        return Plan(
+        return core.plan_of(
+            job.task(note),
+            SCHEMA,
             application=self.application,
             files=files,
-            task=job.task(note),
-            schema=SCHEMA,
-            timestamp="ts",
-            timestamp_unit="us",
-            channel=None,
             settings=Settings(interval, DELAY, ahead=2**62),
             shards=shards,
             outputs=() if self.goes_back else ("out",),

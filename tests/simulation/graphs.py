@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import monoids
 from persistent_state.application import Application
-from persistent_state.batch.plan import FlowPlan, Plan
+from persistent_state.batch.plan import FlowPlan, InputPlan, Plan
 from persistent_state.edges import base
 from persistent_state.edges import parts as in_order
 from persistent_state.edges.base import Edge
@@ -334,18 +334,19 @@ def plans_of(
         # No clock is broken.
         settings = replace(like.settings, ahead=2**62, jump=None, every=apart.get(each.name))
         plan = replace(
-            like, task=each.task(), schema=pa.schema([]), timestamp=TIMESTAMP, channel=None, settings=settings, emits=False,
-            outputs=outputs(each), timestamp_unit=None, upstream=each.inputs, inputs={}, input="", among=(), without=(),
+            like, task=each.task(), inputs={}, settings=settings, emits=False, outputs=outputs(each), without=(),
             feeders={name: every[source.task] for name, source in each.inputs.items()},
         )  # fmt: skip
         plan = in_order.on_feeders(plan)
-        of_inputs: Mapping[str, Plan] = {
-            name: replace(plan, schema=source.schema(plan.feeders[name], plan.task), input=name)
+        of_inputs: Mapping[str, InputPlan] = {
+            name: InputPlan(
+                name, plan.task, source.schema(plan.feeders[name], plan.task), TIMESTAMP, None, settings, edge=source
+            )
             for name, source in each.inputs.items()
         }
         plan, of_inputs = in_order.on_inputs(plan, of_inputs)
         if len(of_inputs) == 1:
-            plan = of_inputs[""]
+            plan = replace(plan, task=of_inputs[""].task, inputs=of_inputs)
         else:
             inputs = {name: replace(of, among=tuple(of_inputs)) for name, of in of_inputs.items()}
             plan = replace(plan, inputs=inputs, settings=replace(settings, inputs=dict.fromkeys(inputs, settings)))

@@ -240,10 +240,11 @@ def plan_of(
     else:
         application.add(task, of, without=[*coming.left[name]])
     plan = core.compiled(application, files, actor.shards)[name]
-    inputs = {input: with_own(each, settings, emits) for input, each in plan.inputs.items()}
-    plan = with_own(plan, settings, emits)
-    of_each = {input: each.settings for input, each in inputs.items()}
-    return replace(plan, inputs=inputs, settings=replace(plan.settings, inputs=of_each))
+    # The clocks that its world keeps apart, and what no application can say.
+    own = {"believe": settings.believe, "interval": settings.interval, "every": settings.every}
+    inputs = {input: replace(each, settings=replace(each.settings, **own)) for input, each in plan.inputs.items()}
+    of_each = {input: each.settings for input, each in inputs.items()} if plan.has_names else {}
+    return replace(plan, inputs=inputs, emits=emits, settings=replace(plan.settings, **own, inputs=of_each))
 
 
 def is_of(task: str, job: Job) -> bool:
@@ -272,9 +273,3 @@ def inputs_of(job: Job, coming: Coming, actor: Actor) -> dict[str, Input]:
 def updates_of(job: Job, batch: pa.RecordBatch) -> pa.Array:
     """What a task makes of the rows of a task that feeds it."""
     return MONOIDS[job.kind].to_arrow([job.update_of(row) for row in batch.to_pylist()])
-
-
-def with_own(plan: Plan, settings: Settings, emits: bool) -> Plan:
-    """The plan with what its world says: the clocks that it keeps apart, and what no application can say."""
-    own = {"believe": settings.believe, "interval": settings.interval, "every": settings.every}
-    return replace(plan, settings=replace(plan.settings, **own), emits=emits)

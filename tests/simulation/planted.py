@@ -1891,7 +1891,7 @@ BUGS = (
         "new input from the beginning",
         "Messages of an input that is new count below the clock.",
         judge.judge,
-        ("& (not plan.takes_late)", "& (not plan.takes_late and (not plan.among or plan.input in basis.begun))"),
+        ("& (not takes_late)", "& (not takes_late and (not plan.among or plan.input in basis.begun))"),
         theme="inputs",
     ),
     bug(

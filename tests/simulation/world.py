@@ -861,8 +861,15 @@ class World:
             if job.inputs:
                 plan = inputs.plan_of(job, task, self.inputs, actor, files, of, emits)
             else:
-                plan = Plan(
-                    APPLICATION, files, task, SCHEMA, "ts", channel, of, actor.shards, emits, timestamp_unit="us"
+                plan = core.plan_of(
+                    task,
+                    SCHEMA,
+                    application=APPLICATION,
+                    files=files,
+                    channel=channel,
+                    settings=of,
+                    shards=actor.shards,
+                    emits=emits,
                 )
             plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
         log = Log(files, APPLICATION)
@@ -1023,7 +1030,7 @@ class World:
         """The source of a flow as the log says it was left, or several as one, and its partitions."""
         partitions, sources = self.oracle.judges[flow.id].partitions, dict[str, WorldSource]()
         for input in flow.first.source_inputs:
-            channel, tells = flow.by_input[input].first.channel, self.seed % 2 == 1
+            channel, tells = flow.rows(input)[0].channel, self.seed % 2 == 1
             sources[input] = WorldSource(partitions.of(input), self.rng, rows, self.skew, channel, tells=tells)
         source = Inputs(sources) if flow.first.has_names else sources[""]
         known = self._newest(actor, log).flows[flow.id]
@@ -1095,7 +1102,9 @@ class World:
         rows = rng.choice([2, self.most_rows])
         source: WorldSource | Stream | Inputs
         if partitions.by_spark:
-            source = Stream(partitions, rng, rows, self.skew, flow.first.channel, started.flows[flow.id].progress.clock)
+            source = Stream(
+                partitions, rng, rows, self.skew, flow.first.only.channel, started.flows[flow.id].progress.clock
+            )
         else:
             source, partitions = self._opened(actor, log, flow, rows)
         flushed, collector = False, Collector(log)

@@ -11,7 +11,6 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
@@ -1275,7 +1274,7 @@ class TestSetUp:
             made = FileSource(**given)
             made.open([], {})
             plan = core.plan_of(Counts(), made.schema, timestamp=made.timestamp, channel=made.channel)
-            core.check(replace(plan, timestamp_unit=made.timestamp_unit))
+            core.check(core.changed(plan, timestamp_unit=made.timestamp_unit))
             made.reach({}, True)
 
     @pytest.mark.parametrize(

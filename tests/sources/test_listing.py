@@ -765,5 +765,5 @@ def test_a_later_start_has_the_schema_of_the_first_one(tmp_path: Path) -> None:
     write(tmp_path / "in", "0.parquet", b"")
     for gone in ("b.parquet", "a.parquet"):
         _, setup = begun()
-        assert [part.plan.schema for part in setup.parts] == [SCHEMA]
+        assert [part.plan.only.schema for part in setup.parts] == [SCHEMA]
         (tmp_path / "in" / gone).unlink()

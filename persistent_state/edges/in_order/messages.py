@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan, Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.edges.base import Span
 from persistent_state.edges.in_order.part import OrderedPart
@@ -85,7 +85,7 @@ class Messages(OrderedPart):
         """
         return inputs
 
-    def on_inputs(self, inputs: Mapping[str, Plan]) -> tuple[Messages, dict[str, Plan]]:
+    def on_inputs(self, inputs: Mapping[str, InputPlan]) -> tuple[Messages, dict[str, InputPlan]]:
         """Return the task, and the plans of its inputs, once their columns are known."""
         for name, plan in inputs.items():
             _check_columns(self.ordered, name, plan.schema)
@@ -93,7 +93,7 @@ class Messages(OrderedPart):
         tasks = {name: type(self)(task, schemas, name, plan.task.key) for name, plan in inputs.items()}
         return type(self)(task, schemas), {name: replace(plan, task=tasks[name]) for name, plan in inputs.items()}
 
-    def _learned(self, inputs: Mapping[str, Plan]) -> tuple[InOrderTask, dict[str, pa.Schema]]:
+    def _learned(self, inputs: Mapping[str, InputPlan]) -> tuple[InOrderTask, dict[str, pa.Schema]]:
         """Return the ordered task with what it learns from its inputs, and the columns of these as they are kept."""
         return self.ordered, {name: plan.schema for name, plan in inputs.items()}
 

@@ -191,7 +191,7 @@ def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str]) -> pa.Table:
         PARTITION: rows["strand"],
     }
     aside = pa.table({**columns, "row": row}).combine_chunks()
-    for of_input in plan.of_rows.values():
+    for of_input in plan.inputs.values():
         own = row.field(of_input.input or UNNAMED).is_valid() if plan.has_names else pa.repeat(True, count)
         if len(some := aside.filter(own)):
             check_bad_rows(of_input, some, misfits[of_input.input])
@@ -227,7 +227,7 @@ def _kept_chunk(plan: Plan, fed: Plan, changed: Sequence[tuple[Any, KeyState]], 
 
 
 def _emitted_chunk(plan: Plan, fed: Plan, rows: Sequence[tuple[Any, int, Emitted]]) -> StepChunk:
-    emitted = codec_of(fed.schema.field(EMITTED).type).to_arrow([row.row for _, _, row in rows])
+    emitted = codec_of(fed.only.schema.field(EMITTED).type).to_arrow([row.row for _, _, row in rows])
     times = np.array([row.moment for _, _, row in rows], np.int64)
     at = np.array([((row.rank + 1) << NUMBERS) + number for _, number, row in rows], np.int64)
     keys = _columns_of_keys(plan, [key for key, _, _ in rows])
@@ -253,8 +253,8 @@ def step_chunk(
     """
     columns = dict(zip(plan.task.key_columns, keys, strict=True)) | values
     columns[TIMESTAMP] = pa.array(times).cast(TIME)
-    arrays = [columns.get(field.name, pa.nulls(len(at), field.type)) for field in fed.schema]
-    return StepChunk(plan.name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.schema), at=at)
+    arrays = [columns.get(field.name, pa.nulls(len(at), field.type)) for field in fed.only.schema]
+    return StepChunk(plan.name, 0, pa.RecordBatch.from_arrays(arrays, schema=fed.only.schema), at=at)
 
 
 def timed_runs(span: Span) -> list[Run]:

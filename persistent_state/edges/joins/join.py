@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from monoids import MonoidError
 from monoids.nested import kept_type
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.plan import InputPlan, Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.edges.base import Span, open_runs
 from persistent_state.edges.in_order.messages import Messages, cant_wait
@@ -111,7 +111,7 @@ class JoinMessages(Messages):
             )
         return {left: inputs[left], right: inputs[right]}
 
-    def _learned(self, inputs: Mapping[str, Plan]) -> tuple[Join, dict[str, pa.Schema]]:
+    def _learned(self, inputs: Mapping[str, InputPlan]) -> tuple[Join, dict[str, pa.Schema]]:
         join = copy.copy(self.ordered)
         left, right = (self._columns(name, inputs[name]) for name in self.sides)
         join.pair = pair_of(left, right, join.key_columns, self.shares)
@@ -120,7 +120,7 @@ class JoinMessages(Messages):
         join.state = pa.struct(list(right.schema)) if join.keeps_states else pa.bool_()
         return join, {name: join.pair.by_input[name].schema for name in inputs}
 
-    def _columns(self, input: str, plan: Plan) -> Columns:
+    def _columns(self, input: str, plan: InputPlan) -> Columns:
         """Return the columns of an input with the types in which joined rows have their values."""
         kept = []
         for field in _without_local(plan):
@@ -177,13 +177,13 @@ def length_of(name: str, given: Duration) -> int:
     return found
 
 
-def _without_local(plan: Plan) -> pa.Schema:
+def _without_local(plan: InputPlan) -> pa.Schema:
     """Return the columns of an input's rows without that which `run_local` adds to messages."""
     is_own = [name != LOCAL_TIMESTAMP or name != plan.timestamp for name in plan.schema.names]
     return pa.schema([field for field, own in zip(plan.schema, is_own, strict=True) if own])
 
 
-def _beside(plan: Plan, kept: pa.Schema) -> dict[str, str]:
+def _beside(plan: InputPlan, kept: pa.Schema) -> dict[str, str]:
     """Return the columns of an input of a join that stand beside its rows as they are kept: of the key, and the timestamp."""
     found = {}
     for number, column in enumerate(plan.task.key_columns):
