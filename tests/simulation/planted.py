@@ -1701,10 +1701,10 @@ BUGS = (
         theme="inputs",
     ),
     bug(
-        "reset apart from its messages",
-        "An ordered task that is reset is built again, from messages that start from zero.",
+        "reset beside messages that are rebuilt",
+        "An ordered task that is reset starts from zero at the global clock, though its messages are built again.",
         fates._fate,
-        ("is_derived and not (plan.is_in_order and of[plan.upstream[INPUT].task].kind == RESET)", "is_derived"),
+        ("plan.is_in_order and of[plan.upstream[INPUT].task].kind == RESET", "plan.is_in_order"),
         theme="in-order",
     ),
     bug(
