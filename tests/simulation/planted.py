@@ -1681,7 +1681,7 @@ BUGS = (
     ),
     bug(
         "only named ones start over",
-        "A task goes on though what feeds it begins anew, if nobody has named that but what feeds it in turn.",
+        "A task goes on though what feeds it begins anew, unless that is named itself.",
         fates._obstacle,
         ("if of[feeder].starts_over:", 'if of[feeder].why.startswith("it is named"):'),
         theme="graph",
