@@ -50,7 +50,7 @@ def check(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> None:
 
     Raises:
         InvalidInputError: A task can't go on and would lose what it has, was written by another monoid or key, or is rebuilt
-            and keeps an output; or a name can't be told from another, or is not added.
+            and keeps an output; or two names are one to some file systems, or a name is of no task.
     """
     of_tasks = (_of_task(table, newest, plan) for plan in plans)
     _refuse(_of_fates(table, newest, plans), _of_words(table, plans), _of_names(newest, plans), *of_tasks)

@@ -55,7 +55,7 @@ def setup_of(some: FedTask) -> Setup:
 
 
 def check(setup: Setup, newest: Entry | None) -> None:
-    """Check a start whose tasks nobody named."""
+    """Check a start that names no task."""
     check_start(setup, newest, decide(newest, [feed.plan for feed in setup.feeds], Words()))
 
 

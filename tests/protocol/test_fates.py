@@ -119,8 +119,8 @@ def fates(
     here = {name: task for name, task in (tasks() | (given or {})).items() if name not in away}
     plans, _ = compiled(application(here, without), core.memory())
     table = decide(newest, flows_of(plans), Words(reset, rebuild))
-    found = {name: f"{fate.kind}: {fate.why}" if fate.why else fate.kind for name, fate in table.of.items()}
-    return {name: fate for name, fate in found.items() if fate != CONTINUES}
+    made = {name: f"{fate.kind}: {fate.why}" if fate.why else fate.kind for name, fate in table.of.items()}
+    return {name: fate for name, fate in made.items() if fate != CONTINUES}
 
 
 IN_RESET, IN_REBUILD = ": it is named in reset", ": it is named in rebuild"
@@ -153,17 +153,17 @@ def test_a_task_of_the_log_that_a_start_lacks_is_left_out() -> None:
 
 @pytest.mark.parametrize("word", ["reset", "rebuild"])
 def test_what_is_made_of_state_starts_over_with_what_feeds_it_and_what_is_not_is_refused(word: str) -> None:
-    found = fates(after(""), **{word: ["Totals"]})
-    assert found == {
+    made = fates(after(""), **{word: ["Totals"]})
+    assert made == {
         "Totals": RESET + IN_RESET if word == "reset" else REBUILT + IN_REBUILD,
         "Derived": REBUILT + starts_over("Totals"),
         "Mixed": REFUSED + starts_over("Totals"),
         # What it feeds is decided as if it went on: a task that is refused does not start over.
         "Pairs.messages": REFUSED + starts_over("Totals") + GONE,
     }
-    found = fates(after(""), **{word: ["Windows"]})
-    assert found["Closed"] == REFUSED + starts_over("Windows") + GONE
-    assert "Below" not in found
+    made = fates(after(""), **{word: ["Windows"]})
+    assert made["Closed"] == REFUSED + starts_over("Windows") + GONE
+    assert "Below" not in made
 
 
 def test_a_task_that_has_nothing_yet_is_not_refused() -> None:

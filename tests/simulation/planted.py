@@ -1682,7 +1682,7 @@ BUGS = (
     ),
     bug(
         "only named ones start over",
-        "A task goes on though what feeds it begins anew, if nobody has named that but what feeds it in turn.",
+        "A task goes on though what feeds it begins anew, unless that is named itself.",
         fates._obstacle,
         ("if of[feeder].starts_over:", 'if of[feeder].why.startswith("it is named"):'),
         theme="graph",
@@ -1702,10 +1702,10 @@ BUGS = (
         theme="inputs",
     ),
     bug(
-        "reset apart from its messages",
-        "An ordered task that is reset is built again, from messages that start from zero.",
+        "reset beside messages that are rebuilt",
+        "An ordered task that is reset starts from zero at the global clock, though its messages are built again.",
         fates._fate,
-        ("is_derived and not (plan.is_in_order and of[plan.upstream[INPUT].task].kind == RESET)", "is_derived"),
+        ("plan.is_in_order and of[plan.upstream[INPUT].task].kind == RESET", "plan.is_in_order"),
         theme="in-order",
     ),
     bug(
