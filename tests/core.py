@@ -98,13 +98,11 @@ def plan_of(
 
 def changed(plan: Plan, **changes: Any) -> Plan:
     """The plan with other fields, and if its input has no name, with other fields of this."""
-    own = {name: change for name, change in changes.items() if name in {each.name for each in fields(Plan)}}
-    if not plan.has_names:
-        of_rows = {
-            name: change for name, change in changes.items() if name in {each.name for each in fields(InputPlan)}
-        }
-        own["inputs"] = {INPUT: replace(plan.only, **of_rows)}
-    return replace(plan, **own)
+    if plan.has_names:
+        return replace(plan, **changes)
+    of_rows = {name: changes[name] for name in changes.keys() & {each.name for each in fields(InputPlan)}}
+    of_task = {name: change for name, change in changes.items() if name not in of_rows or name in ("task", "settings")}
+    return replace(plan, **of_task, inputs={INPUT: replace(plan.only, **of_rows)})
 
 
 def compiled(app: Application, files: Files | None = None, shards: int = 1) -> dict[str, Plan]:

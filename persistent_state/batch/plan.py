@@ -60,7 +60,7 @@ class InputPlan:
     """The unit of timestamps that are integers; None means microseconds, which are checked."""
     on_bad_row: str = KEEP
     has_positions: bool = True
-    """True if the source can tell its rows apart."""
+    """True if the source distinguishes its rows by positions."""
     edge: TaskSource | None = None
     """The task that feeds the input; None if a source does."""
 

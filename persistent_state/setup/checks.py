@@ -96,11 +96,11 @@ def of_source(task: str, source: object) -> Iterator[str]:
     """Refuse what is not a source, and name the source that may be meant."""
     if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource, TaskSource)):
         return
-    found = repr(source)
+    named = repr(source)
     if isinstance(source, (str, os.PathLike)):
         way = f"give FileSource({os.fspath(source)!r}, timestamp=...) for the files of a folder"
     elif type(source).__module__.startswith("pyspark.sql"):
-        found, way = "a Spark DataFrame", "give DataFrameSource(stream, timestamp=...), of a streaming DataFrame"
+        named, way = "a Spark DataFrame", "give DataFrameSource(stream, timestamp=...), of a streaming DataFrame"
     elif isinstance(source, (list, tuple)):
         way = (
             'give several as a mapping from their names, such as {"orders": FileSource(...), "rates": FileSource(...)}'
@@ -109,7 +109,7 @@ def of_source(task: str, source: object) -> Iterator[str]:
         way = f"give an instance of it, {source.__name__}(...)"
     else:
         way = "give a FileSource, KafkaSource, KafkaConnectorSource, DataFrameSource or a TimeReplayableSource of your own"
-    yield f"task={task}: source={found} is not a source; {way}."
+    yield f"task={task}: source={named} is not a source; {way}."
 
 
 def of_input(task: str, name: str, input: Input) -> Iterator[str]:
@@ -200,8 +200,8 @@ def of_places(tasks: Sequence[Added], store: str, application: str, scratch: str
     for each in tasks:
         for output in each.outputs.at_clock:
             records = (record for record in output.place.records(each.name) if isinstance(record, tuple))
-            found = [str(record[1]) for record in records if record[:1] in (("folder",), ("sqlite",))]
-            places += [(f"the sink {output.place.name} of task={each.named}", place) for place in found]
+            folders = [str(record[1]) for record in records if record[:1] in (("folder",), ("sqlite",))]
+            places += [(f"the sink {output.place.name} of task={each.named}", place) for place in folders]
     for each in tasks:
         for source in (of.source for of in each.inputs.values()):
             for what, place in places:
@@ -244,9 +244,9 @@ def of_update(plan: InputPlan, type: pa.DataType) -> Iterator[str]:
     """Refuse a column of updates that can never fit: the monoid can't take its type, and nothing prepares its items."""
     monoid = plan.layout.monoid
     if plan.state.prepare is None and not monoid.accepts(type):
-        said = "the column" if plan.task.value is None else f"column {plan.task.value!r}"
+        column = "the column" if plan.task.value is None else f"column {plan.task.value!r}"
         yield (
-            f"task={plan.named}: {monoid.name} holds {monoid.type} and can't take {said} of {type}; "
+            f"task={plan.named}: {monoid.name} holds {monoid.type} and can't take {column} of {type}; "
             "cast the column or choose another monoid."
         )
 
@@ -277,7 +277,7 @@ def _of_key(plan: InputPlan) -> Iterator[str]:
             f"task={name}: message_id={task.message_id!r} and horizon={task.horizon!r} go together; give both or neither."
         )
     for column in task.key_columns:
-        # Of several inputs each says its own columns, and the key has another name in the state.
+        # Each of several inputs names its own columns, and the key has another name in the state.
         if column in _state_columns(plan) and not plan.among:
             yield (
                 f"task={name}: the key column {column!r} has the name of a column of the state; {_other_name(plan, column)}."
@@ -302,15 +302,14 @@ def _of_channel(plan: InputPlan) -> Iterator[str]:
     """Refuse a column of channels that can't name them."""
     if plan.channel is None:
         return
-    found = type = plan.schema.field(plan.channel).type
-    if pa.types.is_dictionary(type):
-        type = type.value_type
+    column = plan.schema.field(plan.channel).type
+    type = column.value_type if pa.types.is_dictionary(column) else column
     if not (pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_integer(type)):
-        yield f"task={plan.named}: the channel column {plan.channel!r} is {found}; make it text or integers."
+        yield f"task={plan.named}: the channel column {plan.channel!r} is {column}; make it text or integers."
 
 
 def _of_timestamp(plan: InputPlan) -> Iterator[str]:
-    """Refuse a column of timestamps that are none, or have another unit than is said."""
+    """Refuse a column that can't hold timestamps, or a unit that does not go with its type."""
     stamp, unit = plan.schema.field(plan.timestamp).type, plan.timestamp_unit
     if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
         yield (

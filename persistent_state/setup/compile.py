@@ -49,7 +49,7 @@ def plans_of(
     Args:
         application: The application's name.
         added: Its tasks.
-        settings: Its settings, whose interval is the checkpoint interval that the user says.
+        settings: Its settings, whose interval is the checkpoint interval of the user.
         files: The store.
         shards: How many tasks of Spark write the state.
         columns_of: Returns the columns of a source.
@@ -136,7 +136,7 @@ def _of_input(plan: Plan, name: str, input: Input, on_bad_row: str, columns_of: 
     if isinstance(input.source, TimeReplayableSource):
         settings = replace(settings, bounds=input.source.bounds)
     source, schema, update = columns_of(task, input.source)
-    found = InputPlan(
+    rows = InputPlan(
         name,
         task,
         schema,
@@ -148,5 +148,5 @@ def _of_input(plan: Plan, name: str, input: Input, on_bad_row: str, columns_of: 
         has_positions=not isinstance(source, DataFrameSource) or source.position is not None,
     )
     if update is not None:
-        refuse(of_rows(found, plan.by_spark), of_update(found, update))
-    return found
+        refuse(of_rows(rows, plan.by_spark), of_update(rows, update))
+    return rows

@@ -49,13 +49,13 @@ def every(added: Sequence[Added], interval: int) -> dict[str, set[int]]:
     Raises:
         InvalidInputError: One is no multiple of the checkpoint interval.
     """
-    found = dict[str, set[int]]()
+    times = dict[str, set[int]]()
     # Each comes before those that feed it.
     for each in reversed(topological(added)):
         for source in each.upstream.values():
-            times = apart(source, each.name, interval, found.get(each.name, set()))
-            found.setdefault(source.task, set()).update(times)
-    return found
+            own = apart(source, each.name, interval, times.get(each.name, set()))
+            times.setdefault(source.task, set()).update(own)
+    return times
 
 
 def common_interval(added: Sequence[Added], interval: int) -> int:
@@ -64,6 +64,6 @@ def common_interval(added: Sequence[Added], interval: int) -> int:
     Raises:
         InvalidInputError: As for `every`.
     """
-    times = {time for some in every(added, interval).values() for time in some}
+    times = set[int]().union(*every(added, interval).values())
     # All tasks that are fed `every` so often have come to a checkpoint.
     return math.lcm(interval, *times)

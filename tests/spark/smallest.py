@@ -56,7 +56,7 @@ WITH_A_BROKER = {
 }
 """What starts a broker, and JVMs of its own."""
 
-HELPERS = {"contenders", "measure", "streams", "nexmark.events", "nexmark.queries"}
+HELPERS = {"contenders", "measure", "plans", "streams", "nexmark.events", "nexmark.queries"}
 """Modules that measure nothing by themselves."""
 
 
