@@ -136,7 +136,7 @@ PUBLIC_MONOIDS = [
 ]
 
 HOUSE = (
-    "__main__ > cli > serve __init__ > testing > application reading > engine > open_state > open_rows > metrics show"
+    "__main__ > cli > serve __init__ > testing > application > engine > open_state > open_rows > metrics show"
     " > drive > protocol setup > edges > ordered batch > inputs > kafka outputs > sources sinks > store > partials > task"
     " > state > formatting windows > event_time > errors redact > monoids"
 )
@@ -237,7 +237,7 @@ def test_only_the_engine_imports_spark() -> None:
 
 
 def test_only_what_is_handed_a_session_or_looks_for_one_reaches_for_the_engine_and_not_before() -> None:
-    allowed = ("application", "reading", "cli.run", "cli.doctor.machine", "cli.doctor.packages")
+    allowed = ("application", "cli.run", "cli.doctor.machine", "cli.doctor.packages")
     for module, file in modules("persistent_state"):
         if module.split(".")[0] != "engine":
             late = {name for name in imports(file) if name.startswith("persistent_state.engine")}

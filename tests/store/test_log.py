@@ -34,10 +34,10 @@ from persistent_state.event_time import positions
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
+from persistent_state.open_state import read_state
 from persistent_state.protocol.collect import LEFTOVER_AGE, Collector
 from persistent_state.protocol.commits import close
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.reading import read_state
 from persistent_state.store import blocks, codec, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
