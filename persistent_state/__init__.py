@@ -32,10 +32,9 @@ from persistent_state.inputs import Input
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
-from persistent_state.open_state import open_store
+from persistent_state.open_state import open_store, read_state
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
-from persistent_state.reading import read_state
 from persistent_state.sinks.console import ConsoleSink
 from persistent_state.sinks.delta import DeltaSink
 from persistent_state.sinks.parquet import ParquetSink

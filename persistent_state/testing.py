@@ -6,17 +6,14 @@ import itertools
 import logging
 import math
 import uuid
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, overload
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from monoids.scalars import exact
 from persistent_state.application import Application
 from persistent_state.batch.messages import ACTED, PROCESSED
 from persistent_state.batch.plan import KEEP, Plan
@@ -26,7 +23,6 @@ from persistent_state.errors import InvalidInputError, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.formatting import shortened
 from persistent_state.inputs import AnySource, Inputs
 from persistent_state.ordered import InOrderTask
 from persistent_state.partials import layout
@@ -34,8 +30,9 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol import takeover
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.setup.added import with_output, with_sources
-from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.files import FileSource
+from persistent_state.sources.messages import MessageSource
 from persistent_state.sources.schemas import AnySchema, arrow_schema
 from persistent_state.store import late_rows
 from persistent_state.store.entry import Entry
@@ -221,7 +218,7 @@ def run_local(
     messages = [*messages]
     if not messages and schema is None:
         return LocalRun({}, {}, [])
-    source = _Messages(messages, None if schema is None else arrow_schema(schema), batch_size, timestamp_unit)
+    source = MessageSource(messages, None if schema is None else arrow_schema(schema), batch_size, timestamp_unit)
     app = Application(
         "local",
         _STORE,
@@ -245,7 +242,7 @@ def _on_messages(app: Application, messages: Any, batch_size: int) -> Applicatio
     return local
 
 
-def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Messages]:
+def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, MessageSource]:
     """Return the messages of each source of an application, by the source's id.
 
     Raises:
@@ -260,7 +257,7 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
     for added in app.added:
         if added.sources:
             fed[added.named] = added.sources
-    found: dict[int, tuple[str, _Messages]] = {}
+    found: dict[int, tuple[str, MessageSource]] = {}
     for task, given in messages.items():
         sources = fed.get(task)
         if not sources:
@@ -287,7 +284,7 @@ def _sources(app: Application, messages: Any, batch_size: int) -> dict[int, _Mes
             bounds = source.bounds if isinstance(source, TimeReplayableSource) else _NO_BOUNDS
             is_finite = isinstance(source, FileSource) and source.finite
             time = getattr(source, "timestamp", None), getattr(source, "timestamp_unit", None)
-            local = _Messages(rows, schema, batch_size, bounds=bounds, is_finite=is_finite, time=time)
+            local = MessageSource(rows, schema, batch_size, bounds=bounds, is_finite=is_finite, time=time)
             if pa.types.is_int64(local.schema.field(LOCAL_TIMESTAMP).type):
                 # They are microseconds, as a Message has them, and there is no argument that could say so.
                 local.timestamp_unit = "us"
@@ -349,7 +346,7 @@ def _warn_of_absent(app: Application, plans: Mapping[str, Plan]) -> None:
     for added in app.added:
         plan = plans[added.name]
         for input, of in added.inputs.items():
-            if isinstance(of.source, _Messages):
+            if isinstance(of.source, MessageSource):
                 task, place = plan.inputs[input].task, _place(plan.named, input)
                 for column in task.key_columns:
                     of.source.warn_of_absent("key", column, ("counts under None", "count under None"), place)
@@ -357,8 +354,8 @@ def _warn_of_absent(app: Application, plans: Mapping[str, Plan]) -> None:
                     of.source.warn_of_absent("value", task.value, ("makes no update", "make no update"), place)
 
 
-def _columns_of(task: PersistentTask, source: AnySource) -> tuple[_Messages, pa.Schema, None]:
-    assert isinstance(source, _Messages)
+def _columns_of(task: PersistentTask, source: AnySource) -> tuple[MessageSource, pa.Schema, None]:
+    assert isinstance(source, MessageSource)
     return source, source.schema, None
 
 
@@ -370,7 +367,7 @@ class _Driver:
         flows = sorted(flows_of(plans), key=lambda flow: bool(flow.first.upstream))
         sources = {
             added.name: Inputs(
-                {name: of.source for name, of in added.inputs.items() if isinstance(of.source, _Messages)}
+                {name: of.source for name, of in added.inputs.items() if isinstance(of.source, MessageSource)}
             )
             for added in app.added
         }
@@ -479,162 +476,3 @@ def _delete_all(plan: Plan) -> None:
     for folder in (f"{plan.application}/log", f"{plan.application}/runs/{plan.name}"):
         for name in plan.files.list(folder):
             plan.files.delete(f"{folder}/{name}")
-
-
-def _timestamps(messages: Sequence[Message]) -> pa.Array:
-    """Return the messages' timestamps as a column: integers, or times if they are datetimes.
-
-    Raises:
-        InvalidInputError: One is neither, or both kinds are mixed.
-    """
-    kinds = set()
-    for i, message in enumerate(messages):
-        if not isinstance(message, Message):
-            raise InvalidInputError(
-                f"message {i} is {message!r}, a {type(message).__name__}; give Message(timestamp, {{...}}), with the "
-                "timestamp in microseconds UTC or as a datetime."
-            )
-        stamp: object = message.timestamp
-        if stamp is None:
-            continue
-        is_whole = hasattr(stamp, "__index__") and not isinstance(stamp, bool)
-        if not is_whole and not isinstance(stamp, datetime):
-            raise InvalidInputError(
-                f"message {i} has timestamp={stamp!r}; give whole microseconds UTC, or a datetime, which is in UTC if it "
-                "tells no zone."
-            )
-        kinds.add(is_whole)
-    if len(kinds) > 1:
-        raise InvalidInputError(
-            f"some of messages={len(messages)} have integers as timestamps and some datetimes; choose one."
-        )
-    stamps = [message.timestamp for message in messages]
-    return pa.array(stamps, pa.timestamp("us", "UTC") if kinds == {False} else pa.int64())
-
-
-def _misfit(messages: Sequence[Message], schema: pa.Schema | None) -> str:
-    """Return in words the first message whose value does not fit its column, or those before it; "" if all fit."""
-    for name in dict.fromkeys(itertools.chain(*messages)) if schema is None else schema.names:
-        type = None if schema is None else schema.field(name).type
-        values = [message.get(name) for message in messages]
-
-        def is_unfit(count: int, values: list[Any] = values, type: pa.DataType | None = type) -> bool:
-            try:
-                pa.array(values[:count] if type is None else [exact(value, type) for value in values[:count]], type)
-            except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
-                return True
-            return False
-
-        if is_unfit(len(values)):
-            place = bisect_left(range(len(values)), True, key=is_unfit) - 1
-            return f"message {place} has {name}={shortened(repr(values[place]))}: "
-    return ""
-
-
-def _with_times(
-    rows: pa.Table, messages: Sequence[Message], stamps: pa.Array[Any], column: str | None, unit: str | None
-) -> pa.Table:
-    """Return rows with the timestamps of their messages in this column, if it is one, where a message does not have it."""
-    place = rows.schema.get_field_index(column or "")
-    absent = [column not in message for message in messages]
-    if place < 0 or not any(absent):
-        return rows
-    type = rows.schema.field(place).type
-    times = stamps.cast(pa.int64()).cast(pa.timestamp("us"))
-    if pa.types.is_int64(type):
-        times = times.cast(pa.timestamp(unit or "us"), safe=False).cast(type)
-    elif pa.types.is_timestamp(type) or pa.types.is_date(type):
-        times = times.cast(type, safe=False)
-    else:
-        return rows
-    return rows.set_column(place, rows.schema.field(place), pc.if_else(pa.array(absent), times, rows.column(place)))
-
-
-class _Messages(TimeReplayableSource):
-    """A source of messages in memory, as one partition."""
-
-    timestamp = LOCAL_TIMESTAMP
-
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        schema: pa.Schema | None,
-        batch_size: int,
-        timestamp_unit: str | None = None,
-        bounds: Bounds = _NO_BOUNDS,
-        is_finite: bool = False,
-        time: tuple[str | None, str | None] = (None, None),
-    ) -> None:
-        if batch_size < 1:
-            raise InvalidInputError(f"batch_size={batch_size}; a micro-batch holds at least one message.")
-        stamps = _timestamps(messages)
-        try:
-            records = [dict(message) for message in messages]
-            if schema is not None:
-                records = [exact(record, pa.struct(list(schema))) for record in records]
-            # Arrow alone takes the columns of the first one.
-            names = dict.fromkeys(itertools.chain(*records)) if schema is None else schema.names
-            rows = pa.Table.from_pylist([{name: record.get(name) for name in names} for record in records], schema)
-        except UnicodeEncodeError as error:
-            raise InvalidInputError(
-                f"messages={len(messages)} have {shortened(repr(error.object))}, which is not Unicode text; correct it, or "
-                "leave it out."
-            ) from None
-        except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
-            columns = "" if schema is None else f" ({', '.join(f'{column.name}: {column.type}' for column in schema)})"
-            raise InvalidInputError(
-                f"messages={len(messages)} are no rows of the same columns{columns}: {_misfit(messages, schema)}{error}; "
-                "correct values or schema."
-            ) from error
-        if LOCAL_TIMESTAMP in rows.column_names:
-            raise InvalidInputError(
-                f"the name of column {LOCAL_TIMESTAMP!r} of the messages is this package's own; rename it."
-            )
-        rows = _with_times(rows, messages, stamps, *time)
-        self._table = rows.add_column(0, LOCAL_TIMESTAMP, stamps).combine_chunks()
-        self._messages, self._batch_size = messages, batch_size
-        self.timestamp_unit = timestamp_unit
-        self.bounds = bounds
-        self._is_finite = is_finite
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._table.schema
-
-    def warn_of_absent(self, use: str, column: str, effect: tuple[str, str], place: str) -> None:
-        """Warn of messages that lack a column of a task, if there are any.
-
-        Args:
-            use: "key" or "value".
-            column: The column.
-            effect: The effect, of one message and of several.
-            place: The task's input.
-        """
-        absent = [number for number, message in enumerate(self._messages) if column not in message]
-        if absent:
-            is_many = len(absent) > 1
-            _logger.warning(
-                "%s: %s of %s messages %s no %s column %r and %s: message %d has %s. Give each message the column, if only "
-                "with None.",
-                place, f"{len(absent):,}", f"{len(self._messages):,}", "have" if is_many else "has", use, column,
-                effect[is_many], absent[0], ", ".join(self._messages[absent[0]]) or "no column",
-            )  # fmt: skip
-
-    def open(self, journal: Sequence[str], known: Mapping[str, int]) -> None:
-        pass
-
-    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
-        begin = start.get("", 0)
-        end = self._table.num_rows if everything else min(begin + self._batch_size, self._table.num_rows)
-        # The clock does not wait for an empty list.
-        ends = {"": end} if end > begin else dict(start)
-        is_last = end == self._table.num_rows if self._is_finite else None
-        return Reach(ends, None if self._table.num_rows else {}, is_last=is_last)
-
-    def splits(self, start: Mapping[str, int], end: Mapping[str, int], parts: int) -> list[Any]:
-        return [(start.get("", 0), end.get("", 0))]
-
-    def read(self, split: Any) -> Iterator[Chunk]:
-        begin, end = split
-        for batch in self._table.slice(begin, end - begin).combine_chunks().to_batches():
-            yield Chunk("", begin, batch)

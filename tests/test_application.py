@@ -30,9 +30,9 @@ from persistent_state.engine import run
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import duration
 from persistent_state.formatting import full_clock
+from persistent_state.open_state import read_state
 from persistent_state.protocol.commits import close
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.reading import read_state
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from tests import core

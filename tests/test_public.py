@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,8 +136,10 @@ PUBLIC_MONOIDS = [
     "from_pair",
 ]
 
+README = ROOT / "tests" / "README.md"
+
 HOUSE = (
-    "__main__ > cli > serve __init__ > testing > application reading > engine > open_state > open_rows > metrics show"
+    "__main__ > cli > serve __init__ > testing > application > engine > open_state > open_rows > metrics show"
     " > drive > protocol setup > edges > ordered batch > inputs > kafka outputs > sources sinks > store > partials > task"
     " > state > formatting windows > event_time > errors redact > monoids"
 )
@@ -237,12 +240,25 @@ def test_only_the_engine_imports_spark() -> None:
 
 
 def test_only_what_is_handed_a_session_or_looks_for_one_reaches_for_the_engine_and_not_before() -> None:
-    allowed = ("application", "reading", "cli.run", "cli.doctor.machine", "cli.doctor.packages")
+    allowed = ("application", "cli.run", "cli.doctor.machine", "cli.doctor.packages")
     for module, file in modules("persistent_state"):
         if module.split(".")[0] != "engine":
             late = {name for name in imports(file) if name.startswith("persistent_state.engine")}
             assert not late or module in allowed, f"{file} imports {late}"
             assert not any(name.startswith("persistent_state.engine") for name in imports(file, at_load=True))
+
+
+def test_the_tests_of_a_module_are_in_the_file_of_its_name_or_in_the_one_that_the_readme_names() -> None:
+    listed: list[str] = []
+    for tests, of in re.findall(r"^\| `(\S*test_\w+\.py)` \| (`\S+`(?:, `\S+`)*) \|$", README.read_text(), re.M):
+        assert (README.parent / tests).exists(), tests
+        listed += re.findall(r"`(\S+)`", of)
+    without = [
+        str(module.with_suffix(""))
+        for module in (file.relative_to(ROOT / "persistent_state") for _, file in modules("persistent_state"))
+        if not module.stem.startswith("__") and not (README.parent / module.with_name(f"test_{module.name}")).exists()
+    ]
+    assert sorted(listed) == sorted(without)
 
 
 def test_spark_finds_the_data_source_by_the_name_of_a_package_that_is_installed() -> None:

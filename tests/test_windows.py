@@ -31,11 +31,11 @@ from persistent_state import (
 from persistent_state.batch import compaction
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING, Settings
+from persistent_state.open_state import read_state
 from persistent_state.partials import keys
 from persistent_state.partials.since import Since
 from persistent_state.protocol.commits import close
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.reading import read_state
 from persistent_state.state import KeptState
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry

@@ -40,9 +40,9 @@ from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import newest_read
 from persistent_state.inputs import journals_of
 from persistent_state.protocol import graph
-from persistent_state.protocol.global_clock import Keeping, moved_on
+from persistent_state.protocol.global_clock import Keeping, move_clock
 from persistent_state.protocol.next_entry import amend, append, newest_own
-from persistent_state.protocol.tidy import tidied, without_old_spans
+from persistent_state.protocol.tidy import tidy_flow, without_old_spans
 from persistent_state.sources.base import Reach
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
@@ -210,7 +210,10 @@ def commit(
     asks_sources = any(report.reach is not None for report in answers.reports)
     visited = max(report.visited for report in answers.reports)
 
-    def change(newest: Entry) -> tuple[Entry, Advance]:
+    after: Advance
+
+    def change(newest: Entry) -> Entry:
+        nonlocal after
         if first.epoch != epoch:
             raise DisagreementError(
                 f"flow={first.flow} batch={first.batch} is of epoch {first.epoch}, not {epoch}; start again."
@@ -231,9 +234,9 @@ def commit(
             after = advance(without_old_spans(newest, flow), begun, answers.reports, settings)
             if step is not None:
                 after = replace(after, stepped=step.clock, cuts=(*after.cuts, step.clock))
-        return _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping), after
+        return _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping)
 
-    return append(log, partial(newest_own, log, epoch), change)
+    return append(log, partial(newest_own, log, epoch), change), after
 
 
 def commit_unchanged(
@@ -250,14 +253,17 @@ def commit_unchanged(
     Raises:
         FencedError: a newer driver owns the application.
     """
+    stepped: list[tuple[Step, Advance]]
 
-    def change(newest: Entry) -> tuple[Entry, list[tuple[Step, Advance]]]:
+    def change(newest: Entry) -> Entry:
+        nonlocal stepped
         flows, tasks = {**newest.flows}, {**newest.tasks}
         taken = {step for step in steps if newest.flows[step.flow].inputs} - {*graph.due(newest)}
         left = [step for step in steps if step not in taken]
         _check_due(newest, left)
+        stepped = [(step, _stepped(newest.flows[step.flow], step, ())) for step in left]
         if not left:
-            return newest, []
+            return newest
         moved = {step.flow: step.clock for step in left}
         for step in left:
             flow = newest.flows[step.flow]
@@ -268,10 +274,9 @@ def commit_unchanged(
         for name, task in newest.tasks.items():
             if task.flow in moved:
                 tasks[name] = replace(task, stored=task.stored.close(moved[task.flow]))
-        entry = moved_on(replace(newest, flows=flows, tasks=tasks), newest, now, keeping)
-        return entry, [(step, _stepped(newest.flows[step.flow], step, ())) for step in left]
+        return move_clock(replace(newest, flows=flows, tasks=tasks), newest, now, keeping)
 
-    return append(log, partial(newest_own, log, epoch), change)
+    return append(log, partial(newest_own, log, epoch), change), stepped
 
 
 def _check_due(newest: Entry, steps: Sequence[Step]) -> None:
@@ -386,8 +391,8 @@ def _with_batch(
             late_rows=task.late_rows.after_batch(descriptor.side for descriptor in answers if descriptor.side),
             stored=task.stored.after_batch(changes, after.cuts),
         )
-    entry = moved_on(replace(newest.with_flow(id, flow), tasks=tasks), newest, now, keeping)
-    return tidied(log, entry, id, new_id)
+    entry = move_clock(replace(newest.with_flow(id, flow), tasks=tasks), newest, now, keeping)
+    return tidy_flow(log, entry, id, new_id)
 
 
 def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
@@ -399,7 +404,7 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         FencedError: a newer driver owns the application.
     """
 
-    def change(newest: Entry) -> tuple[Entry, None]:
+    def change(newest: Entry) -> Entry:
         tasks = {
             name: task for name, task in newest.tasks.items() if task.active and not newest.flow_of(name).is_derived
         }
@@ -410,10 +415,10 @@ def close(log: Log, epoch: int, *, now: int, keeping: Keeping) -> Entry:
         if read is not None:
             clock = max(clock, clocks.next_multiple(read, newest.interval))
         if all(flow.progress.clock == clock <= max(newest.clock, newest.next) for flow in active.values()):
-            return newest, None
+            return newest
         flows = {id: replace(flow.move_to(clock), coarse=()) for id, flow in active.items()}
         tasks = {name: replace(task, stored=task.stored.close(clock)) for name, task in tasks.items()}
         closed = replace(newest, flows={**newest.flows, **flows}, tasks={**newest.tasks, **tasks})
-        return moved_on(closed, newest, now, keeping), None
+        return move_clock(closed, newest, now, keeping)
 
-    return append(log, partial(newest_own, log, epoch), change)[0]
+    return append(log, partial(newest_own, log, epoch), change)

@@ -32,13 +32,13 @@ class Keeping:
     retain: tuple[tuple[int, int], ...] = ()
 
 
-def moved_on(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
+def move_clock(entry: Entry, newest: Entry, now: int, keeping: Keeping) -> Entry:
     """Return the entry after `newest` with flows that have moved: its global clock, and what follows from that."""
     clock, common = graph.clocks_after(entry, newest)
     moved = replace(entry, clock=clock, next=common)
     pinned = graph.pins(moved)
     active = {task.flow for task in entry.tasks.values() if task.active}
-    flows = {id: _following(flow, newest, moved) if id in active else flow for id, flow in entry.flows.items()}
+    flows = {id: _follow(flow, newest, moved) if id in active else flow for id, flow in entry.flows.items()}
     moved = replace(moved, flows=flows)
     has_moved = clock != newest.clock
     retained = _retained(entry, clock, keeping) if has_moved else newest.retained
@@ -62,7 +62,7 @@ def _is_behind(flow: FlowState, newest: Entry) -> bool:
     return flow.progress.holds and flow.progress.clock < newest.clock
 
 
-def _following(flow: FlowState, newest: Entry, moved: Entry) -> FlowState:
+def _follow(flow: FlowState, newest: Entry, moved: Entry) -> FlowState:
     """Return a flow where it stands by the global clock of the entry after `newest`.
 
     A flow that does not hold the clock back follows it: what comes below it from now on is late.
@@ -94,7 +94,7 @@ def _cuts(task: TaskState, newest: Entry, moved: Entry, pinned: Collection[int])
 
 
 def _floor(task: TaskState, flow: FlowState, needed: int) -> int:
-    """Return the clock by which expired values of a task may go: no clock that is `needed` and no output needs them."""
+    """Return the clock below which neither a reader, from `needed` on, nor an output needs a task's expired values."""
     return min([needed, flow.visited, *(record.changes_since for record in task.outputs.active.values())])
 
 

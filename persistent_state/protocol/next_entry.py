@@ -11,11 +11,10 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log, fenced
 
 N = TypeVar("N")
-T = TypeVar("T")
 
 
-def append(log: Log, newest: Callable[[], N], change: Callable[[N], tuple[Entry, T]]) -> tuple[Entry, T]:
-    """Append the entry that `change` makes of the newest one, and return it with what `change` returns beside it.
+def append(log: Log, newest: Callable[[], N], change: Callable[[N], Entry]) -> Entry:
+    """Append the entry that `change` makes of the newest one, and return it.
 
     If `change` returns the newest entry itself, nothing is appended. If another entry is appended meanwhile, by a flow, a sink,
     a rewind or a driver, what was made is void: `newest` and `change` are called again.
@@ -26,14 +25,14 @@ def append(log: Log, newest: Callable[[], N], change: Callable[[N], tuple[Entry,
     """
     while True:
         before = newest()
-        entry, result = change(before)
+        entry = change(before)
         if entry is before:
-            return entry, result
+            return entry
         try:
             log.append(entry)
         except ExistsError:
             continue
-        return entry, result
+        return entry
 
 
 def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int) -> Entry:
@@ -43,14 +42,13 @@ def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int) -> E
         FencedError: A newer driver owns the application.
     """
 
-    def amended(newest: Entry) -> tuple[Entry, None]:
+    def follow(newest: Entry) -> Entry:
         changed = change(newest)
         if changed is newest:
-            return newest, None
-        entry = newest.follower(now, flows=changed.flows, tasks=changed.tasks, kept=changed.kept, owes=changed.owes)
-        return entry, None
+            return newest
+        return newest.follower(now, flows=changed.flows, tasks=changed.tasks, kept=changed.kept, owes=changed.owes)
 
-    return append(log, partial(newest_own, log, epoch), amended)[0]
+    return append(log, partial(newest_own, log, epoch), follow)
 
 
 def newest_own(log: Log, epoch: int) -> Entry:

@@ -96,18 +96,18 @@ def rewind(log: Log, planned: RewindPlan, *, writer: str, now: int) -> Entry:
     if refused := refusals(planned):
         raise InvalidInputError(" ".join(refused))
 
-    def change(newest: Entry) -> tuple[Entry, None]:
+    def change(newest: Entry) -> Entry:
         if newest.epoch == planned.epoch + 1 and newest.writer == writer:
             # The entry of an earlier try, whose answer was lost.
-            return newest, None
+            return newest
         if newest.epoch != planned.epoch:
             raise FencedError(
                 f"application {log.application} was started or taken back since the plan was made; plan again. Nothing changed."
             )
-        return _first_entry(log, newest, planned, writer, now), None
+        return _first_entry(log, newest, planned, writer, now)
 
     # What a driver commits meanwhile is void, too.
-    return append(log, partial(_newest, log), change)[0]
+    return append(log, partial(_newest, log), change)
 
 
 def first_entry(log: Log, planned: RewindPlan) -> Entry:

@@ -62,7 +62,7 @@ def take_over(
         StoreUnavailableError: the driver starts again, and its log is gone.
     """
 
-    def change(newest: Entry | None) -> tuple[Entry, None]:
+    def change(newest: Entry | None) -> Entry:
         if newest is None and after is not None:
             raise StoreUnavailableError(f"the log of application={log.application} is gone; bring the store back.")
         # A start whose answer was lost is its own, too.
@@ -73,9 +73,9 @@ def take_over(
         if newest is not None:
             refusals.check_returns(table, newest, wanted)
         start = _Start(interval, shards, writer, now, table)
-        return _first_entry(log.files, newest, wanted, start), None
+        return _first_entry(log.files, newest, wanted, start)
 
-    return append(log, log.newest, change)[0]
+    return append(log, log.newest, change)
 
 
 def _first_entry(files: Files, newest: Entry | None, wanted: Sequence[FlowPlan], start: _Start) -> Entry:

@@ -13,13 +13,13 @@ from persistent_state.store.log import Log
 from persistent_state.store.named_files import path_of
 
 
-def tidied(log: Log, entry: Entry, id: str, new_id: Callable[[], str]) -> Entry:
+def tidy_flow(log: Log, entry: Entry, id: str, new_id: Callable[[], str]) -> Entry:
     """Return the entry when a flow and its tasks name no more than a start needs."""
     flow = entry.flows[id]
     restart = min(entry.clock, flow.progress.clock)
     source = without_old_spans(entry, flow).source
 
-    def settled(rows: LateRows, name: str) -> LateRows:
+    def settle(rows: LateRows, name: str) -> LateRows:
         if len(rows.sides) <= late_rows.MANY:
             return rows
         replays = flow.with_steps(source.replays_from(restart))
@@ -28,10 +28,10 @@ def tidied(log: Log, entry: Entry, id: str, new_id: Callable[[], str]) -> Entry:
         return late_rows.settle(log.files, rows, replays, entry.epoch, restart, page, joined)
 
     tasks = {
-        name: replace(task, late_rows=settled(task.late_rows, name)) if task.late_rows.sides else task
+        name: replace(task, late_rows=settle(task.late_rows, name)) if task.late_rows.sides else task
         for name, task in entry.tasks_of(id).items()
     }
-    flow = replace(flow.with_source(source), late_rows=settled(flow.late_rows, id))
+    flow = replace(flow.with_source(source), late_rows=settle(flow.late_rows, id))
     return replace(entry.with_flow(id, flow), tasks={**entry.tasks, **tasks})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from persistent_state.errors import (
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import plain, show_clock, to_json
 from persistent_state.redact import shown, without_secrets
+from persistent_state.sinks import sql_columns
 from persistent_state.sinks.base import (
     CLOCK,
     VALUE,
@@ -36,12 +36,11 @@ from persistent_state.sinks.base import (
 from persistent_state.sinks.values import Values
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Column, ColumnClause, ColumnElement, Connection, Engine, Row, Select, Table
+    from sqlalchemy import URL, ColumnElement, Connection, Engine, Row, Select, Table
     from sqlalchemy.engine.interfaces import ReflectedColumn
     from sqlalchemy.engine.reflection import Inspector
-    from sqlalchemy.types import TypeEngine
 
-    Rows = list[dict[str, Any]]
+    from persistent_state.sinks.sql_columns import Rows
 
 CLOCKS = "persistent_state_clocks"
 """The table that records, for each table of values, its task, and the timeline and the last clock that were written to it."""
@@ -272,14 +271,16 @@ class SqlSink(RecordingSink):
         """Check the table and its record, or make them."""
         from sqlalchemy import MetaData, Table, UniqueConstraint, insert, inspect, select, text
 
-        clocks, columns = _clocks(), _columns(origin, engine.dialect.name)
+        clocks, columns = _clocks(), sql_columns.columns_for(origin, engine.dialect.name)
         with self._transaction(engine) as connection:
             columns_there = self._columns_there(inspect(connection))
             if columns_there is not None:
                 self._check_columns(connection, columns_there, origin)
-                object.__setattr__(self, "_whole", frozenset(_whole(columns_there).intersection(origin.times)))
-                object.__setattr__(self, "_longest", _longest(columns_there, engine.dialect.name))
-                object.__setattr__(self, "_numbered", _numbered(columns_there, engine.dialect.name))
+                object.__setattr__(
+                    self, "_whole", frozenset(sql_columns.whole_numbers(columns_there).intersection(origin.times))
+                )
+                object.__setattr__(self, "_longest", sql_columns.most_characters(columns_there, engine.dialect.name))
+                object.__setattr__(self, "_numbered", sql_columns.numbered_column(columns_there, engine.dialect.name))
             clocks.create(connection, checkfirst=True)
             if TIMELINE not in {column["name"] for column in inspect(connection).get_columns(CLOCKS)}:
                 # It is of an older version, for which there was one timeline.
@@ -302,18 +303,18 @@ class SqlSink(RecordingSink):
 
     def _check_columns(self, connection: Connection, columns_there: Sequence[ReflectedColumn], origin: Origin) -> None:
         """Refuse a table that does not hold each value as it is, or would take a key for another one."""
-        origin, dialect = origin.with_whole(_whole(columns_there)), connection.dialect.name
+        origin, dialect = origin.with_whole(sql_columns.whole_numbers(columns_there)), connection.dialect.name
         types = {column["name"]: column["type"] for column in columns_there}
-        for column, item in zip(_columns(origin, dialect), origin.schema, strict=True):
+        for column, item in zip(sql_columns.columns_for(origin, dialect), origin.schema, strict=True):
             if column.name not in types:
                 raise InvalidInputError(f"{self.name} has no column={column.name!r}; add it, or name another table.")
             there = types[column.name]
-            if _kind(there) != _kind(column.type):
+            if sql_columns.kind_of(there) != sql_columns.kind_of(column.type):
                 raise InvalidInputError(
                     f"column={column.name!r} of {self.name} is {there!r} and should be {column.type!r};"
                     " change it, or name another table."
                 )
-            if change := _change(there, item.type, dialect):
+            if change := sql_columns.silent_change(there, item.type, dialect):
                 raise InvalidInputError(
                     f"column={column.name!r} of {self.name} is {there!r}, which {change}; make it {column.type!r}, or name"
                     " another table."
@@ -329,7 +330,9 @@ class SqlSink(RecordingSink):
         """Return the columns of the key for which the database takes different texts for equal."""
         from sqlalchemy import column, false, func, literal_column, select, table, text, union
 
-        texts = {item.name for item in origin.schema if item.name in origin.key_columns and _is_text(item.type)}
+        texts = {
+            item.name for item in origin.schema if item.name in origin.key_columns and sql_columns.is_text(item.type)
+        }
         # A union keeps one of those that are equal by its first column.
         others: list[Select[Any]] = [select(literal_column(f"'{value}'")) for value in _ALIKE]
         place, loose = table(self.table), set[str]()
@@ -426,10 +429,10 @@ class SqlSink(RecordingSink):
             # No timestamp stands for it.
             return column(CLOCK).is_not(None)
         kinds = {each["name"]: each["type"] for each in inspect(connection).get_columns(self.table)}
-        is_whole, dialect = _kind(kinds[CLOCK])[0] is int, connection.dialect.name
+        is_whole, dialect = sql_columns.kind_of(kinds[CLOCK])[0] is int, connection.dialect.name
         arrow = pa.int64() if is_whole else pa.timestamp("us", "UTC")
         (row,) = self._rows(pa.record_batch([pa.array([clock]).cast(arrow)], [CLOCK]), dialect)
-        kind = _sql_type(arrow, dialect)
+        kind = sql_columns.sql_type_of(arrow, dialect)
         return column(CLOCK, kind) > literal(row[CLOCK], kind)
 
     def _put_missing(self, connection: Connection, batch: pa.RecordBatch) -> None:
@@ -437,11 +440,11 @@ class SqlSink(RecordingSink):
         from sqlalchemy import bindparam, exists, insert, literal_column, select, table
 
         dialect = connection.dialect.name
-        columns = _typed(batch.schema, dialect)
+        columns = sql_columns.columns_of(batch.schema, dialect)
         place, keys = table(self.table, *columns.values()), self._keys(columns)
         values = [bindparam(name, type_=each.type) for name, each in columns.items()]
-        for nulls, rows in _by_nulls(keys, self._rows(batch, dialect)).items():
-            there = exists(literal_column("1")).select_from(place).where(*_same(columns, keys, nulls))
+        for nulls, rows in sql_columns.rows_by_nulls(keys, self._rows(batch, dialect)).items():
+            there = exists(literal_column("1")).select_from(place).where(*sql_columns.conditions(columns, keys, nulls))
             connection.execute(insert(place).from_select([*columns], select(*values).where(~there)), rows)
 
     def _keys(self, columns: Iterable[str]) -> list[str]:
@@ -460,12 +463,12 @@ class SqlSink(RecordingSink):
         from sqlalchemy import delete, insert, table
 
         dialect = connection.dialect.name
-        columns = _typed(batch.schema, dialect)
+        columns = sql_columns.columns_of(batch.schema, dialect)
         place, rows = table(self.table, *columns.values()), self._rows(batch, dialect)
         if not self.history:
             keys = self._keys(columns)
-            for nulls, some in _by_nulls(keys, rows).items():
-                connection.execute(delete(place).where(*_same(columns, keys, nulls)), some)
+            for nulls, some in sql_columns.rows_by_nulls(keys, rows).items():
+                connection.execute(delete(place).where(*sql_columns.conditions(columns, keys, nulls)), some)
         connection.execute(insert(place), rows)
 
     def _is_ours(self, clocks: Table) -> ColumnElement[bool]:
@@ -491,7 +494,7 @@ class SqlSink(RecordingSink):
         if dialect == "postgresql":
             self._check_texts(batch)
         try:
-            columns = [_python_values(column, dialect) for column in batch.columns]
+            columns = [sql_columns.python_values(column, dialect) for column in batch.columns]
         except (OverflowError, ValueError) as error:
             raise InvalidInputError(
                 f"{self.name} takes no times beyond the years 1 to 9999: {error}; present them as whole numbers,"
@@ -576,55 +579,6 @@ def _is_missing_file(engine: Engine) -> bool:
     return engine.dialect.name == "sqlite" and not os.path.exists(_file(engine.url))
 
 
-def _whole(columns: Iterable[ReflectedColumn]) -> set[str]:
-    """Return the columns of a table that hold whole numbers."""
-    return {column["name"] for column in columns if _kind(column["type"])[0] is int}
-
-
-def _longest(columns: Iterable[ReflectedColumn], dialect: str) -> dict[str, int]:
-    """Return how many characters the columns of text take, where there is a limit. SQLite heeds none."""
-    lengths = {
-        column["name"]: getattr(column["type"], "length", None) for column in columns if _kind(column["type"])[0] is str
-    }
-    return {name: most for name, most in lengths.items() if most and dialect != "sqlite"}
-
-
-def _numbered(columns: Iterable[ReflectedColumn], dialect: str) -> str:
-    """Return the column in which SQLite puts the number of the row for null; "" if no column is like that."""
-    keys = [column for column in columns if column.get("primary_key")] if dialect == "sqlite" else []
-    return keys[0]["name"] if len(keys) == 1 and _kind(keys[0]["type"])[0] is int else ""
-
-
-def _typed(schema: pa.Schema, dialect: str) -> dict[str, ColumnClause[Any]]:
-    """Return the columns of rows, by name."""
-    from sqlalchemy import column
-
-    return {item.name: column(item.name, _sql_type(item.type, dialect)) for item in schema}
-
-
-def _same(
-    columns: Mapping[str, ColumnClause[Any]], keys: Sequence[str], nulls: Sequence[bool]
-) -> list[ColumnElement[bool]]:
-    """Return the conditions for the row of a key, of which these columns are null."""
-    from sqlalchemy import bindparam
-
-    return [
-        columns[key].is_(None) if null else columns[key] == bindparam(key)
-        for key, null in zip(keys, nulls, strict=True)
-    ]
-
-
-def _by_nulls(keys: Sequence[str], rows: Rows) -> dict[tuple[bool, ...], Rows]:
-    """Return rows by which of their keys are null.
-
-    `=` never finds null, and few databases use an index for an expression that finds null and values.
-    """
-    alike: dict[tuple[bool, ...], Rows] = defaultdict(list)
-    for row in rows:
-        alike[tuple(row[key] is None for key in keys)].append(row)
-    return alike
-
-
 def _clocks() -> Table:
     from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text
 
@@ -638,101 +592,3 @@ def _clocks() -> Table:
         Column("clock", BigInteger, nullable=False),
         Column(TIMELINE, BigInteger, nullable=False, server_default="0"),
     )
-
-
-def _columns(origin: Origin, dialect: str) -> list[Column[Any]]:
-    """Return the columns of a table for the values of a task.
-
-    Raises:
-        InvalidInputError: SQL has no exact type for a column, or a database can't find rows for sure by the type of a key.
-    """
-    from sqlalchemy import Column
-
-    columns: list[Column[Any]] = []
-    for item in origin.schema:
-        if (sql_type := _sql_type(item.type, dialect)) is None:
-            raise InvalidInputError(
-                f"column={item.name!r} is {item.type}, which SQL has no type for; present it as another."
-            )
-        if item.name in origin.key_columns and (pa.types.is_floating(item.type) or pa.types.is_nested(item.type)):
-            raise InvalidInputError(
-                f"key={item.name!r} is {item.type}, by which databases don't find a row for sure; use text, a whole number,"
-                " a decimal or a time."
-            )
-        columns.append(Column(item.name, sql_type, nullable=item.name != CLOCK))
-    return columns
-
-
-def _sql_type(kind: pa.DataType, dialect: str) -> TypeEngine[Any] | None:
-    """Return the SQL type that holds an Arrow type exactly, or None."""
-    import sqlalchemy as sql
-
-    is_ = pa.types
-    if is_.is_boolean(kind):
-        return sql.Boolean()
-    if is_.is_integer(kind) and kind != pa.uint64():
-        return sql.BigInteger()
-    if is_.is_floating(kind):
-        return sql.Double()
-    if _is_text(kind):
-        return sql.Text()
-    if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind):
-        return sql.LargeBinary()
-    if is_.is_date(kind):
-        return sql.Date()
-    if is_.is_timestamp(kind):
-        return sql.DateTime(timezone=kind.tz is not None and dialect != "sqlite")
-    if is_.is_decimal(kind):
-        return sql.Text() if dialect == "sqlite" else sql.Numeric(kind.precision, kind.scale)
-    if is_.is_nested(kind):
-        return sql.JSON(none_as_null=True)
-    return None
-
-
-def _kind(sql_type: TypeEngine[Any]) -> tuple[type | None, bool]:
-    """Return what is equal for two SQL types that hold the same values."""
-    try:
-        return sql_type.python_type, getattr(sql_type, "timezone", False)
-    except NotImplementedError:
-        return None, False
-
-
-def _change(there: TypeEngine[Any], kind: pa.DataType, dialect: str) -> str:
-    """Return how a column would change values of an Arrow type in silence; "" if it holds them as they are."""
-    import sqlalchemy as sql
-
-    if dialect == "sqlite":
-        # It takes each value as it is, whatever length or digits the type names.
-        return ""
-    if _is_text(kind) and (isinstance(there, sql.CHAR) or not isinstance(there, (sql.VARCHAR, sql.TEXT))):
-        return "pads, cuts or refuses texts"
-    if (
-        isinstance(there, sql.Numeric)
-        and there.precision is not None
-        and (there.scale or 0) < getattr(kind, "scale", 0)
-    ):
-        return "rounds"
-    if pa.types.is_floating(kind) and kind.bit_width > 32 and isinstance(there, sql.REAL):
-        return "rounds"
-    if pa.types.is_timestamp(kind) and getattr(there, "precision", None) in range(6):
-        return "rounds to less than a microsecond"
-    return ""
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _python_values(column: pa.Array, dialect: str) -> list[Any]:
-    """Return the values of an Arrow column as the SQL column of `_sql_type` takes them."""
-    kind = column.type
-    if pa.types.is_nested(kind):
-        return [plain(value) for value in column]
-    if pa.types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("us", kind.tz and "UTC"))
-        if dialect == "sqlite":
-            column = column.cast(pa.timestamp("us"))
-    values: list[Any] = column.to_pylist()
-    if pa.types.is_decimal(kind) and dialect == "sqlite":
-        return [None if value is None else f"{value:f}" for value in values]
-    return values

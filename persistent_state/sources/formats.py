@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import io
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +18,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError, raised
-from persistent_state.formatting import plain, shortened, to_json
+from persistent_state.formatting import plain, to_json
 from persistent_state.sources.base import BadRecord
-from persistent_state.sources.casts import Unfit, all_types, cast, hopeless, plain_column, plain_rows, plain_type
+from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows
 from persistent_state.sources.csv_lines import (
     CsvOptions,
     Parser,
@@ -29,23 +28,24 @@ from persistent_state.sources.csv_lines import (
     csv_parser,
     csv_texts,
     header_names,
-    with_point,
 )
+from persistent_state.sources.fit import fit, has_texts, type_of_texts, without_hopeless
 from persistent_state.sources.json_lines import in_one_line, json_parser
 from persistent_state.sources.json_names import misnamed, unseen
 from persistent_state.sources.names import Path, absent_columns
 from persistent_state.sources.schemas import name_twice
+from persistent_state.sources.text_blocks import UNDECODABLE as UNDECODABLE
+from persistent_state.sources.text_blocks import Codec as Codec
+from persistent_state.sources.text_blocks import decompressed as decompressed
+from persistent_state.sources.text_blocks import filled, line_blocks, parts_of
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
-Codec: TypeAlias = Literal["gzip", "bz2", "zstd"]
 
 PARQUET, CSV, JSON = "parquet", "csv", "json"
 FORMATS = (PARQUET, CSV, JSON)
 BY_ENDING = {PARQUET: PARQUET, CSV: CSV, JSON: JSON, "jsonl": JSON, "ndjson": JSON}
 CODECS: Mapping[str, Codec] = {"gz": "gzip", "gzip": "gzip", "bz2": "bz2", "zst": "zstd", "zstd": "zstd"}
 """Formats and compressions by the ending of a file."""
-UNDECODABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError)
-"""The errors that pyarrow raises for damaged content."""
 
 PLAIN_CSV = CsvOptions()
 NO_COLUMN = pa.field("\0no column\0", pa.string())
@@ -60,21 +60,8 @@ NOT_READ = {
 
 _PIECE_ROWS = 1 << 18
 _PIECE_BYTES = 1 << 26
-_BLOCK_BYTES = 1 << 24
-_STEP_BYTES = 1 << 16
 _INDEX_BYTES, _DICTIONARY_BYTES = 4, 5 << 18
 """The most bytes that a row has for its place in a dictionary of Parquet, and that a dictionary of small texts has."""
-
-_CUT_OFF = "Truncated compressed stream"
-_SOMETHING_BEHIND = (
-    "incorrect header check",
-    "unknown compression method",
-    "no magic header",
-    "Unknown frame descriptor",
-)
-_EMPTY_PART = "wrong sequence of calls"
-"""Words of pyarrow, zlib, bzip2 and zstd: a file ends too early, what stands behind a whole text is not compressed, or
-pyarrow can't read on behind an empty part."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +129,8 @@ def read_pieces(
         elif format in NOT_READ:
             raise Unfit(NOT_READ[format].format(format))
         else:
-            parts = decompressed(stored, codec) if codec else _parts(stored)
-            blocks = _filled(_line_blocks(csv_texts(csv, parts) if format == CSV else parts))
+            parts = decompressed(stored, codec) if codec else parts_of(stored)
+            blocks = filled(line_blocks(csv_texts(csv, parts) if format == CSV else parts))
             yield from (_refused(piece, fault) for piece in _text_pieces(blocks, format, schema, csv, timestamp))
     except UNDECODABLE as error:
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
@@ -160,7 +147,7 @@ def check_text(format: str, schema: pa.Schema) -> None:
     """
     try:
         if format == CSV:
-            _fit(one_batch([], pa.schema([(name, pa.string()) for name in schema.names])), schema)
+            fit(one_batch([], pa.schema([(name, pa.string()) for name in schema.names])), schema)
         else:
             list(_text_pieces([b"{}\n"], format, schema, PLAIN_CSV))
     except pa.ArrowNotImplementedError as error:
@@ -220,77 +207,6 @@ def absent_behind(
     return tuple(name for name in maybe if rows.column(name).null_count == rows.num_rows)
 
 
-def _fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return these rows in this schema. A missing column is null.
-
-    Raises:
-        Unfit: A value does not fit.
-    """
-    columns = []
-    for field in schema:
-        place = rows.schema.get_field_index(field.name)
-        try:
-            column = (
-                cast(with_point(rows.column(place)), field.type) if place >= 0 else pa.nulls(rows.num_rows, field.type)
-            )
-            # Parquet does not promise that text is UTF-8, nor JSON that a decimal has few digits. They would fail much later.
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            reason = _misfit(field, error)
-            value = _shown(rows.column(place), reason) if rows.num_rows == 1 and place >= 0 else None
-            raise Unfit(reason, value) from error
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _without_hopeless(
-    rows: pa.RecordBatch, schema: pa.Schema, bad: dict[int, str], values: dict[int, str | None]
-) -> NDArray[np.int64]:
-    """Return the numbers of the rows that may fit, and put the others into `bad` and `values`."""
-    for field in schema:
-        place = rows.schema.get_field_index(field.name)
-        mask = hopeless(with_point(rows.column(place)), field.type) if place >= 0 else None
-        if mask is not None:
-            numbers = np.flatnonzero(mask.to_numpy(False))
-            for number, value in zip(
-                numbers.tolist(), rows.column(place).take(pa.array(numbers)).to_pylist(), strict=True
-            ):
-                if bad.setdefault(number, reason := f"column {field.name} is not {field.type}") is reason:
-                    values[number] = shortened(value)
-    return np.delete(np.arange(rows.num_rows), list(bad))
-
-
-def _misfit(field: pa.Field, error: Exception) -> str:
-    return f"column {field.name} is not {'UTF-8' if 'UTF8' in str(error) else field.type}"
-
-
-def _shown(column: pa.Array[Any], reason: str) -> str | None:
-    """Return the only value of a column as text; if the reason is that a text in it is not UTF-8, that text."""
-    if reason.endswith("UTF-8"):
-        return _no_text(column)
-    with suppress(ValueError):
-        value = plain(column[0])
-        return shortened(value if isinstance(value, str) else to_json(value))
-    return None
-
-
-def _no_text(column: pa.Array[Any]) -> str | None:
-    r"""Return a text in a column, at any level, that is not UTF-8, with its bytes as `\xff`; None if there is none."""
-    if pa.types.is_dictionary(column.type):
-        return _no_text(plain_column(column.dictionary).take(column.indices))
-    if isinstance(column.type, pa.MapType):
-        parts = [column.keys, column.items]
-    elif pa.types.is_nested(column.type):
-        parts = column.flatten() if pa.types.is_struct(column.type) else [column.flatten()]
-    else:
-        parts = []
-    for value in column.cast(pa.large_binary()).to_pylist() if _has_texts(column.type) else ():
-        text = (value or b"").decode(errors="backslashreplace")
-        if text.encode() != (value or b""):
-            return shortened(text)
-    return next((text for text in map(_no_text, parts) if text is not None), None)
-
-
 def sift(
     count: int,
     decode: Callable[[int, int], pa.RecordBatch],
@@ -330,14 +246,14 @@ def _piece(
     unfit: dict[int, str] = {}
     misfits: dict[int, str | None] = {}
     try:
-        good = [_fit(raw, schema)]
+        good = [fit(raw, schema)]
     except pa.ArrowInvalid:
         raw = plain_rows(raw)
-        left = _without_hopeless(raw, schema, unfit, misfits)
+        left = without_hopeless(raw, schema, unfit, misfits)
         found: dict[int, str] = {}
         shown: dict[int, str | None] = {}
         rows = raw.take(pa.array(left)) if unfit else raw
-        good = sift(len(left), lambda first, end: _fit(rows.slice(first, end - first), schema), found, shown)
+        good = sift(len(left), lambda first, end: fit(rows.slice(first, end - first), schema), found, shown)
         unfit.update((int(left[row]), reason) for row, reason in found.items())
         misfits.update((int(left[row]), value) for row, value in shown.items())
         places = np.delete(np.arange(count), list(bad)).tolist()
@@ -372,7 +288,7 @@ def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
     """
     try:
         rows = pa.record_batch({field.name: pa.array([text], pa.string())})
-        return _fit(rows, pa.schema([field])).column(0)[0]
+        return fit(rows, pa.schema([field])).column(0)[0]
     except UnicodeEncodeError:
         raise Unfit(f"column {field.name} is not UTF-8") from None
     except pa.ArrowNotImplementedError as error:
@@ -426,22 +342,13 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
 
 def _batches(file: pa.NativeFile, parquet: pq.ParquetFile, fields: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file, with these columns, in batches of bounded size."""
-    texts = {field.name: _type_of_texts(field.type) for field in fields if _has_texts(field.type)}
+    texts = {field.name: type_of_texts(field.type) for field in fields if has_texts(field.type)}
     types = {name: texts[name] for name in _repeated(parquet.metadata, texts)}
     if types:
         parquet = open_parquet(file, [*types])
     for groups, rows in _row_groups(parquet.metadata):
         batches = parquet.iter_batches(rows, groups, [field.name for field in fields])
         yield from _joined(chain.from_iterable(_cut(batch, types) for batch in batches), rows) if types else batches
-
-
-def _has_texts(type: pa.DataType) -> bool:
-    """Return whether a column has texts or bytes of any length."""
-    return _type_of_texts(type) in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
-
-
-def _type_of_texts(type: pa.DataType) -> pa.DataType:
-    return plain_type(type.value_type if pa.types.is_dictionary(type) else type)
 
 
 def _repeated(file: pq.FileMetaData, names: Container[str]) -> list[str]:
@@ -527,117 +434,6 @@ def _parquet_original(
         with suppress(ValueError):
             record = to_json(plain(batch.slice(place, 1).to_struct_array()[0])).encode()
     return replace(known(place), record=record, line=first + place)
-
-
-def _parts(file: pa.NativeFile, size: int | None = None) -> Iterator[bytes]:
-    """Yield what a file has from where it stands, in parts."""
-    while data := file.read(size or _BLOCK_BYTES):
-        yield data
-
-
-def decompressed(file: pa.NativeFile, codec: Codec) -> Iterator[bytes]:
-    """Yield the text of a compressed file in parts. What comes before a sudden end is read.
-
-    Other damage is noticed too late: what was decompressed since the part before it may be wrong.
-    """
-    if not file.size():
-        raise Unfit(f"it has no bytes, and is not {codec}")
-    passed = 0
-    # A stream that is let go closes its file.
-    streams = [pa.CompressedInputStream(file, codec)]
-    try:
-        for data in _parts(streams[0]):
-            yield data
-            passed += len(data)
-    except (OSError, pa.ArrowException) as error:
-        # To pyarrow it is no OSError behind an empty part of bzip2.
-        why = str(error)
-        if _EMPTY_PART in why:
-            file.seek(0)
-            yield from _behind(passed, _bzip2(file))
-            return
-        if not any(words in why for words in (_CUT_OFF, *_SOMETHING_BEHIND)):
-            raise
-        found = b""
-        for step in (_STEP_BYTES, 1):
-            file.seek(0)
-            streams.append(pa.CompressedInputStream(file, codec))
-            _skip(streams[-1], passed + len(found))
-            with suppress(OSError, pa.ArrowException):
-                for data in _parts(streams[-1], step):
-                    found += data
-        # A line without its end belongs to the rest, which can't be read: it may go on there.
-        yield found
-        raise OSError(why) from error
-
-
-def _bzip2(file: pa.NativeFile) -> Iterator[bytes]:
-    """Yield the text of a bzip2 file in parts, by Python. The parts before any damage are right: bzip2 checks each block."""
-    part = bz2.BZ2Decompressor()
-    for data in _parts(file, _STEP_BYTES):
-        while data or not (part.eof or part.needs_input):
-            if part.eof:
-                part = bz2.BZ2Decompressor()
-            yield part.decompress(data, _BLOCK_BYTES)
-            data = part.unused_data if part.eof else b""
-    if not part.eof:
-        raise OSError(_CUT_OFF)
-
-
-def _behind(count: int, parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield what comes behind the first bytes of a text."""
-    for data in parts:
-        # Without bytes it would be the end to a decoder.
-        if rest := data[count:]:
-            yield rest
-        count = max(0, count - len(data))
-
-
-def _skip(stream: pa.NativeFile, count: int) -> None:
-    while count:
-        passed = len(stream.read(min(count, _BLOCK_BYTES)))
-        if not passed:
-            # It was longer when it was read before.
-            raise OSError(_CUT_OFF)
-        count -= passed
-
-
-def _line_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a text in blocks of whole lines, each with its line end."""
-    rest, mark = b"", codecs.BOM_UTF8
-    for data in parts:
-        if data:
-            data, mark = data.removeprefix(mark), b""
-        end = data.rfind(b"\n") + 1
-        if end:
-            yield rest + data[:end]
-            rest = b""
-        rest += data[end:]
-    if rest:
-        yield rest + b"\n"
-
-
-def _filled(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield blocks, a small one joined to that before it, such as a last line without its end.
-
-    What no record of a block has is judged by the block. So it should not be one of few records.
-    """
-    held: list[bytes] = []
-    size = 0
-    try:
-        for block in blocks:
-            if held and (len(block) >= _BLOCK_BYTES // 2 or size >= 2 * _BLOCK_BYTES):
-                yield b"".join(held)
-                held, size = [], 0
-            held.append(block)
-            size += len(block)
-    except UNDECODABLE:
-        # What came before the damage is whole.
-        if held:
-            yield b"".join(held)
-        raise
-    if held:
-        yield b"".join(held)
 
 
 def _text_pieces(

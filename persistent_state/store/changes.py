@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
 Json: TypeAlias = Any
@@ -180,22 +181,22 @@ class Record:
 
 @dataclass(frozen=True)
 class Recast(Record):
-    """Values of another class than the one that is written: `recast` returns what is written of a value, `back` the value."""
+    """Values that are written by other fields: `recast` makes these of a value, and `made` the value of them."""
 
-    recast: Callable[[Any], Any] = lambda value: value
-    back: Callable[[Any], Any] = lambda value: value
+    recast: Callable[[Any], SimpleNamespace] = field(kw_only=True)
 
     def to_json(self, value: Any) -> Json:
         return super().to_json(self.recast(value))
-
-    def from_json(self, json: Json) -> Any:
-        return self.back(super().from_json(json))
 
     def change(self, before: Any, after: Any) -> Json:
         return super().change(self.recast(before), self.recast(after))
 
     def changed(self, before: Any, json: Json) -> Any:
-        return self.back(super().changed(self.recast(before), json))
+        self._check(json)
+        fields = vars(self.recast(before))
+        return self.made(
+            **fields | {name: self.fields[name].changed(fields[name], each) for name, each in json.items()}
+        )
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ field, and refuses what does. The names in the JSON are the format's: they stay 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 from persistent_state.event_time.channels import Channel
@@ -19,7 +18,7 @@ from persistent_state.store.changes import ByClock, Json, Kind, Listed, Named, N
 from persistent_state.store.entry import Entry, Kept, Owed
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored
-from persistent_state.store.output_state import ACTIVE, LEFT, NEW, RETIRED, OutputRecord, OutputState
+from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED, OutputRecord, OutputState
 from persistent_state.store.task_state import StoredState, TaskState
 
 ADDED: dict[str, dict[str, Json]] = {
@@ -140,72 +139,57 @@ _FLOW = Parted(
 )
 
 
-@dataclass(frozen=True)
-class _OutputFields:
-    """The record of a task's outputs as the JSON has it: each field by output, where an output has it."""
+_OF_OUTPUTS = {
+    "voided": "right_up_to",
+    "cut_at": "cut_at",
+    "begun": "begun",
+    "left_at": "left_at",
+    "lacks": "lacks",
+    "had": "had",
+}
+"""By field of a task: the attribute of its outputs' records that the field has by output, where it is not the default."""
 
-    delivered: Mapping[str, int]
-    voided: Mapping[str, int]
-    furthest: int
-    cut_at: Mapping[str, int]
-    begun: Mapping[str, int]
-    lacks: Mapping[str, tuple[int, int]]
-    had: Mapping[str, int]
-    left: tuple[str, ...]
-    left_at: Mapping[str, int]
-    retired: tuple[str, ...]
+_LISTS = {"left": LEFT, "retired": RETIRED}
+"""By field of a task: the status of the outputs that the field lists."""
 
 
-def _fields_of(outputs: OutputState) -> _OutputFields:
-    def by_output(name: str, default: int | None) -> dict[str, Any]:
-        values = ((output, getattr(record, name)) for output, record in outputs.records.items())
-        return {output: value for output, value in values if value != default}
-
-    return _OutputFields(
-        delivered=outputs.delivered,
-        voided=by_output("right_up_to", END),
-        furthest=outputs.furthest,
-        cut_at=by_output("cut_at", None),
-        begun=by_output("begun", BEGINNING),
-        lacks=by_output("lacks", None),
-        had=by_output("had", None),
-        left=tuple(sorted(outputs.with_status(LEFT))),
-        left_at=by_output("left_at", BEGINNING),
-        retired=tuple(sorted(outputs.with_status(RETIRED))),
-    )
-
-
-def _outputs_of(fields: _OutputFields) -> OutputState:
-    status = {**dict.fromkeys(fields.retired, RETIRED), **dict.fromkeys(fields.left, LEFT)}
-    status |= dict.fromkeys(fields.delivered, ACTIVE)
-    by_output = (fields.voided, fields.cut_at, fields.begun, fields.left_at, fields.lacks, fields.had)
-    records = {
-        output: OutputRecord(
-            status.get(output, NEW),
-            fields.delivered.get(output, BEGINNING),
-            fields.voided.get(output, END),
-            fields.cut_at.get(output),
-            fields.begun.get(output, BEGINNING),
-            fields.left_at.get(output, BEGINNING),
-            fields.lacks.get(output),
-            fields.had.get(output),
-        )
-        for output in dict.fromkeys(chain(fields.delivered, fields.left, fields.retired, *by_output))
+def _fields_of(outputs: OutputState) -> SimpleNamespace:
+    """Return the record of a task's outputs as the JSON has it, by field."""
+    by_output = {
+        field: {
+            output: value
+            for output, record in outputs.records.items()
+            if (value := getattr(record, attribute)) != getattr(OutputRecord, attribute)
+        }
+        for field, attribute in _OF_OUTPUTS.items()
     }
-    return OutputState(records, fields.furthest)
+    lists = {field: tuple(sorted(outputs.with_status(status))) for field, status in _LISTS.items()}
+    return SimpleNamespace(delivered=outputs.delivered, furthest=outputs.furthest, **by_output, **lists)
+
+
+def _outputs_of(delivered: Mapping[str, int], furthest: int, **fields: Any) -> OutputState:
+    known: dict[str, dict[str, Any]] = {}
+    for output, clock in delivered.items():
+        known[output] = {"status": ACTIVE, "delivered": clock}
+    for field, status in _LISTS.items():
+        for output in fields[field]:
+            known.setdefault(output, {"status": status})
+    for field, attribute in _OF_OUTPUTS.items():
+        for output, value in fields[field].items():
+            known.setdefault(output, {})[attribute] = value
+    return OutputState({output: OutputRecord(**record) for output, record in known.items()}, furthest)
 
 
 _OUTPUTS = Recast(
     "task",
-    _OutputFields,
+    _outputs_of,
     {
-        **dict.fromkeys(("delivered", "voided", "cut_at", "begun", "had", "left_at"), _BY_NAME),
+        **dict.fromkeys(("delivered", *_OF_OUTPUTS), _BY_NAME),
+        **dict.fromkeys(_LISTS, _TUPLE),
         "furthest": _AS_IT_IS,
-        "lacks": Named(Plain(list, tuple)),
-        **dict.fromkeys(("left", "retired"), _TUPLE),
+        "lacks": Named(_TUPLE),
     },
     recast=_fields_of,
-    back=_outputs_of,
 )
 
 _TASK = Parted(

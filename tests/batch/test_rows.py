@@ -27,7 +27,7 @@ from persistent_state.drive.turn import Part
 from persistent_state.engine.column_source import RowReader, _replaced
 from persistent_state.formatting import shortened
 from persistent_state.protocol import commits
-from persistent_state.sources import formats
+from persistent_state.sources import text_blocks
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.formats import one_batch
 from persistent_state.store import late_rows
@@ -146,7 +146,7 @@ def test_a_line_that_is_put_aside_is_kept_as_it_came_with_its_number(
     wanted = [(i, line, known[line]) for i, line in enumerate(lines, 1) if known.get(line)]
     task = data.draw(st.sampled_from([Total(), Said()]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "_BLOCK_BYTES", data.draw(st.sampled_from([10, 100, 10_000])))
+        patch.setattr(text_blocks, "BLOCK_BYTES", data.draw(st.sampled_from([10, 100, 10_000])))
         found = aside(FileSource(folder, timestamp="ts", schema=SCHEMA), task).to_pylist() if wanted else []
     assert sorted((row["origin"]["line"], row["record"].decode(), row["reason"]) for row in found) == wanted
     assert {row["origin"]["file"] for row in found} <= {name}

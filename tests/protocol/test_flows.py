@@ -22,6 +22,7 @@ from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.protocol import commits, flows
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.restore import TaskGroup
 from persistent_state.show.summary import summary
 from persistent_state.sources.base import Chunk, Reach
@@ -518,12 +519,12 @@ class TestStarts:
         world.read("a")
 
         def collected() -> list[str]:
-            core.collect(world.log, world.newest.epoch, now=10**12, keeping=commits.Keeping(1, 0))
+            core.collect(world.log, world.newest.epoch, now=10**12, keeping=Keeping(1, 0))
             return world.log.files.list("app/runs/b")
 
         assert collected() != []
         world.start("ab", reset=["b"])
-        world.keeping = commits.Keeping(1)
+        world.keeping = Keeping(1)
         for time in (93, 124):
             # Until no clock is kept at which it had a state.
             world.start("a")

@@ -24,6 +24,7 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol import branch, commits, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store import blocks, kept_entries, late_rows, lists
 from persistent_state.store import runs as runs_io
@@ -134,11 +135,11 @@ class DeliveryWorld:
         self.ids, self.now = 0, 1_000_000
         self.parts = rng.randint(1, 2)
         self.most_rows = rng.choice([3, 6])
-        self.keeping = commits.Keeping(rng.choice([1, 2, 5]), 0)
+        self.keeping = Keeping(rng.choice([1, 2, 5]), 0)
         self.leaves = rng.random() < 0.4
         if self.leaves:
             # One that returns finds its clock.
-            self.keeping = commits.Keeping(10_000, 0)
+            self.keeping = Keeping(10_000, 0)
         sent = {f"p{i}": self._messages(f"p{i}") for i in range(rng.randint(1, 3))}
         self.partitions = Partitions(
             messages=sent,

@@ -21,8 +21,8 @@ from persistent_state.event_time.positions import replay_from
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.layout import Layout, one_chunk
 from persistent_state.partials.sessions import Living
-from persistent_state.protocol import commits
 from persistent_state.protocol.deliver import Due
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Reach
 from persistent_state.store import blocks, late_rows, lists
 from persistent_state.store import runs as runs_io
@@ -98,7 +98,7 @@ class Terms:
     ahead: int
     jump: int | None
     believe: int
-    keeping: commits.Keeping
+    keeping: Keeping
     alignment: int | None = None
     inputs: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict, repr=False)
     """By input: its own allowed delay and its own idle time, where it has them."""

@@ -1046,7 +1046,7 @@ BUGS = (
     bug(
         "kept by the entry before",
         "A clock is kept by the entry before the one in which it became the global clock.",
-        global_clock.moved_on,
+        global_clock.move_clock,
         ("clock, newest.number + 1, keeping)", "clock, newest.number, keeping)"),
         theme="kept",
     ),
@@ -1424,7 +1424,7 @@ BUGS = (
     bug(
         "expired while it is retained",
         "What has expired by the newest clock goes, though older ones can be read.",
-        global_clock.moved_on,
+        global_clock.move_clock,
         ("else retained[0]", "else retained[-1]"),
         theme="timely",
     ),
@@ -1571,7 +1571,7 @@ BUGS = (
     bug(
         "dragged while it is empty",
         "A derived task that has nothing yet follows the global clock.",
-        global_clock._following,
+        global_clock._follow,
         (
             "if flow.is_derived or",
             "if flow.is_derived and any(\n"
@@ -1583,7 +1583,7 @@ BUGS = (
     bug(
         "idle task not moved",
         "A task that does not hold the clock is not moved to where derived tasks step.",
-        global_clock._following,
+        global_clock._follow,
         ("max(flow.progress.clock, moved.clock, moved.next)", "max(flow.progress.clock, moved.clock)"),
         theme="graph",
     ),
@@ -2591,7 +2591,7 @@ BUGS = (
     bug(
         "buffer collected above the global clock",
         "Messages are collected as soon as they are processed, though a start may have to process them again.",
-        global_clock.moved_on,
+        global_clock.move_clock,
         ("needed = min(clock, processed[name]) if", "needed = processed[name] if"),
         (
             "_floor(task, flows[task.flow], needed)",
@@ -2602,7 +2602,7 @@ BUGS = (
     bug(
         "buffer collected at the global clock",
         "Messages are collected below the global clock, though the task that processes them has yet to come there.",
-        global_clock.moved_on,
+        global_clock.move_clock,
         ("min(clock, processed[name])", "clock"),
         theme="in-order",
     ),

@@ -41,6 +41,7 @@ from persistent_state.partials.since import Since
 from persistent_state.protocol import branch, collect, commits, fates, graph, naming, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Reach
 from persistent_state.store import blocks, codec, kept_entries, late_rows, lists
 from persistent_state.store import log as logs
@@ -215,7 +216,7 @@ class World:
         self.delay = rng.choice([0, 20, 100, 300, 300])
         self.idle_after = rng.choice([200, 1000]) if rng.random() < 0.2 else None
         self.jump = rng.choice([200, 500]) if rng.random() < 0.15 else None
-        self.keeping = commits.Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
+        self.keeping = Keeping(rng.randint(1, 4), rng.choice([0, 0, 0, 50, 500]))
         # Who reads and names kept clocks, by chances of their own.
         self.people = Random(f"people {seed}")
         # Not of the same random numbers, so that worlds without alignment stay what they were.
@@ -226,29 +227,29 @@ class World:
         elif self.theme == "sleepy":
             self.lag, self.collect_rate, self.nap_rate, self.doze_rate = 0, 1.0, 0.1, rng.choice([0.0, 0.05, 0.1])
             self.starts = rng.choice([3, 4])
-            self.delay, self.keeping = rng.choice([0, 20]), commits.Keeping(1, 0)
+            self.delay, self.keeping = rng.choice([0, 20]), Keeping(1, 0)
         elif self.theme == "restless":
             self.idle_after, self.tick, self.starts = rng.choice([100, 200, None]), 20, rng.choice([4, 5])
-            self.keeping = commits.Keeping(rng.choice([1, 3, 6]), 0)
+            self.keeping = Keeping(rng.choice([1, 3, 6]), 0)
         elif self.theme == "ordered":
             self.most_rows, self.delay, self.interval, self.growth = 3, 300, 50, 1
         elif self.theme == "timely":
             self.keeping, self.interval, self.delay = (
-                commits.Keeping(rng.choice([1, 2, 3]), 0),
+                Keeping(rng.choice([1, 2, 3]), 0),
                 20,
                 rng.choice([0, 20, 100]),
             )
         elif self.theme == REBUILT:
-            self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0)
+            self.lag, self.starts, self.keeping = 0, rng.choice([3, 4, 6]), Keeping(rng.choice([1, 2, 6]), 0)
         elif self.theme == REWOUND:
             self.starts, self.keeping = (
                 rng.choice([2, 3, 4]),
-                commits.Keeping(rng.choice([1, 3]), rng.choice([0, 0, 50])),
+                Keeping(rng.choice([1, 3]), rng.choice([0, 0, 50])),
             )
             self.delay = rng.choice([0, 20, 100])
         elif self.theme in (KEPT, BRANCHED):
             self.lag, self.collect_rate, self.starts = 0, 1.0, rng.choice([2, 3, 4])
-            self.keeping, self.delay = commits.Keeping(rng.choice([1, 2]), rng.choice([0, 0, 50])), rng.choice([0, 20])
+            self.keeping, self.delay = Keeping(rng.choice([1, 2]), rng.choice([0, 0, 50])), rng.choice([0, 20])
         elif self.theme == DAMAGED:
             self.damage_rate, self.starts = 1.0, rng.choice([3, 4, 6])
         elif self.theme == READING:
@@ -257,9 +258,9 @@ class World:
             self.starts, self.delay, self.tick = rng.choice([2, 4]), rng.choice([0, 100, 300]), 20
         elif self.theme == FLOWS:
             self.lag, self.starts, self.idle_after = 0, rng.choice([4, 6, 8]), None
-            self.keeping, self.delay = commits.Keeping(rng.choice([1, 6]), 0), rng.choice([0, 20, 100])
+            self.keeping, self.delay = Keeping(rng.choice([1, 6]), 0), rng.choice([0, 20, 100])
         elif self.theme in (*GRAPHS, *SEVERAL):
-            self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), commits.Keeping(rng.choice([1, 2, 6]), 0), 0
+            self.starts, self.keeping, self.lag = rng.choice([2, 3, 4, 6]), Keeping(rng.choice([1, 2, 6]), 0), 0
             self.idle_after, self.tick, self.delay = rng.choice([100, None, None]), 20, rng.choice([0, 20, 100])
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, *ORDERS, VERSIONS) else self.interval
             self.starts = min(self.starts, 4) if self.theme in ORDERS else self.starts
@@ -273,7 +274,7 @@ class World:
         if self.goes_further:
             # Calm worlds of many clocks: a key goes, comes, and goes again by two rewinds.
             self.fault_rate, self.faulty, self.nap_rate, self.damage_rate, self.lag = 0.0, False, 0.0, 0.0, 0
-            self.keeping, self.interval, self.delay = commits.Keeping(12, 0), 10, 0
+            self.keeping, self.interval, self.delay = Keeping(12, 0), 10, 0
             self.tick, self.most_rows, self.wide, self.idle_after = 1, 3, 0, None
         more = 2 if self.places else 1 if self.theme == BACKFILL else 0
         self.rewinds = self.people.randint(1, 3) + more if goes_back else 0

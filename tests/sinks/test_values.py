@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from monoids import Sum
-from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
-from persistent_state.drive.output_values import local_values
-from persistent_state.drive.places import Place
-from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.partials.keys import hash_keys, normalise, shard_of
-from persistent_state.protocol.deliver import Due
-from persistent_state.sinks.console import ConsoleSink
 from persistent_state.sinks.values import LocalValues
-from persistent_state.store.log import Log
-from tests import core
 from tests.sentences import problem
 
 ROWS = pa.table({"key": [f"key {number % 40}" for number in range(100)], "value": list(range(100))})
@@ -64,28 +53,3 @@ def test_by_a_key_there_are_so_many_parts_which_are_ranges_of_its_hash() -> None
 
 def test_values_without_spark_make_no_data_frame() -> None:
     assert "read without Spark" in problem(LocalValues.of(ROWS).to_spark)
-
-
-class Words(PersistentTask):
-    key, value, name = "word", "n", "words"
-
-    def persistent_state(self) -> NonWindowState[int]:
-        return NonWindowState(Sum())
-
-
-def test_the_values_of_a_state_can_be_pickled_and_lie_in_its_parts() -> None:
-    schema = pa.schema([("ts", pa.int64()), ("word", pa.string()), ("n", pa.int64())])
-    plan = replace(core.plan_of(Words(), schema, shards=3), outputs=("console",))
-    log = Log(plan.files, plan.application)
-    core.start(log, [plan])
-    messages = [{"ts": 5, "word": f"word {number % 50}", "n": number} for number in range(200)]
-    core.play(log, plan, pa.RecordBatch.from_pylist([*messages, {"ts": 15, "word": "", "n": 0}], schema))
-    place = Place(plan, ValuesAtClock(ConsoleSink()))
-    state = place.state(core.newest(log), Due(10, BEGINNING, BEGINNING))
-    values: LocalValues = pickle.loads(pickle.dumps(local_values(state, plan, place.origin().schema)))
-    rows = pa.Table.from_batches(values.batches(), values.schema).to_pylist()
-    assert {row["word"]: row["value"] for row in rows} == {
-        f"word {word}": sum(range(word, 200, 50)) for word in range(50)
-    }
-    counts = values.map_parts(lambda part, batches: sum(batch.num_rows for batch in batches))
-    assert (len(counts), sum(counts)) == (3, 50)

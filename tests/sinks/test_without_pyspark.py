@@ -16,6 +16,7 @@ sys.exit(pytest.main([*sys.argv[1:], "-q", "-p", "no:cacheprovider", "-n", "0"])
 
 def test_sinks_are_given_clocks_and_go_back_where_pyspark_is_not_installed() -> None:
     tests = [
+        "tests/drive/test_output_values.py",
         "tests/sinks/test_values.py",
         "tests/sinks/test_former.py",
         "tests/sinks/test_new_sink.py",

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state import CsvOptions, FileSource, InvalidInputError
-from persistent_state.sources import formats
+from persistent_state.sources import formats, text_blocks
 from tests.sentences import problem
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -56,7 +56,7 @@ def test_lines_may_end_by_carriage_returns_if_the_first_does(
 ) -> None:
     if content.startswith(b"\xef\xbb\xbf") and size < 3:
         pytest.skip("no block is that small")
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", size)
     assert read(content) == (rows, bad)
 
 
@@ -102,7 +102,7 @@ def test_numbers_are_written_in_decimals(text: str, is_read: bool) -> None:
 )
 @pytest.mark.parametrize("size", [3, 1 << 20])
 def test_an_encoding_is_read_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch, encoding: str, size: int) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", size)
     content = "größe,v\nü,1\nñ,2\n".encode(encoding)
     schema = pa.schema([("größe", pa.string()), ("v", pa.int64())])
     assert read(content, schema, encoding=encoding) == ([("ü", 1), ("ñ", 2)], [])
@@ -113,7 +113,7 @@ def test_an_encoding_is_read_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPat
 def test_a_byte_order_mark_of_utf_8_wins_over_the_encoding(
     monkeypatch: pytest.MonkeyPatch, encoding: str, size: int
 ) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", size)
     schema = pa.schema([("größe", pa.string()), ("v", pa.int64())])
     content = "\ufeffgröße,v\nKöln,1\nñ,2\n".encode()
     assert read(content, schema, encoding=encoding) == ([("Köln", 1), ("ñ", 2)], [])
@@ -296,7 +296,7 @@ def test_what_python_writes_is_read_the_same_with_the_same_options(
     writer = csv.writer(out, delimiter=delimiter, quotechar=quote, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
     writer.writerows([["k", "v"], *rows])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "_BLOCK_BYTES", size)
+        patch.setattr(text_blocks, "BLOCK_BYTES", size)
         assert read(out.getvalue().encode(encoding), delimiter=delimiter, quote=quote, encoding=encoding) == (rows, [])
 
 

@@ -34,7 +34,7 @@ from persistent_state.errors import InvalidInputError, StateError, StoreUnavaila
 from persistent_state.event_time.inputs import named_in
 from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
-from persistent_state.sources import files, formats, listing
+from persistent_state.sources import files, formats, listing, text_blocks
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.sources.files import FileSource
 from tests import core
@@ -473,7 +473,7 @@ class TestFormats:
 
     def test_pieces_are_bounded_and_positions_go_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(formats, "_PIECE_ROWS", 7)
-        monkeypatch.setattr(formats, "_BLOCK_BYTES", 100)
+        monkeypatch.setattr(text_blocks, "BLOCK_BYTES", 100)
         for name in ("a.parquet", "b.csv", "c.json.gz"):
             write(tmp_path, name, table(0, 50))
         chunks = read_all(tmp_path)
@@ -623,8 +623,8 @@ class TestBadRecords:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: pa.DataType
     ) -> None:
         fits: list[int] = []
-        fit = formats._fit
-        monkeypatch.setattr(formats, "_fit", lambda rows, schema: fits.append(1) or fit(rows, schema))
+        fit = formats.fit
+        monkeypatch.setattr(formats, "fit", lambda rows, schema: fits.append(1) or fit(rows, schema))
         times = [["soon", "01.02.2026 10:00", "2026-01-01T00:00:00z", None][i % 4] for i in range(4000)]
         write(tmp_path, "a.parquet", pa.table({"ts": pa.array(times, texts), "value": range(4000)}))
         write(tmp_path, "b.json", "\n".join(json.dumps({"ts": time, "value": i}) for i, time in enumerate(times)))
@@ -654,7 +654,7 @@ class TestBadRecords:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(formats, "_PIECE_ROWS", 100)
-        monkeypatch.setattr(formats, "_BLOCK_BYTES", 1000)
+        monkeypatch.setattr(text_blocks, "BLOCK_BYTES", 1000)
         noise = np.random.default_rng(0).integers(0, 2**62, 4000)
         rows = pa.table({"value": noise})
         data = bytearray(encode(rows, ".parquet", row_group_size=500))
@@ -1190,7 +1190,7 @@ class TestPositions:
             expected += [(i * FILE + row, "bad" if cell == "junk" else cell) for row, cell in enumerate(cells)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(formats, "_PIECE_ROWS", piece)
-            patch.setattr(formats, "_BLOCK_BYTES", piece * 8)
+            patch.setattr(text_blocks, "BLOCK_BYTES", piece * 8)
             bounds = {
                 "max_files_per_batch": data.draw(st.integers(1, 4)),
                 "bytes_per_batch": data.draw(st.integers(1, 3000)),
@@ -1219,7 +1219,7 @@ class TestPositions:
         for i, of_file in enumerate(cells):
             write(folder, f"{i}.csv", self._content("csv", of_file))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(formats, "_BLOCK_BYTES", piece * 8)
+            patch.setattr(text_blocks, "BLOCK_BYTES", piece * 8)
             chunks = read_all(folder, transform=explode)
             again = read_all(folder, transform=explode, max_files_per_batch=1)
         assert chunks == again

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.sources import formats, json_lines
+from persistent_state.sources import fit, formats, json_lines, text_blocks
 from persistent_state.sources.formats import CSV, PARQUET, json_piece, read_pieces
 
 TYPES = [pa.decimal128(38, 2), pa.decimal128(10, 2), pa.decimal256(76, 5), pa.decimal128(38, 0), pa.decimal64(18, 2)]
@@ -276,7 +276,7 @@ def test_an_encrypted_file_is_said_to_be_encrypted(plain_footer: bool) -> None:
 def test_of_a_compressed_file_that_ends_early_all_lines_before_are_read(
     monkeypatch: pytest.MonkeyPatch, codec: Any, size: int
 ) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", size)
     numbers = [(n * 7919) % 100_003 for n in range(5_000)]
     whole = "".join(f"{n}\n" for n in ["a", *numbers]).encode()
     # A block that is cut off gives nothing, and those of bzip2 and zstd are large.
@@ -325,7 +325,7 @@ PACK: dict[str, Any] = {
 def test_a_line_over_two_compressed_parts_of_which_one_is_damaged_is_no_other_line(
     monkeypatch: pytest.MonkeyPatch, codec: str, format: str, size: int
 ) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", size)
     first, second = {"csv": ("a\n7\n12", "34\n5\n"), "json": ('{"a":7}\n{"a":12}', ' \n{"a":5}\n')}[format]
     one, two = PACK[codec](first.encode()), PACK[codec](second.encode())
     whole = {"csv": [7, 1234, 5], "json": [7, 12, 5]}[format]
@@ -349,7 +349,7 @@ def test_what_stands_behind_an_empty_text_of_bzip2_is_one_bad_record(behind: byt
 @pytest.mark.parametrize("codec", [*PACK])
 @pytest.mark.parametrize("size", [3, 1 << 24])
 def test_parts_of_a_compressed_file_may_be_empty(monkeypatch: pytest.MonkeyPatch, codec: str, size: int) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", size)
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", size)
     many = b"".join(b"%d\n" % number for number in range(300))
     for texts in ([b"a\n1", b"", b"2\n", b"3\n"], [b"", b"", b"a\n12\n3\n"], [b"a\n12\n3\n", b"", b""]):
         packed = [PACK[codec](text) for text in texts]
@@ -427,7 +427,7 @@ def test_rows_that_do_not_fit_are_not_asked_for_one_by_one(
 
         return call
 
-    monkeypatch.setattr(formats, "cast", counted(formats.cast))
+    monkeypatch.setattr(fit, "cast", counted(fit.cast))
     monkeypatch.setattr(json_lines.pa_json, "read_json", counted(json_lines.pa_json.read_json))
     content = f"{'a' if format == CSV else ''}\n" + f"{line}\n" * count
     (piece,) = read_pieces(io.BytesIO(content.encode()), format, None, pa.schema([("a", type)]))  # type: ignore[arg-type]

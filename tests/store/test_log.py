@@ -34,11 +34,10 @@ from persistent_state.event_time import positions
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
-from persistent_state.protocol import commits
+from persistent_state.open_state import read_state
 from persistent_state.protocol.collect import LEFTOVER_AGE, Collector
 from persistent_state.protocol.commits import close
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.reading import read_state
 from persistent_state.store import blocks, codec, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
@@ -1149,7 +1148,7 @@ class TestCollection:
     def test_a_damaged_old_entry_stops_no_collection_and_files_stay_until_it_goes(self) -> None:
         log, (plan,) = started(core.memory())
         for i in range(12):
-            entry = core.play(log, plan, rows_of(10 * i), now=1000 * i, keeping=commits.Keeping(2))
+            entry = core.play(log, plan, rows_of(10 * i), now=1000 * i, keeping=Keeping(2))
         kept = self.run_files(log.files)
         flip(log.files, log.path(4), 20)
         fresh = Log(log.files, "app")

@@ -21,7 +21,7 @@ import pytest
 
 from persistent_state import open_store, read_state
 from persistent_state.event_time.clocks import Settings
-from persistent_state.protocol import commits
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.files import MemoryFiles
 from persistent_state.store.files.base import BytesLike, Files
 from persistent_state.store.log import Log
@@ -104,7 +104,7 @@ def go_on(files: Files) -> None:
     plans = [core.plan_of(task, SCHEMA, files=files, settings=settings, shards=3) for task in tasks]
     plans = [replace(plan, outputs=tuple(newest.tasks[plan.name].outputs.delivered)) for plan in plans]
     entry = core.start(log, plans)
-    keeping = commits.Keeping(clocks=3, grace=10**15)
+    keeping = Keeping(clocks=3, grace=10**15)
     for plan in plans:
         while (at := (log.newest() or entry).flow_of(plan.name).source.positions[""].next) < 60:
             entry = core.play(log, plan, batch(rows()[at : at + 10]), parts=2, keeping=keeping)
