@@ -26,7 +26,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs
 from persistent_state.protocol.fates import CONTINUES, LEFT_OUT, NEW, REBUILT, REFUSED, RESET, Words, decide
 from persistent_state.store.entry import Entry
-from persistent_state.task import parts_of
+from persistent_state.task import names_of_parts
 from tests import core
 from tests.local_application import LocalApplication, Rows, compiled
 from tests.protocol.test_inputs import KEEPING
@@ -198,8 +198,8 @@ def test_a_derived_task_that_is_named_in_reset_is_built_again() -> None:
 
 def test_an_ordered_task_is_reset_only_with_messages_that_a_source_feeds() -> None:
     for name, kind in (("Waiting", RESET), ("Pairs", REBUILT)):
-        assert fates(after(""), reset=parts_of(name)) == dict.fromkeys(parts_of(name), kind + IN_RESET)
-        assert fates(after(""), rebuild=parts_of(name)) == dict.fromkeys(parts_of(name), REBUILT + IN_REBUILD)
+        assert fates(after(""), reset=names_of_parts(name)) == dict.fromkeys(names_of_parts(name), kind + IN_RESET)
+        assert fates(after(""), rebuild=names_of_parts(name)) == dict.fromkeys(names_of_parts(name), REBUILT + IN_REBUILD)
 
 
 def test_other_code_is_a_reason_for_tasks_that_others_feed() -> None:
