@@ -8,7 +8,7 @@ UV := $(shell command -v uv 2>/dev/null)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python,\
   $(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517)
 # Spark's workers start faster from compiled archives.
-COMPILE = [ $(VENV)/compiled -nt setup.cfg ] || { $(BIN)/python -m persistent_state.engine.archives >/dev/null && touch $(VENV)/compiled; }
+COMPILE = [ $(VENV)/compiled -nt setup.cfg ] || { $(BIN)/python -m persistent_state.engine.spark.archives >/dev/null && touch $(VENV)/compiled; }
 with = $(foreach extra,$(1),$(VENV)/with-$(extra))
 
 EXAMPLES := message-count topic-to-topic window-average unique-aircraft sessions ledger alerts pipeline quotes currencies fraud rewind
@@ -88,7 +88,7 @@ $(VENV)/made: | check-java
 	@touch $@
 
 check-java: check-python
-	@$(PYTHON) -I persistent_state/engine/java.py
+	@$(PYTHON) -I persistent_state/engine/spark/java.py
 
 check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \

@@ -25,7 +25,7 @@ from benchmarks.streams import SCHEMA, START
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
 from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.engine.dataframe_source import chunks_of
+from persistent_state.engine.read.dataframe_source import chunks_of
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position

@@ -293,7 +293,7 @@ def scan(setting: Setting) -> Pass:
 
 def blobs_of(setting: Setting) -> DataFrame:
     """What this library shuffles: rows read and combined, as one blob for each shard and part of a micro-batch."""
-    from persistent_state.engine import arrow_source
+    from persistent_state.engine.read import arrow_source
 
     shards = setting.spark.sparkContext.defaultParallelism
     files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)

@@ -48,7 +48,7 @@ def sinks(folder: Path, of: Origin) -> dict[str, Write]:
 
 def measure(spark: SparkSession, folder: Path, keys: int, changed: int, clocks: int) -> dict[str, list[float]]:
     """Seconds that each sink took for each clock but the first."""
-    from persistent_state.engine import frames
+    from persistent_state.engine.run import frames
 
     made = checkpoints(str(folder / "store"), keys, changed, emits=False)
     for _ in range(clocks + 2):

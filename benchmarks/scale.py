@@ -35,8 +35,8 @@ from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
-from persistent_state.engine.progress import line_of, progress_of
-from persistent_state.engine.reports import Reports
+from persistent_state.engine.run.progress import line_of, progress_of
+from persistent_state.engine.run.reports import Reports
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.measure import write_json
-from persistent_state.engine.archives import compile_archives
+from persistent_state.engine.spark.archives import compile_archives
 
 ROWS, FILES, SPAN = 1_000, 10, 10_000_000
 PARTS = ("imports", "session", "checks", "source", "query", "plan", "rows", "commit")
@@ -116,7 +116,8 @@ def run_once(place: Path) -> dict[str, Any]:
 
     from monoids import Sum
     from persistent_state import Application, FileSource, NonWindowState, PersistentTask
-    from persistent_state.engine import arrow_source, commit
+    from persistent_state.engine.read import arrow_source
+    from persistent_state.engine.run import commit
 
     class Totals(PersistentTask):
         key, value = "key", "amount"

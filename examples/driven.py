@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persistent_state import ParquetSink
-from persistent_state.engine.java import java_problem
+from persistent_state.engine.spark.java import java_problem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

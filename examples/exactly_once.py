@@ -41,7 +41,7 @@ from persistent_state import (
     formatting,
     read_state,
 )
-from persistent_state.engine.java import require_java
+from persistent_state.engine.spark.java import require_java
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.show.text import width

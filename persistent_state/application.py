@@ -34,9 +34,9 @@ from persistent_state.task import PersistentTask
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.progress import Progress
-    from persistent_state.engine.run import Running
-    from persistent_state.engine.setup import Setup
+    from persistent_state.engine.run.progress import Progress
+    from persistent_state.engine.run.running import Running
+    from persistent_state.engine.run.setup import Setup
 
 _logger = logging.getLogger("persistent_state")
 
@@ -288,9 +288,9 @@ class Application:
         to_the_end: bool,
         drains: bool = False,
     ) -> Running:
-        from persistent_state.engine.queries import columns_of
-        from persistent_state.engine.run import run, start
-        from persistent_state.engine.session import check_session
+        from persistent_state.engine.run.queries import columns_of
+        from persistent_state.engine.run.running import run, start
+        from persistent_state.engine.spark.session import check_session
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
@@ -347,7 +347,7 @@ class Application:
             ...
             persistent_state.errors.InvalidInputError: application shop has no task; add one.
         """
-        from persistent_state.engine import rewinds
+        from persistent_state.engine.run import rewinds
 
         return rewinds.plan(self._rewind_setup(), to, outputs or {})
 
@@ -370,7 +370,7 @@ class Application:
             InvalidInputError: It can't go back so. Nothing changed.
             CommitUnknownError: The store did not answer. Plan again, and look at the timeline.
         """
-        from persistent_state.engine import rewinds
+        from persistent_state.engine.run import rewinds
 
         setup = self._rewind_setup()
         if not isinstance(to, RewindPlan):
@@ -384,7 +384,7 @@ class Application:
         return rewinds.rewind(setup, to)
 
     def _rewind_setup(self) -> Setup:
-        from persistent_state.engine.rewinds import columns_of, session
+        from persistent_state.engine.run.rewinds import columns_of, session
 
         return self._setup(session(), columns_of, to_the_end=True, shards=1)
 
@@ -405,9 +405,9 @@ class Application:
         Raises:
             InvalidInputError: It has no task, or one that does not fit.
         """
-        from persistent_state.engine.connect import parallelism
-        from persistent_state.engine.feeds import FedTask
-        from persistent_state.engine.setup import Setup
+        from persistent_state.engine.run.feeds import FedTask
+        from persistent_state.engine.run.setup import Setup
+        from persistent_state.engine.spark.connect import parallelism
 
         if not self.added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")

@@ -17,7 +17,7 @@ class DefaultSource(DataSource):
     """The data source by name. Making one returns a `StoreSource`."""
 
     def __new__(cls, options: MutableMapping[str, str]) -> DataSource:  # type: ignore[misc]
-        from persistent_state.engine.store_source import StoreSource
+        from persistent_state.engine.data_source.store_source import StoreSource
 
         return StoreSource(options)
 

@@ -26,7 +26,7 @@ from persistent_state import (
     open_store,
 )
 from persistent_state.batch.plan import Plan
-from persistent_state.engine import run
+from persistent_state.engine.run import running
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import duration
 from persistent_state.formatting import full_clock
@@ -388,7 +388,7 @@ def test_a_task_has_the_applications_delivery_unless_it_was_added_with_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(run, "start", lambda setup, *others: started.append(setup))
+    monkeypatch.setattr(running, "start", lambda setup, *others: started.append(setup))
     app = Application("app", str(tmp_path), shards=1, delivery="at-least-once")
     with pytest.raises(InvalidInputError, match="delivery='twice'; say one of 'exactly-once', 'at-least-once'"):
         app.add(Task(value="value", key=None), RateSource(1), delivery="twice")

@@ -27,7 +27,7 @@ from packaging.specifiers import SpecifierSet
 from persistent_state import Application, InvalidInputError
 from persistent_state.cli import run, stop_signals
 from persistent_state.cli.commands import TOKEN, _parser
-from persistent_state.engine import archives
+from persistent_state.engine.spark import archives
 from tests.deployed import DEPLOY, MANIFESTS, commented_args, container_of, instructions, pod_of, replaced, seconds_of
 from tests.metrics.test_server import ask
 from tests.processes import start_guarded

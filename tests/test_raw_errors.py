@@ -31,7 +31,7 @@ from persistent_state import (
     read_state,
     run_local,
 )
-from persistent_state.engine import start_checks
+from persistent_state.engine.run import start_checks
 from persistent_state.kafka import Json
 from persistent_state.sources.schemas import arrow_schema
 from persistent_state.store.files import open_files
@@ -310,7 +310,7 @@ MEANT = spark.StructType(
 
 
 def test_a_schema_in_ddl_is_what_spark_has_of_it() -> None:
-    from persistent_state.engine.spark_versions import arrow_types
+    from persistent_state.engine.spark.versions import arrow_types
 
     said = arrow_schema(DDL)
     assert said == arrow_schema(MEANT) == arrow_schema(said)

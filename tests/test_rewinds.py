@@ -37,7 +37,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
-from persistent_state.engine import rewinds
+from persistent_state.engine.run import rewinds
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector

@@ -115,7 +115,10 @@ def python_with(version: str) -> Path:
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--use-pep517"]
         subprocess.run([*install, f"pyspark=={version}"], check=True)
         subprocess.run(
-            [str(python), "-m", "persistent_state.engine.archives"], cwd=ROOT, stdout=subprocess.DEVNULL, check=True
+            [str(python), "-m", "persistent_state.engine.spark.archives"],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            check=True,
         )
         (place / "ready").touch()
     return python

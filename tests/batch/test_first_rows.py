@@ -30,7 +30,7 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.batch.rows import microseconds
-from persistent_state.engine import kafka_connector
+from persistent_state.engine.read import kafka_connector
 from persistent_state.event_time.clocks import BEGINNING, FURTHEST, Settings
 from persistent_state.protocol import commits
 from persistent_state.sources import Chunk, Reach

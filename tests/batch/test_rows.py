@@ -24,7 +24,7 @@ from persistent_state import FileSource, NonWindowState, PersistentTask
 from persistent_state.batch.messages import Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.drive.turn import Part
-from persistent_state.engine.column_source import RowReader, _replaced
+from persistent_state.engine.read.column_source import RowReader, _replaced
 from persistent_state.formatting import shortened
 from persistent_state.protocol import commits
 from persistent_state.sources import text_blocks

@@ -64,8 +64,8 @@ from persistent_state.batch.messages import Answers
 from persistent_state.batch.plan import COLUMN
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive.turn import Part
-from persistent_state.engine.column_source import RowReader, _replaced
-from persistent_state.engine.spark_versions import arrow_types, spark_types
+from persistent_state.engine.read.column_source import RowReader, _replaced
+from persistent_state.engine.spark.versions import arrow_types, spark_types
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.partials import keys
 from persistent_state.partials.fold import fold_keys

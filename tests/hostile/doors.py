@@ -45,7 +45,7 @@ from persistent_state import (
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import microseconds
 from persistent_state.edges.in_order.as_stored import as_stored
-from persistent_state.engine.source_options import read_options
+from persistent_state.engine.data_source.source_options import read_options
 from persistent_state.errors import DamagedError, TaskFailedError
 from persistent_state.event_time import durations
 from persistent_state.formatting import full_clock, plain, read_clock, show_clock, to_json

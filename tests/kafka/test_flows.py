@@ -10,7 +10,7 @@ import pytest
 
 from examples.broker import Broker
 from persistent_state import KafkaSource
-from persistent_state.engine.feeds import FedTask, feeds_of
+from persistent_state.engine.run.feeds import FedTask, feeds_of
 from persistent_state.kafka import Json, topics
 from persistent_state.outputs import outputs_of
 from persistent_state.protocol import flows

@@ -29,15 +29,15 @@ from persistent_state import (
     StoreUnavailableError,
     TaskFailedError,
 )
-from persistent_state.engine import kafka_connector as connector
+from persistent_state.engine.read import kafka_connector as connector
 from persistent_state.event_time.clocks import Settings
 from persistent_state.kafka import Json, Raw, topics
 from persistent_state.kafka.source import DELETED, RECREATED
 from persistent_state.sources import Chunk
 from persistent_state.store.entry import Entry
 from tests import core
-from tests.engine.test_arrow_source import Query
-from tests.engine.test_passed import Told, World
+from tests.engine.read.test_arrow_source import Query
+from tests.engine.run.test_passed import Told, World
 from tests.kafka.security import GUEST, allow, client_options
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
 from tests.waiting import PATIENCE

@@ -37,9 +37,9 @@ from persistent_state import (
     StoreUnavailableError,
 )
 from persistent_state.batch.advance import advance
-from persistent_state.engine import run
-from persistent_state.engine.feeds import Feed, pending
-from persistent_state.engine.progress import progress_of
+from persistent_state.engine.run import running
+from persistent_state.engine.run.feeds import Feed, pending
+from persistent_state.engine.run.progress import progress_of
 from persistent_state.inputs import Inputs
 from persistent_state.kafka import Json, subscription, topics
 from persistent_state.kafka.consumer import OffsetRange
@@ -558,7 +558,7 @@ def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(run, "start", lambda setup, *others: started.append(setup))
+    monkeypatch.setattr(running, "start", lambda setup, *others: started.append(setup))
     app = Application("shops", str(tmp_path), shards=1)
     app.add(Total("a"), KafkaSource("orders", "nowhere:9", value=Json(SCHEMA)))
     app.add(Total("b"), KafkaSource(re.compile("o.*"), "nowhere:9", value=Json(SCHEMA), group="mine"))

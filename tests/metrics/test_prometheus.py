@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from examples.broker import free_ports
-from persistent_state.engine.monitor import Monitor
+from persistent_state.engine.run.monitor import Monitor
 from persistent_state.metrics.of_run import Work
 from tests import core
 from tests.processes import start_guarded

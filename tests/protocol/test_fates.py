@@ -199,7 +199,9 @@ def test_a_derived_task_that_is_named_in_reset_is_built_again() -> None:
 def test_an_ordered_task_is_reset_only_with_messages_that_a_source_feeds() -> None:
     for name, kind in (("Waiting", RESET), ("Pairs", REBUILT)):
         assert fates(after(""), reset=names_of_parts(name)) == dict.fromkeys(names_of_parts(name), kind + IN_RESET)
-        assert fates(after(""), rebuild=names_of_parts(name)) == dict.fromkeys(names_of_parts(name), REBUILT + IN_REBUILD)
+        assert fates(after(""), rebuild=names_of_parts(name)) == dict.fromkeys(
+            names_of_parts(name), REBUILT + IN_REBUILD
+        )
 
 
 def test_other_code_is_a_reason_for_tasks_that_others_feed() -> None:

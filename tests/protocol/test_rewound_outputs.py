@@ -14,7 +14,7 @@ import pytest
 from monoids import Sum
 from persistent_state import FencedError, InvalidInputError, NonWindowState, PersistentTask, TumblingWindow, WindowState
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
-from persistent_state.engine import run
+from persistent_state.engine.run import running
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.partials.since import Since
@@ -834,7 +834,7 @@ def test_an_output_that_comes_back_is_known_to_lack_windows_that_closed_meanwhil
     floor = world.newest.tasks["total"].stored.floor
     assert floor > sink.clocks[-1]
     assert [*deliver.gone_meanwhile(before, world.newest)] == [("total", "sink", floor)]
-    run._warn_of_gaps(before, world.newest)
+    running._warn_of_gaps(before, world.newest)
     assert "task=total: sink='sink' comes back, and is not given what closed" in caplog.text
     assert f"up to clock={full_clock(floor)}" in caplog.text
     deliver_all(world, plan, sink)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from persistent_state.engine.spark_versions import arrow_types, spark_types
+from persistent_state.engine.spark.versions import arrow_types, spark_types
 from persistent_state.sinks.given_types import given_types
 
 FLAT = [

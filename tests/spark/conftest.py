@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persistent_state.engine.java import java_problem
+from persistent_state.engine.spark.java import java_problem
 from tests.spark import sessions
 from tests.spark.stream import Stream, check_end
 from tests.waiting import PATIENCE
@@ -68,7 +68,7 @@ def _jvm_lives(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _sinks_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow machine, too, a start goes on without a sink only where a test is about that."""
-    from persistent_state.engine import deliveries
+    from persistent_state.engine.run import deliveries
 
     monkeypatch.setattr(deliveries, "OPEN_SECONDS", PATIENCE)
     monkeypatch.setattr(deliveries, "END_SECONDS", PATIENCE)

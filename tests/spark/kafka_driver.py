@@ -32,7 +32,7 @@ from persistent_state import (
     PersistentTask,
     read_state,
 )
-from persistent_state.engine.progress import Progress
+from persistent_state.engine.run.progress import Progress
 from persistent_state.kafka import Json
 from tests.spark.sessions import new_session
 

@@ -21,7 +21,7 @@ import pytest
 
 from persistent_state import InvalidInputError, read_state
 from persistent_state.batch.messages import DRIVER
-from persistent_state.engine.commit import Commit
+from persistent_state.engine.run.commit import Commit
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log

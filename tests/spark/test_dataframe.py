@@ -32,7 +32,7 @@ from persistent_state import (
     open_store,
     read_state,
 )
-from persistent_state.engine.dataframe_source import columns_of
+from persistent_state.engine.read.dataframe_source import columns_of
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -41,7 +41,7 @@ from tests.spark import files as stream
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from persistent_state.engine.progress import Progress
+    from persistent_state.engine.run.progress import Progress
     from persistent_state.sources.base import TimeReplayableSource
 
 UTC = timezone.utc
@@ -169,7 +169,7 @@ class Delivery:
 
 
 def frame(spark: SparkSession, folder: Path, schema: pa.Schema, files: int = 1) -> DataFrame:
-    from persistent_state.engine.spark_versions import spark_types
+    from persistent_state.engine.spark.versions import spark_types
 
     reader = spark.readStream.schema(spark_types(schema)).option("maxFilesPerTrigger", files)
     return reader.parquet(str(folder))

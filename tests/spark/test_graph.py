@@ -28,7 +28,8 @@ from persistent_state import (
     ValuesAtClock,
 )
 from persistent_state.drive import backoff
-from persistent_state.engine import Progress, Running, steps
+from persistent_state.engine import Progress, Running
+from persistent_state.engine.run import steps
 from persistent_state.formatting import read_clock
 from tests.spark.beside import Story
 from tests.spark.pipeline import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from persistent_state import Application, DataFrameSource, FileSource, open_store
-from persistent_state.engine.spark_versions import spark_types
+from persistent_state.engine.spark.versions import spark_types
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from persistent_state.store.verify import verify

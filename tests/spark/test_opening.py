@@ -25,8 +25,8 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import backoff
-from persistent_state.engine import deliveries
-from persistent_state.engine.deliveries import Deliveries, Delivery
+from persistent_state.engine.run import deliveries
+from persistent_state.engine.run.deliveries import Deliveries, Delivery
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.takeover import take_over
 from persistent_state.sinks import Origin, RecordingSink, Sink

@@ -38,7 +38,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.drive import backoff
-from persistent_state.engine import queries
+from persistent_state.engine.run import queries
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import kept_entries
 from persistent_state.store.files import open_files
@@ -50,7 +50,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from persistent_state.engine.progress import Progress
+    from persistent_state.engine.run.progress import Progress
 
 SECOND = 1_000_000
 

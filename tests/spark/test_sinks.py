@@ -31,7 +31,7 @@ from tests.spark.files import write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from persistent_state.engine.progress import Progress
+    from persistent_state.engine.run.progress import Progress
 
 SECOND = 1_000_000
 START = 1_700_000_010 * SECOND
@@ -146,7 +146,7 @@ NAMES = [*OF_FILES, *OF_FRAMES]
 def test_whatever_a_sink_does_with_the_running_values_the_state_is_the_fold_of_the_messages(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from persistent_state.engine.spark_versions import spark_types
+    from persistent_state.engine.spark.versions import spark_types
 
     monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.01)
     for number, rows in enumerate(FILES):

@@ -19,7 +19,7 @@ from tests.spark.files import write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from persistent_state.engine.progress import Progress
+    from persistent_state.engine.run.progress import Progress
 
 SECOND, HOUR = 1_000_000, 3_600_000_000
 START = 1_700_000_040 * SECOND
@@ -146,7 +146,7 @@ def counted_by_spark(spark: SparkSession, rows: DataFrame, checkpoints: Path) ->
 def test_nothing_within_the_delay_is_lost_where_sparks_watermark_drops_what_one_channel_sends(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    from persistent_state.engine.spark_versions import spark_types
+    from persistent_state.engine.spark.versions import spark_types
 
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", "1")

@@ -23,7 +23,7 @@ from persistent_state import NonWindowState, PersistentTask, open_store, read_st
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core, page_code
-from tests.engine.test_store_source import apply
+from tests.engine.data_source.test_store_source import apply
 from tests.spark import sessions
 from tests.test_open_state import STORE, Kept, World, write_shop
 from tests.waiting import PATIENCE, until

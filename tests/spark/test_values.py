@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 def values_of(spark: SparkSession, table: pa.Table, parts: int = 2) -> Values:
     """The rows of a table in any order, as Spark gives them in so many partitions."""
-    from persistent_state.engine.session import use_this_python
-    from persistent_state.engine.spark_versions import spark_types
-    from persistent_state.engine.values import SparkValues
+    from persistent_state.engine.run.values import SparkValues
+    from persistent_state.engine.spark.session import use_this_python
+    from persistent_state.engine.spark.versions import spark_types
 
     use_this_python(spark)
     order = pa.array(random.Random(0).sample(range(len(table)), len(table)), pa.int64())
@@ -121,7 +121,7 @@ def test_a_place_that_workers_do_not_share_is_told(spark: SparkSession) -> None:
 
 
 def test_values_that_break_off_in_a_worker_leave_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    from persistent_state.engine.values import SparkValues
+    from persistent_state.engine.run.values import SparkValues
 
     path = str(tmp_path / "values.db")
     sink = SqlSink(path, "balances")

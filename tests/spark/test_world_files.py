@@ -114,7 +114,7 @@ def has_listed_null(type: pa.DataType, raw: Any) -> bool:
 
 def by_spark(spark: SparkSession, world: World, folder: Path, format: str) -> dict[str, list[dict[str, Any]]]:
     """Return the rows that Spark reads of each file."""
-    from persistent_state.engine.spark_versions import spark_types
+    from persistent_state.engine.spark.versions import spark_types
 
     reader = spark.read.schema(spark_types(world.schema))
     if format == "csv":

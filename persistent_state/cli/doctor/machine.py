@@ -17,7 +17,7 @@ from persistent_state.cli.doctor.server import server_problem, server_url
 PATIENCE = 120
 """Seconds that Spark has to start and to run a job."""
 
-TRIAL = "persistent_state.engine.trial"
+TRIAL = "persistent_state.engine.spark.trial"
 """The module that starts Spark, in a process of its own: a session in this one would look like the user's."""
 
 
@@ -32,7 +32,7 @@ def check_machine() -> Iterator[Check]:
 def check_java() -> Check:
     """Check that Spark finds a Java on which it can run."""
     # Not at the top, since what imports the engine waits for Spark.
-    from persistent_state.engine.java import find_java, java_problem, java_version
+    from persistent_state.engine.spark.java import find_java, java_problem, java_version
 
     if url := server_url():
         return Check("java", OK, f"not needed here: SPARK_REMOTE={url} is another process")

@@ -125,7 +125,7 @@ def _not_together() -> str | None:
         import pyarrow
         import pyspark
 
-        from persistent_state.engine.spark_versions import check_pyarrow, state_serializer
+        from persistent_state.engine.spark.versions import check_pyarrow, state_serializer
 
         check_pyarrow(pyspark.__version__, pyarrow.__version__, state_serializer)
     except InvalidInputError as error:

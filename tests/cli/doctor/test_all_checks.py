@@ -9,7 +9,7 @@ import pytest
 
 from persistent_state.cli.commands import main
 from persistent_state.cli.doctor import machine
-from persistent_state.engine.java import java_problem
+from persistent_state.engine.spark.java import java_problem
 
 
 @pytest.fixture

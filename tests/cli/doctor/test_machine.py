@@ -90,7 +90,7 @@ def test_a_server_that_runs_no_job_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.status == FAIL
     assert found.text == (
         f"SPARK_REMOTE={url}/ takes connections, and Spark has not started and run a job within 120 seconds; "
-        "`python -m persistent_state.engine.trial` shows more."
+        "`python -m persistent_state.engine.spark.trial` shows more."
     )
 
 
@@ -141,7 +141,7 @@ def test_a_spark_that_does_not_start_says_how_to_see_why(monkeypatch: pytest.Mon
     found = check_spark()
     assert found.status == FAIL
     assert found.text == (
-        "Spark does not start: [JAVA_GATEWAY_EXITED] It has ended; `python -m persistent_state.engine.trial` shows all "
+        "Spark does not start: [JAVA_GATEWAY_EXITED] It has ended; `python -m persistent_state.engine.spark.trial` shows all "
         "that Spark says of it: mend that."
     )
 

@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from persistent_state.cli.doctor import packages
 from persistent_state.cli.doctor.check import FAIL, OK, WARN, Check
 from persistent_state.cli.doctor.packages import OF_A_CHECKOUT, Need, check_packages, read_need, within
-from persistent_state.engine import spark_versions
+from persistent_state.engine.spark import versions
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,7 +99,7 @@ def test_a_pyspark_and_a_pyarrow_that_a_start_refuses_fail_with_its_sentence(mon
     installed = {"pyspark": "4.2.0", "fsspec": "2026.9.0"}
     monkeypatch.setattr("pyspark.__version__", "4.1.0")
     monkeypatch.setattr("pyarrow.__version__", "26.0.1")
-    monkeypatch.setattr(spark_versions, "state_serializer", lambda: 'num_data_rows = state_info_col["numRows"]')
+    monkeypatch.setattr(versions, "state_serializer", lambda: 'num_data_rows = state_info_col["numRows"]')
     found = checks_of(monkeypatch, installed)["packages"]
     assert (found.status, found.text) == (
         FAIL,

@@ -1,0 +1,1 @@
+"""The data source `persistent-state`: Spark reads what a store holds."""
