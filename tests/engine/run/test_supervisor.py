@@ -322,7 +322,8 @@ def test_a_query_that_the_machine_was_too_slow_for_starts_again_alone(caplog: py
         "task=Words: this machine is too slow to start: Spark gives a Python process ten seconds to connect, and one took "
         "longer. Give the machine more cores or less to do, or the application fewer flows (tasks with one source object are "
         "one flow), or, while no Spark runs on it, run `python -m persistent_state.engine.spark.archives` once, after which "
-        "these processes start faster. It starts again in 5 s, and other flows go on; the run ends if none starts within 10 minutes."
+        "these processes start faster. It starts again in 5 s, and other flows go on; the run ends if none starts within 10 "
+        "minutes."
     )
 
 
