@@ -13,7 +13,8 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain, to_json
 from persistent_state.kafka.client import check_sent, checked_options
-from persistent_state.kafka.transactions import NOTHING_READ, TIMEOUT, ClockWriter, Encode
+from persistent_state.kafka.ledger import NOTHING_READ, TIMEOUT
+from persistent_state.kafka.transactions import ClockWriter, Encode
 from persistent_state.partials.keys import Hashes, hash_keys, normalise
 from persistent_state.sinks.base import Origin, RecordingSink, known_clock
 from persistent_state.sinks.values import Values

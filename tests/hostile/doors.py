@@ -53,7 +53,8 @@ from persistent_state.kafka import consumer, read_back
 from persistent_state.kafka.client import Moves
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.decoders import Avro, Json, Raw
-from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter
+from persistent_state.kafka.ledger import NOTHING_READ
+from persistent_state.kafka.transactions import ClockWriter
 from persistent_state.metrics import server as metrics_server
 from persistent_state.partials import keys, type_names
 from persistent_state.redact import shown, text_without_secrets

@@ -21,8 +21,9 @@ import pyarrow as pa
 from examples.broker import Topics
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.kafka.ledger import NOTHING_READ
 from persistent_state.kafka.sink import as_json
-from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter, Encode, OpenClock
+from persistent_state.kafka.transactions import ClockWriter, Encode, OpenClock
 from persistent_state.partials.keys import hash_keys, normalise
 from persistent_state.sinks.values import LocalValues
 from tests.waiting import PATIENCE

@@ -14,7 +14,7 @@ import confluent_kafka
 import pytest
 
 from persistent_state.errors import StoreUnavailableError
-from persistent_state.kafka import transactions
+from persistent_state.kafka import ledger
 from tests.kafka.cluster import Cluster
 from tests.kafka.deliverer import check, deliver, run_on, seen, writer_of
 from tests.soak import soak_or
@@ -58,7 +58,7 @@ def test_each_value_is_seen_once_although_a_broker_that_is_cut_off_goes_on_leadi
 
     monkeypatch.setattr(confluent_kafka, "Consumer", bootstrapped_by(confluent_kafka.Consumer, reader))
     monkeypatch.setattr(confluent_kafka, "Producer", bootstrapped_by(confluent_kafka.Producer, writer))
-    monkeypatch.setattr(transactions, "FIRST_WAIT", 0.3)
+    monkeypatch.setattr(ledger, "FIRST_WAIT", 0.3)
     wanted = range(10, 110, 10)
     deliver(writer_of(cluster.address, topic), 2, wanted[:2])
     cluster.cut(1)
@@ -77,7 +77,7 @@ def test_each_value_is_seen_once_although_leaders_and_the_controller_are_killed_
 ) -> None:
     topic = new_topics(cluster, [[1, 2, 3], [2, 3, 1]], [1, 2, 3])
     bookkeeping = f"{topic}.clocks"
-    monkeypatch.setattr(transactions, "PATIENCE", 6.0)
+    monkeypatch.setattr(ledger, "PATIENCE", 6.0)
     is_over, asked = threading.Event(), [0]
 
     def clocks() -> Iterator[int]:

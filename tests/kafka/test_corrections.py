@@ -21,9 +21,10 @@ import pytest
 from examples.broker import Broker
 from persistent_state.errors import FencedError, InvalidInputError, StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.kafka import read_back, transactions
+from persistent_state.kafka import ledger, read_back, transactions
+from persistent_state.kafka.ledger import NOTHING_READ
 from persistent_state.kafka.sink import KafkaSink, as_json
-from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter, Encode
+from persistent_state.kafka.transactions import ClockWriter, Encode
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.values import LocalValues
 from tests.kafka.deliverer import consume, go_back, go_back_until, newest, rows_of, watch, write_part, writer_of
@@ -518,7 +519,7 @@ def begun_last(story: Story) -> int:
 def test_an_older_version_does_not_go_on_in_a_later_timeline(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     story.deliver(10)
     story.rewind(0)
-    monkeypatch.setattr(transactions, "FORMATS", (1,))
+    monkeypatch.setattr(ledger, "FORMATS", (1,))
     assert "has format=2, not one of (1,); upgrade" in problem(lambda: story.writer.last_clock(1))
 
 

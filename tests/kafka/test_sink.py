@@ -15,9 +15,10 @@ import pytest
 
 from examples.broker import Broker
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
-from persistent_state.kafka import sink_topics, transactions
+from persistent_state.kafka import ledger, sink_topics
+from persistent_state.kafka.ledger import NOTHING_READ
 from persistent_state.kafka.sink import KafkaSink
-from persistent_state.kafka.transactions import NOTHING_READ, ClockWriter
+from persistent_state.kafka.transactions import ClockWriter
 from persistent_state.sinks.base import Origin
 from persistent_state.sinks.values import LocalValues
 from tests.kafka.deliverer import check, consume, deliver, go_back, newest, rows_of, seen, write_part, writer_of
@@ -91,7 +92,7 @@ def test_what_the_brokers_or_clients_can_not_take_is_said(broker: Broker, topic:
 
 
 def test_a_broker_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "PATIENCE", 0.5)
+    monkeypatch.setattr(ledger, "PATIENCE", 0.5)
     said = problem(lambda: KafkaSink("t", "127.0.0.1:9").open(ORIGIN), StoreUnavailableError)
     assert said.startswith("kafka 127.0.0.1:9 t: ")
 
@@ -117,17 +118,17 @@ def test_a_topic_that_is_made_is_awaited_and_its_absence_told(monkeypatch: pytes
     answers, created = [False, False, False, True], list[str]()
     monkeypatch.setattr(sink_topics, "check", lambda *_: answers.pop(0) if answers else False)
     monkeypatch.setattr(sink_topics, "create", lambda name, admin, topic, patience: created.append(topic))
-    monkeypatch.setattr(transactions, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(ledger, "PATIENCE", PATIENCE)
     writer = writer_of("127.0.0.1:9", "t")
     writer.prepare()
     assert (answers, created) == ([], ["t.clocks"] * 2)
-    monkeypatch.setattr(transactions, "PATIENCE", 0.5)
+    monkeypatch.setattr(ledger, "PATIENCE", 0.5)
     said = problem(writer.prepare, StoreUnavailableError)
     assert "topic='t.clocks' was created, and is not there yet" in said
 
 
 def test_options_are_in_no_text(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(transactions, "PATIENCE", 0.5)
+    monkeypatch.setattr(ledger, "PATIENCE", 0.5)
     options = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
     for name in ("sasl.password", "ssl.ca.location", "acks"):
         sink = KafkaSink("t", "127.0.0.1:9", options={**options, name: "hunter22"})
@@ -147,7 +148,7 @@ def test_tls_and_sasl_reach_every_client_and_their_secrets_no_text(
     servers = f"127.0.0.1:{secured.ports[2]}"
     deliver(writer_of(servers, "values", options=options), 2, [10, 20])
     check(seen(secured, "values"), [10, 20])
-    monkeypatch.setattr(transactions, "PATIENCE", 3.0)
+    monkeypatch.setattr(ledger, "PATIENCE", 3.0)
     for wrong in (
         {"sasl.password": "hunter23"},
         {"ssl.ca.location": "/hunter2/none"},

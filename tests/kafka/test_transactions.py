@@ -23,9 +23,10 @@ from confluent_kafka.admin import OffsetSpec
 from examples.broker import Broker
 from persistent_state.errors import StoreUnavailableError
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.kafka import transactions
+from persistent_state.kafka import ledger, transactions
+from persistent_state.kafka.ledger import NOTHING_READ, Bookkeeping
 from persistent_state.kafka.sink import as_json
-from persistent_state.kafka.transactions import NOTHING_READ, Bookkeeping, ClockWriter, OpenClock
+from persistent_state.kafka.transactions import ClockWriter, OpenClock
 from tests.kafka.deliverer import (
     check,
     consume,
@@ -350,7 +351,7 @@ def test_a_transaction_is_cut_when_half_of_its_time_is_over(
     monkeypatch.setattr(transactions, "ROWS_PER_LOOK", 1)
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 60_000})
     begun, now = begin_first(writer), [0.0]
-    monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(ledger, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def encode(rows: pa.RecordBatch) -> Any:
         now[0] += 12
@@ -375,7 +376,7 @@ def test_a_transaction_that_takes_too_long_is_told_with_what_to_change(
     writer = writer_of(broker.address, topic, 1000, {"transaction.timeout.ms": 1000})
     begun = begin_first(writer)
     now, end = [0.0], list[int]()
-    monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(ledger, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def encode(rows: pa.RecordBatch) -> Any:
         if end:
@@ -408,7 +409,7 @@ def test_a_record_behind_a_pending_transaction_is_waited_for(
         return as_json(1, rows)
 
     write_part(writer, begun, rows_of(10), 0, encode)
-    monkeypatch.setattr(transactions, "PATIENCE", 2.0)
+    monkeypatch.setattr(ledger, "PATIENCE", 2.0)
     # What it has written stands behind what is pending, where a reader of what is committed would not see it.
     for again in (lambda: write_part(writer, begun, rows_of(10), 0), lambda: writer.last_clock(1)):
         assert "is pending in topic=" in problem(again, StoreUnavailableError)

@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from persistent_state import Application, FileSource, KafkaSink, OrderedTask
 from persistent_state.kafka import sink as kafka
-from persistent_state.kafka.transactions import Bookkeeping, ClockWriter, OpenClock
+from persistent_state.kafka.ledger import Bookkeeping
+from persistent_state.kafka.transactions import ClockWriter, OpenClock
 from persistent_state.protocol import deliver
 from tests.spark.sessions import new_session
 from tests.spark.teller import Totals
