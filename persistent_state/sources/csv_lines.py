@@ -48,7 +48,7 @@ class _CommaText(pa.ExtensionType):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class CsvOptions:
-    """The way in which the CSV files of a `FileSource` are written.
+    r"""The way in which the CSV files of a `FileSource` are written.
 
     Attributes:
         delimiter: The character between two fields.
@@ -57,7 +57,8 @@ class CsvOptions:
         encoding: The name by which Python knows the encoding, such as "cp1252" or "utf-16". A file that begins with a byte
             order mark of UTF-8 is UTF-8, unless the encoding has other bytes for ASCII, as UTF-16 has.
         decimal: The decimal mark of numbers in columns of floats and decimals, "." or ",".
-        null: The texts that are null, unless they are quoted.
+        null: The texts that are null, unless they are quoted. One that has the escape character, as `\N`, is compared with a
+            field before escapes are taken out of it.
         header: "name": the first line names the columns. "position": the first line is passed over, and the columns are those
             of the schema in its order. "none": the same, and the first line is a record. A first line that can't be a header is
             a bad record.
@@ -99,6 +100,12 @@ class CsvOptions:
                 f"null={self.null!r} of CsvOptions is not a tuple of texts; give one, as ('', 'NA')."
             )
         object.__setattr__(self, "null", tuple(self.null))
+        for text in self.null:
+            if not self._may_be_field(text):
+                raise InvalidInputError(
+                    f"null={text!r} of CsvOptions is never a whole field without quotes; give the text that stands there, "
+                    "or leave it out."
+                )
         try:
             "".encode(self.encoding)
             codecs.getincrementaldecoder(self.encoding)
@@ -106,6 +113,15 @@ class CsvOptions:
             raise InvalidInputError(
                 f"encoding={self.encoding!r} of CsvOptions is not an encoding that Python knows; say one, as 'cp1252'."
             ) from error
+
+    def _may_be_field(self, text: str) -> bool:
+        """Return whether a text can be a field without quotes, as it stands or by means of escapes."""
+        if self.escape and not _is_escaped(self, text):
+            return not {"\r", "\n"} & {*text}
+        marks = "".join(map(re.escape, (self.delimiter, self.escape or "")))
+        pair = f"|{re.escape(self.escape)}[^\r\n]" if self.escape else ""
+        is_whole = re.fullmatch(f"(?:[^\r\n{marks}]{pair})*", text) is not None
+        return is_whole and not (self.quote and text.startswith(self.quote))
 
 
 def csv_texts(options: CsvOptions, parts: Iterable[bytes]) -> Iterator[bytes]:
@@ -148,13 +164,6 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
     check_once(wanted)
     marked = [] if options.decimal == "." else [name for name in wanted if _has_mark(schema.field(name).type)]
     # Read all columns as text. Parsing them later is as fast, and finds bad values instead of bad lines.
-    convert = pa_csv.ConvertOptions(
-        column_types={name: pa.string() for name in wanted},
-        include_columns=names_read,
-        null_values=list(options.null),
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
     # A line with one field too many. The parser reports it, unless a quote before it is not closed.
     sentinel = options.delimiter.encode() * len(names) + b"\n"
 
@@ -172,8 +181,16 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
 
         # The parser takes a byte order mark at the start away, which is of the first value here.
         shown = codecs.BOM_UTF8 * shown.startswith(codecs.BOM_UTF8) + shown + sentinel
+        shown, restored = _with_null_marks(options, shown)
         source: Any = pa.BufferReader(shown)
         read = pa_csv.ReadOptions(column_names=names, block_size=len(shown), use_threads=False)
+        convert = pa_csv.ConvertOptions(
+            column_types={name: pa.string() for name in wanted},
+            include_columns=names_read,
+            null_values=[*(text for text in options.null if not _is_escaped(options, text)), *restored],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
         parse_options = pa_csv.ParseOptions(**_marks(options), invalid_row_handler=skip)
         try:
             table = pa_csv.read_csv(source, read_options=read, parse_options=parse_options, convert_options=convert)
@@ -182,6 +199,10 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
         if not odd:
             raise Unfit("a quote is not closed")
         bad: dict[int, Any] = dict.fromkeys(odd[:-1], why)
+        for mark, as_text in restored.items():
+            for name in wanted:
+                column = pc.replace_substring(table[name], mark, as_text)
+                table = table.set_column(names_read.index(name), name, column)
         if not is_utf8 and len(table) + len(bad) == len(starts):
             lines = np.delete(np.arange(len(starts)), list(bad))
             is_text = np.ones(len(table), np.bool_)
@@ -199,6 +220,32 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
         return table, bad
 
     return names, parse
+
+
+def _is_escaped(options: CsvOptions, text: str) -> bool:
+    return options.escape is not None and options.escape in text
+
+
+def _with_null_marks(options: CsvOptions, text: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return a text in which other fields stand for those that are null before escapes are taken out of them.
+
+    The parser takes escapes out first. Within quotes such a field may be a part of one: each mark comes with its text there.
+    """
+    nulls = [null for null in options.null if _is_escaped(options, null)]
+    if not nulls:
+        return text, {}
+    escape = re.escape(options.escape or "")
+    bare = text.translate(None, f"{options.escape}{options.quote or ''}".encode())
+    run = "\ufdd0"
+    while run.encode() in bare:
+        run += "\ufdd0"
+    delimiter, restored = re.escape(options.delimiter.encode()), {}
+    for i, null in enumerate(nulls):
+        mark = run + i * "\ufdd1" + "\ufdd0"
+        field = rb"(?<![^%b\n])%b(?=%b|\r?\n)" % (delimiter, re.escape(null.encode()), delimiter)
+        text = re.sub(field, mark.encode(), text)
+        restored[mark] = re.sub(f"{escape}(.)", r"\1", null)
+    return text, restored
 
 
 def with_point(column: pa.Array[Any]) -> pa.Array[Any]:

@@ -55,7 +55,8 @@ from persistent_state.sources.names import folder_column_twice, folder_columns, 
 from persistent_state.sources.schemas import AnySchema, arrow_schema, name_twice
 
 Split: TypeAlias = (
-    "tuple[tuple[int, str, int, str], ...]"  # (ordinal, path, size, path where its bytes are now) of files
+    # (ordinal, path, size, path where its bytes are now, whether this start was the first to list it) of files
+    "tuple[tuple[int, str, int, str, bool], ...]"
 )
 
 _logger = logging.getLogger("persistent_state")
@@ -385,22 +386,23 @@ class FileSource(TimeReplayableSource):
         first = start.get(PARTITION, 0) >> ROW_BITS
         files = self._state.files[first : end.get(PARTITION, 0) >> ROW_BITS]
         ends = list(accumulate(file.size + _OPENING_BYTES for file in files))
-        groups: dict[int, list[tuple[int, str, int, str]]] = {}
+        groups: dict[int, list[tuple[int, str, int, str, bool]]] = {}
         for i, file in enumerate(files):
             # A file belongs to the part that its middle is in.
             middle = ends[i] - (file.size + _OPENING_BYTES) // 2
             place = self._state.places.get(file.path, file.path)
-            groups.setdefault(middle * parts // ends[-1], []).append((first + i, file.path, file.size, place))
+            is_new = first + i >= self._state.journalled
+            groups.setdefault(middle * parts // ends[-1], []).append((first + i, file.path, file.size, place, is_new))
         return [tuple(group) for group in groups.values()]
 
     def partitions_in(self, split: Split) -> Collection[str]:
         return (PARTITION,)
 
     def read(self, split: Split) -> Iterator[Chunk]:
-        for ordinal, path, size, place in split:
+        for ordinal, path, size, place, is_new in split:
             start = position = ordinal << ROW_BITS
             # The only record of a file that is never opened says so. It may be gone by now, under the name of a format.
-            with self._open(place, size) if self._is_opened(path) else io.BytesIO() as file:
+            with self._open(place, size, is_new) if self._is_opened(path) else io.BytesIO() as file:
                 for piece in self._pieces(file, path):
                     if self._transform is not None:
                         piece = self._transformed_piece(piece, path)
@@ -811,10 +813,12 @@ class FileSource(TimeReplayableSource):
             system, root = fsspec.core.url_to_fs(self.path, **self._options)
         return system, root.rstrip("/")
 
-    def _asking(self, path: str) -> AbstractContextManager[None]:
-        return translating(OSError, partial(self._as_ours, path))
+    def _asking(self, path: str, is_new: bool = False) -> AbstractContextManager[None]:
+        return translating(OSError, partial(self._as_ours, path, is_new))
 
-    def _as_ours(self, path: str, error: OSError) -> StateError:
+    def _as_ours(self, path: str, is_new: bool, error: OSError) -> StateError:
+        if is_new and isinstance(error, FileNotFoundError):
+            return self._not_as_listed(path, "is gone, and was there")
         if isinstance(error, FileNotFoundError):
             moved = {} if self._opened is None else self._opened.moved
             if new := next((new for new, then in moved.items() if then == path), None):
@@ -828,12 +832,22 @@ class FileSource(TimeReplayableSource):
         what = f"{path!r} of {self!r}" if path else repr(self)
         return StoreUnavailableError(f"{what}: {why}. Put it right, then try again.")
 
-    def _open(self, path: str, size: int) -> _StoredFile:
+    def _not_as_listed(self, path: str, what: str) -> StateError:
+        # If the log has the file by now, the next start refuses to go on without it.
+        return StoreUnavailableError(
+            f"file={path!r} of {self!r} {what} when the folder was listed. None of its rows counts yet: the next start "
+            "lists the folder again. Write a file under an ignored name, then move it in, and leave it as it is."
+        )
+
+    def _open(self, path: str, size: int, is_new: bool = False) -> _StoredFile:
+        """Open a file of which the log has this size; or, if it `is_new`, only a listing of this start."""
         system, root = self._system()
-        with self._asking(path):
-            file = _StoredFile(system.open(f"{root}/{path}", "rb"), lambda: self._asking(path))
+        with self._asking(path, is_new):
+            file = _StoredFile(system.open(f"{root}/{path}", "rb"), lambda: self._asking(path, is_new))
         if (now := file.seek(0, io.SEEK_END)) != size:
             file.close()
+            if is_new:
+                raise self._not_as_listed(path, f"has {now} bytes, and had {size}")
             raise self._changed(path, size, now)
         file.seek(0)
         return file

@@ -31,7 +31,7 @@ def fit(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
             reason = _misfit(field, error)
-            value = _shown(rows.column(place), reason) if rows.num_rows == 1 and place >= 0 else None
+            value = value_shown(rows.column(place), reason) if rows.num_rows == 1 and place >= 0 else None
             raise Unfit(reason, value) from error
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -58,7 +58,7 @@ def _misfit(field: pa.Field, error: Exception) -> str:
     return f"column {field.name} is not {'UTF-8' if 'UTF8' in str(error) else field.type}"
 
 
-def _shown(column: pa.Array[Any], reason: str) -> str | None:
+def value_shown(column: pa.Array[Any], reason: str) -> str | None:
     """Return the only value of a column as text; if the reason is that a text in it is not UTF-8, that text."""
     if reason.endswith("UTF-8"):
         return _no_text(column)

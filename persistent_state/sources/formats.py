@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain, to_json
 from persistent_state.sources.base import BadRecord
+from persistent_state.sources.calendars import calendars_of
 from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows
 from persistent_state.sources.csv_lines import (
     CsvOptions,
@@ -328,9 +329,13 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
             # The file is at fault, not each of its rows.
             raise Unfit(f"column {field.name} is {field.type}, not {schema.field(field.name).type}") from error
     absent = absent_columns({field.name: field.type for field in parquet.schema_arrow}, schema)
+    calendars = calendars_of(parquet)
     first = 1
     for batch in _batches(file, parquet, fields):
-        piece = _refused(_piece(batch, schema, {}, {}, batch.num_rows, lambda place: Original()), fault)
+        batch, old = calendars.rebased(batch)
+        raw = batch.take(pa.array(np.delete(np.arange(batch.num_rows), [*old]))) if old else batch
+        reasons, values = {row: str(why) for row, why in old.items()}, {row: why.value for row, why in old.items()}
+        piece = _refused(_piece(raw, schema, reasons, values, batch.num_rows, lambda place: Original()), fault)
         bad = {record.position for record in piece.bad}
         original = partial(_parquet_original, batch, bad, first, piece.original)
         yield replace(piece, original=original).without(absent)

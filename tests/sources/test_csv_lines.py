@@ -365,3 +365,48 @@ def test_options_are_those_of_a_copy_for_a_worker(tmp_path: Any) -> None:
     assert [chunk.rows.to_pylist() for chunk in source.read(split)] == [[{"k": "ä", "v": 1, "ts": None}]]
     with pytest.raises(InvalidInputError, match="is not a CsvOptions"):
         FileSource(tmp_path, timestamp="ts", csv={"delimiter": ";"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (r"\N", None), (r"\-", None), (r'"\N"', "N"), (r"\\N", r"\N"), ("N", "N"), (r'"a,\N,b"', "a,N,b"), (r"a\,\N", "a,N"),
+        (r"\,\N", ",N"), (r"\N\N", "NN"), (r"\Na", "Na"), ("", ""), ('""', ""), ("\ufdd0\ufdd0", "\ufdd0\ufdd0"),
+        ('"\ufdd0,\\N,\\\ufdd0\\\ufdd0"', "\ufdd0,N,\ufdd0\ufdd0"), ("x", None), (r"\x", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_null_text_with_the_escape_is_null_as_it_stands(field: str, value: str | None, end: str) -> None:
+    content = f"k,v{end}{field},1{end}{field},\\N{end}".encode()
+    null = ("\\N", "\\-", "x")
+    assert read(content, escape="\\", null=null) == ([(value, 1), (value, None)], [])
+    last = pa.schema([("v", pa.int64()), ("k", pa.string())])
+    content = f"v,k{end}1,{field}{end}\\N,{field}".encode()
+    assert read(content, last, escape="\\", null=null) == ([(1, value), (None, value)], [])
+
+
+def test_exports_of_mysql_and_hive_are_read() -> None:
+    options = {"delimiter": "\t", "quote": None, "escape": "\\", "null": ("\\N",)}
+    content = b"k\tv\n\\N\t1\na\\\tb\t\\N\n\\\\N\t2\n\t3\nx\ty\n"
+    assert read(content, **options) == (
+        [(None, 1), ("a\tb", None), ("\\N", 2), ("", 3)],
+        [(6, "column v is not int64")],
+    )
+
+
+@pytest.mark.parametrize(
+    ("null", "options"),
+    [
+        ('""', {}), ("a,b", {}), ("a\nb", {}), ("a\r", {"escape": "\\"}), (r"a\,b,", {"escape": "\\"}),
+        ("\\", {"escape": "\\"}), (r'"\N"', {"escape": "\\"}),
+    ],
+)  # fmt: skip
+def test_a_null_text_that_is_no_field_is_refused(null: str, options: dict[str, str]) -> None:
+    assert problem(lambda: CsvOptions(null=("", null), **options)) == (
+        f"null={null!r} of CsvOptions is never a whole field without quotes; give the text that stands there, or leave it out."
+    )
+
+
+@pytest.mark.parametrize(("null", "field"), [("a,b", r"a\,b"), (r"a\,b", r"a\,b"), ('"', r"\""), (r"\\", r"\\")])
+def test_a_null_text_may_be_written_by_escapes(null: str, field: str) -> None:
+    assert read(f"k,v\n{field},1\n".encode(), escape="\\", null=(null,)) == ([(None, 1)], [])

@@ -1068,17 +1068,37 @@ class TestReplay:
         with pytest.raises(InvalidInputError, match=r"1 of the 2 files .* are gone: '1.csv'"):
             source(tmp_path, finite=True).check_again({}, rebuilt.journal, rebuilt.journal)
 
-    def test_a_file_that_changes_after_it_was_planned_is_named(self, tmp_path: Path) -> None:
+    def test_a_new_file_that_changes_or_goes_after_its_listing_lets_the_next_start_list_again(
+        self, tmp_path: Path
+    ) -> None:
         write(tmp_path, "a.csv", table(0, 1))
         opened = source(tmp_path)
         opened.open([], {})
         (split,) = opened.splits({}, opened.reach({}, False).ends, 1)
         with (tmp_path / "a.csv").open("a") as file:
             file.write("half a li")
+        again = "when the folder was listed. None of its rows counts yet: the next start lists the folder again"
+        with pytest.raises(StoreUnavailableError, match=rf"file='a.csv' .* has \d+ bytes, and had \d+ {again}"):
+            list(source(tmp_path).read(split))
+        (tmp_path / "a.csv").rename(tmp_path / "b.csv")
+        with pytest.raises(StoreUnavailableError, match=f"is gone, and was there {again}"):
+            list(source(tmp_path).read(split))
+        write(tmp_path, "b.csv", table(7, 1))
+        assert values(Driver(lambda: source(tmp_path)).next()) == [7]
+
+    def test_a_file_of_the_log_that_changes_or_goes_after_it_was_planned_is_final(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.csv", table(0, 1))
+        before = Driver(lambda: source(tmp_path))
+        before.next()
+        opened = source(tmp_path)
+        opened.open(before.journal, {"": FILE})
+        (split,) = opened.splits({}, opened.reach({}, False).ends, 1)
+        with (tmp_path / "a.csv").open("a") as file:
+            file.write("half a li")
         with pytest.raises(InvalidInputError, match=r"file='a.csv' .* A file must be whole when it appears"):
             list(source(tmp_path).read(split))
         (tmp_path / "a.csv").unlink()
-        with pytest.raises(InvalidInputError, match="is gone"):
+        with pytest.raises(InvalidInputError, match="is gone; bring it back"):
             list(source(tmp_path).read(split))
 
     def test_the_journal_keeps_any_name(self, tmp_path: Path) -> None:

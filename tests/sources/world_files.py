@@ -478,7 +478,7 @@ def csv_options(rng: random.Random) -> CsvOptions:
         escape=rng.choice([None, None, "\\"]),
         encoding=rng.choice(["utf-8", "utf-8", "utf-8", "cp1252", "utf-16", "utf-8-sig", "shift_jis", "latin-1"]),
         decimal=rng.choice([".", ".", ","]),
-        null=rng.choice([("",), ("",), ("", "NA")]),
+        null=rng.choice([("",), ("",), ("", "NA"), ("\\N",), ("", "\\N")]),
         header=rng.choice(["name", "name", "position", "none"]),
     )
 
@@ -515,7 +515,9 @@ def csv_file(rng: random.Random, name: str, schema: pa.Schema, options: CsvOptio
     if cut is None and options.escape is None and options.encoding == "utf-8":
         programs += [by_pandas_csv, by_polars_csv]
         if options.quote == '"':
-            programs += [by_duckdb_csv, by_python_csv]
+            programs.append(by_duckdb_csv)
+        if options.quote == '"' and "" in options.null:
+            programs.append(by_python_csv)
         if options.quote == '"' and options.null == ("",) and options.header != "none" and not is_headless:
             programs.append(by_pyarrow_csv)
     as_written = replace(options, header="none") if is_headless else options
@@ -572,13 +574,14 @@ Csv: TypeAlias = "tuple[bytes, Callable[[str], bool]]"
 def by_excel(rng: random.Random, texts: dict[str, list[str | None]], options: CsvOptions) -> Csv:
     """Write as spreadsheets do: any encoding, line end and mark, quotes where they must be or everywhere."""
     quote, end = options.quote or '"', rng.choice(["\n", "\r\n", "\r"])
-    everywhere = options.escape is not None or rng.random() < 0.3
+    everywhere = rng.random() < 0.3
+    special = {quote, options.delimiter, options.escape or quote}
 
     def shown(text: str | None) -> str:
         if text is None:
             return rng.choice(options.null)
-        if not everywhere and not {quote, options.delimiter, "\n", "\r"} & {*text}:
-            return text
+        if not everywhere and not {"\n", "\r"} & {*text} and (options.escape or not special & {*text}):
+            return "".join(f"\\{each}" if each in special else each for each in text)
         if options.escape:
             return quote + text.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
         return quote + text.replace(quote, 2 * quote) + quote
@@ -588,7 +591,7 @@ def by_excel(rng: random.Random, texts: dict[str, list[str | None]], options: Cs
         lines.insert(0, options.delimiter.join(map(shown, texts)))
     content = end.join(lines) + end * (not lines or end == "\r" or rng.random() < 0.8)
     mark = "\ufeff" if options.encoding == "utf-8" and rng.random() < 0.3 else ""
-    return (mark + content).encode(options.encoding), lambda text: everywhere
+    return (mark + content).encode(options.encoding), lambda text: everywhere or (options.escape or "\n") in text
 
 
 def by_python_csv(rng: random.Random, texts: dict[str, list[str | None]], options: CsvOptions) -> Csv:
@@ -604,7 +607,7 @@ def by_pandas_csv(rng: random.Random, texts: dict[str, list[str | None]], option
     frame = pd.DataFrame(texts, dtype=object)
     content = frame.to_csv(
         index=False, sep=options.delimiter, quotechar=options.quote, header=options.header != "none",
-        lineterminator=rng.choice(["\n", "\r\n"]),
+        lineterminator=rng.choice(["\n", "\r\n"]), na_rep=rng.choice(options.null),
     )  # fmt: skip
     return content.encode(), lambda text: False
 
@@ -612,7 +615,10 @@ def by_pandas_csv(rng: random.Random, texts: dict[str, list[str | None]], option
 def by_polars_csv(rng: random.Random, texts: dict[str, list[str | None]], options: CsvOptions) -> Csv:
     frame = pl.DataFrame(texts, schema=dict.fromkeys(texts, pl.String))
     written = frame.write_csv(
-        separator=options.delimiter, quote_char=options.quote or '"', include_header=options.header != "none"
+        separator=options.delimiter,
+        quote_char=options.quote or '"',
+        include_header=options.header != "none",
+        null_value=rng.choice(options.null),
     )
     return written.encode(), lambda text: text == ""
 
@@ -624,12 +630,13 @@ def by_pyarrow_csv(rng: random.Random, texts: dict[str, list[str | None]], optio
 
 
 def by_duckdb_csv(rng: random.Random, texts: dict[str, list[str | None]], options: CsvOptions) -> Csv:
+    null = rng.choice(options.null)
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
         with duckdb.connect() as own:
             own.register("given", as_table(texts))
-            rules = f"HEADER {options.header != 'none'}, DELIMITER '{options.delimiter}'"
+            rules = f"HEADER {options.header != 'none'}, DELIMITER '{options.delimiter}', NULLSTR '{null}'"
             own.sql(f"COPY given TO '{file.name}' (FORMAT csv, {rules})")
-        return Path(file.name).read_bytes(), lambda text: text == ""
+        return Path(file.name).read_bytes(), lambda text: text == null
 
 
 def as_table(texts: dict[str, list[str | None]]) -> pa.Table:
@@ -856,7 +863,7 @@ def read(world: World, folder: Path) -> dict[str, Found]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).rename(folder / path)
     again = source.reach(reach.ends, True)
-    late = {path for split in source.splits(reach.ends, again.ends, 1) for _, path, _, _ in split}
+    late = {path for split in source.splits(reach.ends, again.ends, 1) for _, path, *_ in split}
     # What its folders called wrongly, and what has nothing in it, is read under another name.
     known = {world.moved.get(each.name) for each in world.files if each.content and each.is_fit}
     assert known.isdisjoint(late), f"{late} were read before"
