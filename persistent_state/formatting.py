@@ -53,6 +53,14 @@ def plain(value: pa.Scalar) -> Any:
     return found
 
 
+def in_python(value: pa.Scalar) -> Any:
+    """Return an Arrow value as Python's, or as JSON knows it where Python has none, as of a time beyond the year 9999."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return plain(value)
+
+
 def _key(value: pa.Scalar) -> str:
     found = plain(value)
     return found if isinstance(found, str) else to_json(found)

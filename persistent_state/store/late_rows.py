@@ -210,6 +210,7 @@ JUMP = "timestamp too far ahead of its channel"
 FOREIGN = "channel named as one of another input"
 UNFIT = "value does not fit"
 UNFIT_KEY = "key does not fit"
+UNREADABLE = "value beyond what Python has"
 NO_COLUMN = "its file has no column "
 
 SIDE_COLUMNS = {
