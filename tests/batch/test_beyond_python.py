@@ -12,6 +12,7 @@ from monoids import List
 from persistent_state import (
     Application,
     Context,
+    InvalidInputError,
     Message,
     NonWindowState,
     OrderedTask,
@@ -19,6 +20,7 @@ from persistent_state import (
     PersistentTask,
     TaskFailedError,
 )
+from persistent_state.store.state_at import read_sides
 from tests import core
 from tests.local_application import LocalApplication, Rows, compiled
 
@@ -124,6 +126,8 @@ def played(task: type[Any], use: Use, column: pa.Array, **given: Any) -> tuple[l
         states = world.state(task.__name__)
         (kept,) = states.values()
         kept = kept["state"] if isinstance(kept, dict) else kept
+        aside = [row["row"]["n"] for rows in read_sides(world.files, "app", task.__name__) for row in rows.to_pylist()]
+        assert aside == ([2, 3] if world.newest.late_counts_of(task.__name__) else [])
         outcomes.append(([n for n in kept if abs(n) < 5], dict(world.newest.late_counts_of(task.__name__))))
     assert outcomes[0] == outcomes[1]
     return outcomes[0]
@@ -155,3 +159,14 @@ def test_the_task_fails_if_bad_rows_are_to_fail(task: type[Any]) -> None:
     sentence = rf"met a bad row \({REASON}\) at channel='p' partition='p' position=1 key=\{{'k': 'a'\}}; correct it"
     with pytest.raises(TaskFailedError, match=sentence):
         played(task, looks, DATES, on_bad_row="fail")
+
+
+ZONED = pa.timestamp("us", "W. Europe Standard Time")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("type", [ZONED, pa.list_(pa.struct([("x", ZONED)])), pa.map_(ZONED, pa.int64())], ids=str)
+def test_a_zone_that_this_machine_does_not_know_is_refused(task: type[Any], type: pa.DataType) -> None:
+    sentence = f"^task={task.__name__}: column 'd' has times in zone='W. Europe Standard Time', which this machine does not know; give"
+    with pytest.raises(InvalidInputError, match=sentence):
+        played(task, looks, pa.nulls(2, type))
