@@ -167,6 +167,6 @@ ZONED = pa.timestamp("us", "W. Europe Standard Time")
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("type", [ZONED, pa.list_(pa.struct([("x", ZONED)])), pa.map_(ZONED, pa.int64())], ids=str)
 def test_a_zone_that_this_machine_does_not_know_is_refused(task: type[Any], type: pa.DataType) -> None:
-    sentence = f"^task={task.__name__}: column 'd' has times in zone='W. Europe Standard Time', which this machine does not know; give"
+    sentence = f"^task={task.__name__}: column 'd' has times in zone='W. Europe Standard Time', which this machine"
     with pytest.raises(InvalidInputError, match=sentence):
         played(task, looks, pa.nulls(2, type))
