@@ -8,9 +8,11 @@ import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
@@ -53,15 +55,55 @@ def plain(value: pa.Scalar) -> Any:
     return found
 
 
+def in_python(value: pa.Scalar) -> Any:
+    """Return an Arrow value as Python's, or as JSON knows it where Python has none, as of a time beyond the year 9999."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return plain(value)
+
+
+def readable(column: pa.Array) -> pa.Array:
+    """Return a column whose values Python has.
+
+    Where Python lacks one, the values are text: times as ISO text, and lists and maps as JSON. Of a struct only the fields are
+    that have such a value.
+    """
+    if not re.search("date|time|duration", str(column.type)):
+        return column
+    with suppress(OverflowError, ValueError, KeyError):
+        column.to_pylist()
+        return column
+    if pa.types.is_struct(column.type):
+        fields = [readable(field) for field in column.flatten()]
+        return pa.StructArray.from_arrays(fields, names=column.type.names, mask=column.is_null())
+    return pa.array([_text(value) if value.is_valid else None for value in column], pa.string())
+
+
+def _text(value: pa.Scalar) -> str:
+    kind = pa.types
+    if kind.is_timestamp(value.type) or kind.is_date(value.type) or kind.is_duration(value.type):
+        unit: Any = {"date32[day]": "D", "date64[ms]": "ms"}.get(str(value.type)) or value.type.unit
+        # Python's own classes end before the year 1 and after 9999.
+        made = (np.timedelta64 if kind.is_duration(value.type) else np.datetime64)(value.value, unit)
+        if not np.isnat(made):
+            return f"{made}Z" if getattr(value.type, "tz", None) else str(made)
+    return _as_text(plain(value))
+
+
 def _key(value: pa.Scalar) -> str:
-    found = plain(value)
-    return found if isinstance(found, str) else to_json(found)
+    return _as_text(plain(value))
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else to_json(value)
 
 
 def _time(value: pa.Scalar) -> Any:
     try:
         found = value.as_py()
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError, KeyError):
+        # A machine may lack a time zone.
         return value.value
     # pandas has nanoseconds, where it is there.
     return _zulu(found.isoformat())

@@ -214,7 +214,8 @@ class OpenApplication:
             A table per file. Columns are `reason`, `timestamp` (microseconds UTC), `partition`, `channel`, `position`, `record`
             (the bytes as they came, where the source has them), `origin` (a struct of where the record stood, such as its file
             and line; missing if the source does not say) and `row` (a struct of the source's own columns; null for a record
-            that could not be decoded). Tables of different versions of the source may have different columns.
+            that could not be decoded). Tables of different versions of the source may have different columns. A column of
+            `row` in which Python lacks a value, as a date beyond the year 9999, is text: `to_pylist` converts all rows.
 
         Raises:
             NotThereError: There is no such application or task.

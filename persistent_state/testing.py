@@ -449,7 +449,7 @@ def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
 def _late(plan: Plan, rows: LateRows) -> Iterator[dict[str, Any]]:
     """Yield the late and bad rows as `OpenApplication.late_rows` does, without the column that stands for the timestamp."""
     for side in late_rows.all_of(plan.files, rows):
-        for row in read_side(plan.files, side).to_pylist():
+        for row in late_rows.readable(read_side(plan.files, side)).to_pylist():
             if plan.has_names:
                 shown = {input: some and _without_timestamp(some) for input, some in row["row"].items()}
             else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from persistent_state import InvalidInputError
-from persistent_state.formatting import read_clock
+from persistent_state.formatting import read_clock, readable
 
 NOON = 1_763_640_000_000_000
 """2025-11-20T12:00:00Z"""
@@ -61,3 +62,42 @@ def test_a_clock_is_a_number_or_iso_text_that_each_python_takes(text: str, clock
 def test_other_texts_are_refused_by_each_python(text: str) -> None:
     with pytest.raises(InvalidInputError, match="is not a time; give microseconds since 1970, or ISO text"):
         read_clock(text)
+
+
+DAYS = pa.array([0, -719_528, None], pa.int32()).cast(pa.date32())
+
+
+def ticks(type: pa.DataType, tick: int) -> pa.Array:
+    return pa.array([0, tick, None], pa.int64()).cast(type)
+
+
+@pytest.mark.parametrize(
+    ("column", "texts"),
+    [
+        (DAYS, ["1970-01-01", "0000-01-01", None]),
+        (
+            ticks(pa.timestamp("s", "Europe/Oslo"), 253_402_300_800),
+            ["1970-01-01T00:00:00Z", "10000-01-01T00:00:00Z", None],
+        ),
+        (ticks(pa.timestamp("us", "PST"), 1), ["1970-01-01T00:00:00.000000Z", "1970-01-01T00:00:00.000001Z", None]),
+        (ticks(pa.timestamp("us"), -(2**63)), ["1970-01-01T00:00:00.000000", "-9223372036854775808", None]),
+        (ticks(pa.duration("s"), 2**62), ["0 seconds", "4611686018427387904 seconds", None]),
+        (pa.ListArray.from_arrays([0, 1, 3], DAYS), ['["1970-01-01"]', "[-719528,null]"]),
+        (pa.MapArray.from_arrays([0, 1, 2], DAYS[:2], DAYS[1:]), ['{"1970-01-01":-719528}', '{"-719528":null}']),
+    ],
+    ids=lambda given: str(given.type) if isinstance(given, pa.Array) else "",
+)
+def test_a_column_is_text_where_python_lacks_a_value(column: pa.Array, texts: list[str | None]) -> None:
+    assert readable(column).to_pylist() == texts
+    beside = pa.array(range(len(column)))
+    mask = pa.array([False, False, True][: len(column)])
+    rows = pa.StructArray.from_arrays([column, beside], names=["d", "n"], mask=mask)
+    wanted = [{"d": text, "n": place} for place, text in enumerate(texts)]
+    assert readable(rows).to_pylist() == [
+        None if hidden else row for hidden, row in zip(mask.to_pylist(), wanted, strict=True)
+    ]
+
+
+def test_a_column_stays_as_it_is_where_python_has_all_values() -> None:
+    assert readable(DAYS[:1]).type == pa.date32()
+    assert readable(DAYS[2:]).equals(DAYS[2:])

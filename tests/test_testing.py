@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -1005,3 +1007,40 @@ def test_a_message_without_its_sources_timestamp_column_has_its_time_there(
     for moment in (MINUTE + 5_000, datetime(1970, 1, 1, 0, 1, 0, 5_000)):
         messages = [Message(moment, {"word": "a"}), Message(moment, {"word": "b", "ts": None})]
         assert run_local(app, {"Kept": messages})["Kept"].state == {"a": [str(shown)], "b": ["None"]}
+
+
+@given(st.lists(st.dates() | st.datetimes() | st.none(), min_size=1, max_size=4), st.booleans())
+def test_a_date_stays_one_and_a_datetime_too_or_is_refused(values: list[Any], is_nested: bool) -> None:
+    messages = [
+        Message(i, {"word": "a", "at": [{"x": value}] if is_nested else value}) for i, value in enumerate(values)
+    ]
+
+    class Given(Words):
+        def process_message(self, state: PersistentState[Any], message: Message) -> None:
+            value = message["at"][0]["x"] if is_nested else message["at"]
+            assert (type(value), value) == (type(values[message.timestamp]), values[message.timestamp])
+            state.update(message.timestamp, 1)
+
+    with suppress(InvalidInputError):
+        assert run_local(Given(), messages).state == {"a": len(values)}
+        return
+    assert len({type(value) for value in values}) > 1
+
+
+def test_a_datetime_for_a_date_of_the_schema_is_midnight_or_is_refused() -> None:
+    schema = pa.schema([("word", pa.string()), ("on", pa.map_(pa.string(), pa.date32()))])
+    message = Message(1, {"word": "a", "on": {"x": datetime(2026, 1, 1)}})
+    assert run_local(Words(), [message], schema=schema).state == {"a": 1}
+    message = Message(1, {"word": "a", "on": {"x": datetime(2026, 1, 1, 5)}})
+    with pytest.raises(
+        InvalidInputError, match=r"^message 0 has on=\{.*\}, and the column is map<.*>: the time would be cut; give"
+    ):
+        run_local(Words(), [message], schema=schema)
+
+
+@given(st.integers() | st.datetimes() | st.floats() | st.text(max_size=3) | st.just(pd.NaT) | st.just([("word", "a")]))
+def test_any_timestamp_and_any_row_is_taken_or_refused_in_a_sentence(given: Any) -> None:
+    for message in (Message(given, {"word": "a"}), Message(1, given)):
+        with suppress(InvalidInputError):
+            run = run_local(Words(), [message])
+            assert run.late or run.state == {"a": 1}

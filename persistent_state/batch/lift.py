@@ -208,7 +208,7 @@ def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted
     computed = accepted.rows.column(plan.column) if plan.update_way == "column" else None
     updates = updates_of(plan, rows, place, computed)
     if updates.unfit.any():
-        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, late_rows.UNFIT, place))
+        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, updates.reasons, place))
     if (folded := _fold_few(plan, basis, key, accepted.times, updates, lifted)) is not None:
         lifted.tables.append(folded)
         return

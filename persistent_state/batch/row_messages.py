@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from persistent_state.errors import StateError
+from persistent_state.store.late_rows import UNREADABLE
 from persistent_state.task import Message
 
 
@@ -20,6 +22,18 @@ def as_they_came(messages: Sequence[Message]) -> list[Message]:
     """Return these messages with values that no user code has changed in their place."""
     fresh: dict[int, _OneByOne] = {}
     return [message.fresh(fresh) if isinstance(message, _RowMessage) else message for message in messages]
+
+
+class UnreadableError(StateError):
+    """Python has no object for a value of a message. User code that lets the error pass makes the message a bad row."""
+
+
+def unreadable(error: BaseException) -> UnreadableError | None:
+    """Return the error of a value that Python has no object for, if an error is one or was raised at one."""
+    cause: BaseException | None = error
+    while not (cause is None or isinstance(cause, UnreadableError)):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 class _Lists(dict[str, "list[Any] | _Values"]):
@@ -47,7 +61,7 @@ class _Lists(dict[str, "list[Any] | _Values"]):
             values = column.to_numpy().tolist() if is_plain else column.to_pylist()
         except Exception:
             # Python has no object for one of them, such as a time beyond the year 9999. Only its own message is to fail.
-            values = _Values(column)
+            values = _Values(name, column)
         self[name] = values
         return values
 
@@ -56,18 +70,21 @@ class _OneByOne(_Lists):
     """The values of columns, of which few are asked for."""
 
     def __missing__(self, name: str) -> _Values:
-        self[name] = values = _Values(self.column(name))
+        self[name] = values = _Values(name, self.column(name))
         return values
 
 
 class _Values(dict[int, Any]):
     """The values of a column by row, once they were asked for."""
 
-    def __init__(self, column: pa.Array) -> None:
-        self._column = column
+    def __init__(self, name: str, column: pa.Array) -> None:
+        self._name, self._column = name, column
 
     def __missing__(self, row: int) -> Any:
-        self[row] = value = self._column[row].as_py()
+        try:
+            self[row] = value = self._column[row].as_py()
+        except (OverflowError, ValueError) as error:
+            raise UnreadableError(f"{UNREADABLE}: column {self._name}") from error
         return value
 
 

@@ -15,6 +15,7 @@ from persistent_state.errors import TaskFailedError
 from persistent_state.event_time.clocks import FURTHEST
 from persistent_state.event_time.inputs import UNNAMED, named_in
 from persistent_state.event_time.positions import NO_POSITION
+from persistent_state.formatting import in_python
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.store.late_rows import LATE, OUTSIDE, PARTITION, SIDE_COLUMNS
 
@@ -115,13 +116,23 @@ def microseconds(column: pa.Array, unit: str | None) -> tuple[NDArray[np.int64],
     return values if scale == 1 else values * scale, valid
 
 
-def side_table(plan: InputPlan, rows: pa.RecordBatch, where: Mask, reason: str, place: Place) -> pa.Table:
-    """Return rows as they stand in a file of late and bad rows. Their position is null if their source has no positions."""
+def side_table(
+    plan: InputPlan, rows: pa.RecordBatch, where: Mask, reason: str | Sequence[str], place: Place
+) -> pa.Table:
+    """Return rows as they stand in a file of late and bad rows. Their position is null if their source has no positions.
+
+    Args:
+        plan: The plan of the rows.
+        rows: Rows, of which a mask `where` picks some.
+        where: The mask.
+        reason: The reason of all these rows, or that of each.
+        place: The place of `rows`.
+    """
     picked = pa.array(np.flatnonzero(where))
     count = len(picked)
     stamps = pa.array(place.timestamps, mask=~place.valid).take(picked)
     columns = {
-        "reason": pa.array([reason] * count, pa.string()),
+        "reason": pa.array([reason] * count if isinstance(reason, str) else reason, pa.string()),
         "timestamp": stamps,
         "strand": place.partitions.take(where).column(count),
         "channel": place.channels.take(where).column(count),
@@ -179,12 +190,11 @@ def check_bad_rows(plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
     """
     if plan.on_bad_row != FAIL:
         return
-    first = table.slice(0, 1).to_pylist()[0]
+    first = {name: table[name][0].as_py() for name in table.column_names if name not in ("origin", "row")}
     if first["reason"] in (LATE, OUTSIDE):
         return
-    row = first["row"] or {}
-    row = row.get(plan.input or UNNAMED) or {} if plan.among else row
-    key = {name: row.get(name) for name in plan.task.key_columns}
+    row = table["row"][0][plan.input or UNNAMED] if plan.among else table["row"][0]
+    key = {name: in_python(row[name]) if row.is_valid else None for name in plan.task.key_columns}
     reason = f"{first['reason']}, {misfit}" if misfit else first["reason"]
     raise TaskFailedError(
         f"task={plan.named} met a bad row ({reason}) at channel={first['channel']!r} "
@@ -195,6 +205,6 @@ def check_bad_rows(plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
 
 def describe(plan: InputPlan, rows: pa.RecordBatch, place: Place, i: int) -> str:
     """Return the channel, the position and the key of a row, for people."""
-    key = {name: rows.column(name)[i].as_py() for name in plan.task.key_columns}
+    key = {name: in_python(rows.column(name)[i]) for name in plan.task.key_columns}
     position = place.positions[i] if place.positions[i] != NO_POSITION else "unknown"
     return f"channel={place.channels.name(i)!r} partition={place.partitions.name(i)!r} position={position} key={key}"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from monoids import MonoidError
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import InputPlan
-from persistent_state.batch.row_messages import row_messages
+from persistent_state.batch.row_messages import UnreadableError, row_messages, unreadable
 from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
 from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, places, raised
 from persistent_state.partials import fold, keys
@@ -34,13 +34,14 @@ from persistent_state.task import LOCAL_TIMESTAMP, Message
 class Updates:
     """The updates of some rows. `taken` has the row of each (None: one of each row, in their order).
 
-    `values` are of the monoid's type, and null is no update. `unfit` marks the rows that hold an update that does not fit: they
-    make none.
+    `values` are of the monoid's type, and null is no update. `unfit` marks the rows that hold an update that does not fit, or a
+    value that the task asked for and Python does not have: they make none. `reasons` has the reason of each, or of all.
     """
 
     taken: NDArray[np.int64] | None
     values: pa.Array
     unfit: Mask
+    reasons: str | Sequence[str] = UNFIT
 
 
 def updates_of(plan: InputPlan, rows: pa.RecordBatch, place: Place, computed: pa.Array | None) -> Updates:
@@ -161,7 +162,7 @@ def updates_by_key(
     updates = recorder.updates(len(times))
     sides = []
     if updates.unfit.any():
-        sides.append(side_table(plan, rows, updates.unfit, UNFIT, place))
+        sides.append(side_table(plan, rows, updates.unfit, updates.reasons, place))
         check_bad_rows(plan, sides[-1])
     columns = {name: one_chunk(table[name]) for name in table.column_names if name != "row"}
     return update_table(plan, columns, updates).select(plan.layout.schema.names), sides
@@ -171,7 +172,7 @@ class Recorder(PersistentState[Any]):
     """The state that `process_message` is handed before the shuffle. It records updates, each as one of the current row."""
 
     # So no user code gives it another attribute, which would have no effect.
-    __slots__ = ("_plan", "_prepare", "_process_message", "_row", "_rows", "_timestamp", "_values")
+    __slots__ = ("_plan", "_prepare", "_process_message", "_row", "_rows", "_timestamp", "_unread", "_values")
 
     def __init__(self, plan: InputPlan) -> None:
         self._plan = plan
@@ -179,6 +180,7 @@ class Recorder(PersistentState[Any]):
         self._prepare = plan.state.prepare
         self._rows: list[int] = []
         self._values: list[Any] = []
+        self._unread: dict[int, str] = {}
         self._row = 0
         self._timestamp = 0
 
@@ -205,27 +207,37 @@ class Recorder(PersistentState[Any]):
         """Let the task process a message; `where` describes a row for people.
 
         Raises:
-            TaskFailedError: The task raised, or returned a value.
+            TaskFailedError: The task returned a value, or raised, though not at a value that Python does not have.
         """
         self._row, self._timestamp = row, message.timestamp
         try:
             returned = self._process_message(self, message)
-        except InvalidInputError as error:
-            of = f"{self._plan.name}{places(error)}"
-            raise TaskFailedError(f"process_message of task={of}, at {where(row)}: {error}") from error
         except Exception as error:
-            of = f"process_message of task={self._plan.named}"
-            if isinstance(error, AttributeError) and f"'{type(self).__name__}' object" in str(error):
-                raise TaskFailedError(
-                    f"{of}{places(error)}, at {where(row)}: {_NO_ATTRIBUTE.format(_named_in(error))}"
-                ) from error
-            raise TaskFailedError(f"{of} raised {raised(error)}, at {where(row)}.") from error
+            if (cause := unreadable(error)) is None:
+                raise self._failed(error, where(row)) from error
+            self._put_aside(cause)
+            return
         if returned is not None:
             of = f"{self._plan.named}{at_definition(self._process_message)}"
             raise TaskFailedError(
                 f"process_message of task={of} returned {_short(returned)}, which has no effect, at {where(row)}; call "
                 "state.update(message.timestamp, value), and return nothing."
             )
+
+    def _put_aside(self, error: UnreadableError) -> None:
+        """Make the current row a bad one."""
+        self._unread[self._row] = str(error)
+        self._rows.append(self._row)
+        self._values.append(MonoidError(str(error)))
+
+    def _failed(self, error: Exception, where: str) -> TaskFailedError:
+        """Return the error that says what the task raised, and where."""
+        if isinstance(error, InvalidInputError):
+            return TaskFailedError(f"process_message of task={self._plan.name}{places(error)}, at {where}: {error}")
+        of = f"process_message of task={self._plan.named}"
+        if isinstance(error, AttributeError) and f"'{type(self).__name__}' object" in str(error):
+            return TaskFailedError(f"{of}{places(error)}, at {where}: {_NO_ATTRIBUTE.format(_named_in(error))}")
+        return TaskFailedError(f"{of} raised {raised(error)}, at {where}.")
 
     def prepare_all(self, column: pa.Array, where: Callable[[int], str]) -> None:
         """Record each item of a column as the update of its row.
@@ -258,7 +270,8 @@ class Recorder(PersistentState[Any]):
             unfit[[row for row, value in zip(self._rows, self._values, strict=True) if not self._fits(value)]] = True
         keep = ~unfit[taken]
         values = [value for value, kept in zip(self._values, keep, strict=True) if kept]
-        return Updates(taken[keep], self._column(values), unfit)
+        reasons = [self._unread.get(row, UNFIT) for row in np.flatnonzero(unfit).tolist()]
+        return Updates(taken[keep], self._column(values), unfit, reasons)
 
     def _prepared(self, value: Any) -> Any:
         """Return a value as the monoid takes it, or the error that says why it can't."""
@@ -306,12 +319,20 @@ class ReadingRecorder(Recorder):
             (known,) = self.monoid.from_arrow(self._column(self._values[-1:]))
         except MonoidError:
             # The whole message is a bad row, and so are updates that it made before.
-            self._is_fit = False
-            self._so_far.undo()
+            self._drop()
             return
         if known is not None and self._is_fit:
             with _naming_ways_out():
                 self._so_far.add(known)
+
+    def _put_aside(self, error: UnreadableError) -> None:
+        super()._put_aside(error)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Drop what the current message has updated so far, and what it may update still."""
+        self._is_fit = False
+        self._so_far.undo()
 
     def get(self) -> object:
         with _naming_ways_out():

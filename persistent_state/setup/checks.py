@@ -227,6 +227,7 @@ def of_rows(plan: InputPlan, is_by_spark: bool) -> Iterator[str]:
         yield f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'."
     way = plan.update_way
     yield from _of_columns(plan)
+    yield from _of_zones(plan)
     yield from _of_key(plan)
     yield from _of_channel(plan)
     yield from _of_timestamp(plan)
@@ -267,6 +268,27 @@ def _of_columns(plan: InputPlan) -> Iterator[str]:
         if column is not None and plan.schema.get_field_index(column) < 0:
             known = ", ".join(known for known in plan.schema.names if known != LOCAL_TIMESTAMP) or "no columns"
             yield f"task={name}: the {role} column {column!r} is not in {source.rstrip(',')}; it has {known}."
+
+
+def _of_zones(plan: InputPlan) -> Iterator[str]:
+    """Refuse columns with a time zone that this machine does not know: no value of theirs can become Python's."""
+    for column in plan.schema:
+        for zone in _zones(column.type):
+            try:
+                pa.lib.string_to_tzinfo(zone)
+            except (KeyError, ValueError, OSError):
+                yield (
+                    f"task={plan.named}: column {column.name!r} has times in zone={zone!r}, which this machine does not know; "
+                    "give a schema with a zone such as 'UTC' or 'Europe/Oslo'."
+                )
+
+
+def _zones(type: pa.DataType) -> set[str]:
+    """Return the time zones in a type."""
+    if pa.types.is_dictionary(type):
+        return _zones(type.value_type)
+    within = (_zones(type.field(place).type) for place in range(type.num_fields))
+    return {type.tz} - {None} if pa.types.is_timestamp(type) else set[str]().union(*within)
 
 
 def _of_key(plan: InputPlan) -> Iterator[str]:

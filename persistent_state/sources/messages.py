@@ -6,7 +6,7 @@ import itertools
 import logging
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, time
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
     """Return the messages' timestamps as a column: integers, or times if they are datetimes.
 
     Raises:
-        InvalidInputError: One is neither, or both kinds are mixed.
+        InvalidInputError: One is neither, or both kinds are mixed, or a row is not a mapping.
     """
     kinds = set()
     for i, message in enumerate(messages):
@@ -37,14 +37,23 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
                 f"message {i} is {message!r}, a {type(message).__name__}; give Message(timestamp, {{...}}), with the "
                 "timestamp in microseconds UTC or as a datetime."
             )
-        stamp: object = message.timestamp
+        if not isinstance(row := getattr(message, "_row", {}), Mapping):
+            raise InvalidInputError(
+                f"message {i} has row={shortened(repr(row))}, a {type(row).__name__}; give a mapping of columns to values."
+            )
+        stamp: Any = message.timestamp
         if stamp is None:
             continue
         is_whole = hasattr(stamp, "__index__") and not isinstance(stamp, bool)
-        if not is_whole and not isinstance(stamp, datetime):
+        # The missing time of pandas is a datetime that does not equal itself.
+        if not is_whole and not (isinstance(stamp, datetime) and stamp == stamp):
             raise InvalidInputError(
                 f"message {i} has timestamp={stamp!r}; give whole microseconds UTC, or a datetime, which is in UTC if it "
                 "tells no zone."
+            )
+        if is_whole and not -(2**63) <= int(stamp) < 2**63:
+            raise InvalidInputError(
+                f"message {i} has timestamp={stamp!r}, beyond 64 bits; give whole microseconds UTC."
             )
         kinds.add(is_whole)
     if len(kinds) > 1:
@@ -53,6 +62,39 @@ def _timestamps(messages: Sequence[Message]) -> pa.Array:
         )
     stamps = [message.timestamp for message in messages]
     return pa.array(stamps, pa.timestamp("us", "UTC") if kinds == {False} else pa.int64())
+
+
+def _cuts_time(value: Any, type: pa.DataType, is_inferred: bool) -> bool:
+    """Return whether Arrow would make a date of a datetime in a value. Where a schema wants dates, midnight is one."""
+    if pa.types.is_date(type):
+        return isinstance(value, datetime) and (is_inferred or value.timetz() != time())
+    if pa.types.is_struct(type) and isinstance(value, Mapping):
+        return any(_cuts_time(value.get(field.name), field.type, is_inferred) for field in type)
+    if pa.types.is_map(type) and isinstance(value, (Mapping, list, tuple)):
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return any(
+            _cuts_time(key, type.key_type, is_inferred) or _cuts_time(item, type.item_type, is_inferred)
+            for key, item in pairs
+        )
+    if hasattr(type, "value_type") and isinstance(value, (list, tuple)):
+        return any(_cuts_time(item, type.value_type, is_inferred) for item in value)
+    return False
+
+
+def _check_dates(messages: Sequence[Message], schema: pa.Schema, is_inferred: bool) -> None:
+    """Refuse datetimes of which Arrow would make dates.
+
+    Raises:
+        InvalidInputError: There is one.
+    """
+    for field in schema:
+        if "date" in str(field.type):
+            for i, message in enumerate(messages):
+                if _cuts_time(value := message.get(field.name), field.type, is_inferred):
+                    raise InvalidInputError(
+                        f"message {i} has {field.name}={shortened(repr(value))}, and the column is {field.type}: the time "
+                        "would be cut; give all messages dates, or all of them datetimes."
+                    )
 
 
 def _misfit(messages: Sequence[Message], schema: pa.Schema | None) -> str:
@@ -129,6 +171,7 @@ class MessageSource(TimeReplayableSource):
                 f"messages={len(messages)} are no rows of the same columns{columns}: {_misfit(messages, schema)}{error}; "
                 "correct values or schema."
             ) from error
+        _check_dates(messages, rows.schema, schema is None)
         if LOCAL_TIMESTAMP in rows.column_names:
             raise InvalidInputError(
                 f"the name of column {LOCAL_TIMESTAMP!r} of the messages is this package's own; rename it."

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from persistent_state import formatting
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import LAST_POSITION, NO_POSITION
 from persistent_state.store import lists, runs
@@ -35,6 +36,14 @@ def read(files: Files, side: SideFile) -> pa.Table:
     # Older versions kept text.
     fields = (field.with_type(pa.large_binary()) if field.name == "record" else field for field in table.schema)
     return table.cast(pa.schema(fields))
+
+
+def readable(table: pa.Table) -> pa.Table:
+    """Return late and bad rows whose values Python has, as `formatting.readable` does."""
+    for place, name in enumerate(table.column_names):
+        if name in ("origin", "row"):
+            table = table.set_column(place, name, formatting.readable(table[name].combine_chunks()))
+    return table
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -210,6 +219,7 @@ JUMP = "timestamp too far ahead of its channel"
 FOREIGN = "channel named as one of another input"
 UNFIT = "value does not fit"
 UNFIT_KEY = "key does not fit"
+UNREADABLE = "value beyond what Python has"
 NO_COLUMN = "its file has no column "
 
 SIDE_COLUMNS = {

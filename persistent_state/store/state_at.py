@@ -424,7 +424,7 @@ def find_sides(files: Files, application: str, task: BaseTask | str) -> list[Sid
 
 
 def read_sides(files: Files, application: str, task: BaseTask | str) -> list[pa.Table]:
-    """Return the late and bad rows of a task, oldest file first.
+    """Return the late and bad rows of a task, oldest file first. Python has each of their values.
 
     Raises:
         NotThereError: There is no such application or task.
@@ -433,7 +433,7 @@ def read_sides(files: Files, application: str, task: BaseTask | str) -> list[pa.
     sides = find_sides(files, application, task)
     while True:
         try:
-            return [read_side(files, side) for side in sides]
+            return [late_rows.readable(read_side(files, side)) for side in sides]
         except FileNotFoundError as error:
             # Files are joined and the old ones deleted, but the rows are in others then.
             if (again := find_sides(files, application, task)) == sides:

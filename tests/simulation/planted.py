@@ -2346,8 +2346,8 @@ BUGS = (
         "A timer for the moment comes before the next message of the moment, or much later.",
         process._Turn.take,
         (
-            "self._bad[number] = self._misfit\n        if self._heap:",
-            "self._bad[number] = self._misfit\n        if False:",
+            "self._bad[number] = Bad(self._unread or UNFIT, self._misfit)\n        if self._heap:",
+            "self._bad[number] = Bad(self._unread or UNFIT, self._misfit)\n        if False:",
         ),
         theme="in-order",
     ),
@@ -2450,7 +2450,10 @@ BUGS = (
         "rows of timers that are due at once",
         "Rows of timers that are due at once come before those of the message.",
         process._Turn.take,
-        ("self._bad[number] = self._misfit\n", "self._bad[number] = self._misfit\n        self._rank = OF_TIMER\n"),
+        (
+            "self._bad[number] = Bad(self._unread or UNFIT, self._misfit)\n",
+            "self._bad[number] = Bad(self._unread or UNFIT, self._misfit)\n        self._rank = OF_TIMER\n",
+        ),
         theme="in-order",
     ),
     bug(

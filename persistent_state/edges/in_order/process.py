@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from monoids import MonoidError
-from persistent_state.batch.row_messages import as_they_came
+from persistent_state.batch.row_messages import as_they_came, unreadable
 from persistent_state.edges.in_order.as_stored import AsStored
 from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, at_line, places, raised
 from persistent_state.event_time.clocks import BEGINNING, END
@@ -22,6 +22,7 @@ from persistent_state.event_time.durations import UNITS
 from persistent_state.formatting import COARSER_UNITS, read_clock, show_clock
 from persistent_state.ordered import Context, OrderedTask, Timer, TimerTime
 from persistent_state.sources.tasks import TIMESTAMP
+from persistent_state.store.late_rows import UNFIT
 from persistent_state.task import Message
 
 MOST_TIMERS = 100_000
@@ -91,15 +92,23 @@ class Emitted:
 
 
 @dataclass(frozen=True)
+class Bad:
+    """The reason for which a message was a bad row, and what did not fit, if something did not."""
+
+    reason: str
+    misfit: str
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """The outcome for a key. `bad` has the numbers of the messages that were bad rows, with what did not fit.
+    """The outcome for a key. `bad` has the numbers of the messages that were bad rows.
 
     `acted` is False if the key had no state at any time, and no row was emitted.
     """
 
     kept: KeyState
     rows: list[Emitted]
-    bad: dict[int, str]
+    bad: dict[int, Bad]
     acted: bool
 
 
@@ -161,7 +170,7 @@ class _Turn(Context):
         self._heap = [(timer.timestamp, timer.name) for timer in kept.timers] if kept.timers else []
         self._set = set(self._heap)
         self._rows: list[Emitted] = []
-        self._bad: dict[int, str] = {}
+        self._bad: dict[int, Bad] = {}
         self._had_state = kept.state is not None
         # What timers have set since the last message for times before the end of the interval in hand, and how many timers
         # there were then.
@@ -171,7 +180,8 @@ class _Turn(Context):
         self._timer: Timer | None = None
         # Whether a timer is to be set, or deleted, with its time and name. One without a time stands for all of its name.
         self._wishes: list[tuple[bool, int | None, str]] = []
-        self._misfit = ""
+        # What did not fit of what the call returned or emitted, and the reason if it asked for a value beyond Python's.
+        self._misfit = self._unread = ""
 
     def take(self, messages: Sequence[Message], upto: int) -> Outcome:
         """Process all messages and timers below a clock."""
@@ -184,7 +194,7 @@ class _Turn(Context):
             if not self._process(message):
                 if not self._hands_copies:
                     raise _SpoiltError
-                self._bad[number] = self._misfit
+                self._bad[number] = Bad(self._unread or UNFIT, self._misfit)
             if self._heap:
                 self._call_timers(message.timestamp)
         if self._heap:
@@ -302,12 +312,15 @@ class _Turn(Context):
         """Call user code, and keep what it returns and asks for. Return False if that does not fit: then nothing is kept."""
         if self._wishes:
             self._wishes = []
-        self._misfit = ""
+        self._misfit = self._unread = ""
         handed = self._as_state(self._state) if self._hands_copies else self._state
         try:
             returned = function(handed, given, self)
         except Exception as error:
-            raise self._failed(given, error) from error
+            if self._timer is not None or (cause := unreadable(error)) is None:
+                raise self._failed(given, error) from error
+            self._unread = str(cause)
+            return False
         try:
             state = self._as_state(returned)
         except MonoidError as error:

@@ -33,7 +33,7 @@ from persistent_state.partials.layout import Levels, as_numpy, below, between, o
 from persistent_state.partials.sort import same_keys
 from persistent_state.partials.waiting import passed
 from persistent_state.sources.tasks import TIMESTAMP
-from persistent_state.store.late_rows import PARTITION, SIDE_COLUMNS, UNFIT
+from persistent_state.store.late_rows import PARTITION, SIDE_COLUMNS
 from persistent_state.store.named_files import Run
 from persistent_state.store.runs import read_due
 from persistent_state.task import LOCAL_TIMESTAMP, Message
@@ -124,7 +124,7 @@ def _processed(
         own = dict(zip(_keys(plan, messages.take(pa.array(begins))), counts.tolist(), strict=True))
         waiting = _part(plan).messages(as_numpy(messages, "start"), one_chunk(messages["value"]))
         emitted: list[tuple[Any, int, Emitted]] = []
-        bad: list[int] = []
+        bad: list[tuple[int, str]] = []
         misfits: dict[str, str] = {}
         first = 0
         # Those with messages come first, in the order of the rows.
@@ -133,16 +133,17 @@ def _processed(
             found = process(program, key[0] if len(key) == 1 else key, now.get(key, KeyState()), some, high)
             now[key] = found.kept
             processed, acted = processed + len(some), acted + found.acted
-            for number, misfit in found.bad.items():
-                bad.append(first + number)
-                misfits.setdefault(some[number].input, misfit)
+            for number, of_message in found.bad.items():
+                bad.append((first + number, of_message.reason))
+                misfits.setdefault(some[number].input, of_message.misfit)
             first += len(some)
             number, moment = 0, BEGINNING
             for row in found.rows:
                 number, moment = (number + 1 if row.moment == moment else 0), row.moment
                 emitted.append((key, number, row))
         if bad:
-            aside = _aside(plan, messages.take(pa.array(bad)), misfits)
+            places, reasons = zip(*bad, strict=True)
+            aside = _aside(plan, messages.take(pa.array(places)), reasons, misfits)
             yield replace(_kept_chunk(plan, fed, [], high), aside=aside)
         if emitted:
             yield _emitted_chunk(plan, fed, emitted)
@@ -162,7 +163,7 @@ def cut(came: Levels, span: Span, most: int) -> list[int]:
     return [span.since, *sorted(between_them), span.clock]
 
 
-def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str]) -> pa.Table:
+def _aside(plan: Plan, rows: pa.Table, reasons: Sequence[str], misfits: Mapping[str, str]) -> pa.Table:
     """Return bad messages as they stand in a file of late and bad rows. `misfits` has what did not fit first, by the input.
 
     Their strand is the partition that the step has read, since a start takes them back as it takes back the step. The one that
@@ -182,7 +183,7 @@ def _aside(plan: Plan, rows: pa.Table, misfits: Mapping[str, str]) -> pa.Table:
         row = pa.StructArray.from_arrays(row.flatten(), names=[input or UNNAMED for input in inputs])
     count, position = len(rows), as_numpy(rows, "position")
     columns = {
-        "reason": pa.array([UNFIT] * count),
+        "reason": pa.array(reasons),
         "timestamp": rows["start"],
         "strand": pa.array([plan.name] * count),
         "channel": channel,

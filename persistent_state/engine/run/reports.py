@@ -33,6 +33,7 @@ from persistent_state.store.late_rows import (
     OUTSIDE,
     UNFIT,
     UNFIT_KEY,
+    UNREADABLE,
 )
 
 _logger = logging.getLogger("persistent_state")
@@ -223,7 +224,8 @@ class TaskReport:
     def _lacks_updates(self) -> bool:
         """Return whether messages counted and none of them made an update, or an ordered task kept and emitted nothing."""
         if self._processed and not self._had_effect:
-            return self._processed > self._of_parts.get(self._plan.named, Counter())[UNFIT]
+            bad = self._of_parts.get(self._plan.named, Counter())
+            return self._processed > sum(n for reason, n in bad.items() if reason.startswith((UNFIT, UNREADABLE)))
         aside = sum(n for reason, n in self._aside.items() if _is_of_rows(reason)) + self._outside
         return not self._made_updates and self._without_copies > aside
 
@@ -292,6 +294,8 @@ class TaskReport:
             hint = "it is no time within 146,000 years of 1970; timestamp_unit says what an int64 counts"
         elif reason == UNFIT:
             hint = plan.fitting
+        elif reason.startswith(UNREADABLE):
+            hint = "Python has dates and times of the years 1 to 9999; a task of batches is handed others as Arrow has them"
         elif reason == AHEAD:
             hint = f"max_ahead says how far is right; after a wrong clock rebuild=[{plan.named!r}] of a start reads them again"
         elif reason == FOREIGN:
@@ -317,7 +321,7 @@ def _of_pending(task: str, pending: Mapping[str, float]) -> str:
 
 
 def _is_of_rows(reason: str) -> bool:
-    return reason in _OF_ROWS or reason.startswith((NO_COLUMN, UNFIT_KEY))
+    return reason in _OF_ROWS or reason.startswith((NO_COLUMN, UNFIT_KEY, UNREADABLE))
 
 
 def _has_no_unit(plan: InputPlan) -> bool:

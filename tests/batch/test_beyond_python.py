@@ -1,0 +1,172 @@
+"""A value that Python does not have, such as a date of the year 0, makes a row bad for a task that asks for it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from monoids import List
+from persistent_state import (
+    Application,
+    Context,
+    InvalidInputError,
+    Message,
+    NonWindowState,
+    OrderedTask,
+    PersistentState,
+    PersistentTask,
+    TaskFailedError,
+)
+from persistent_state.store.state_at import read_sides
+from tests import core
+from tests.local_application import LocalApplication, Rows, compiled
+
+Use = Callable[[Message], object]
+
+DATES = pa.array([0, -719_529], pa.int32()).cast(pa.date32())
+INSTANTS = pa.array([0, 253_402_299_000_000_000], pa.int64()).cast(pa.timestamp("us", "Europe/Oslo"))
+LENGTHS = pa.array([0, 2**62], pa.int64()).cast(pa.duration("s"))
+"""Of each the second is the one that Python does not have. That instant is beyond the year 9999 in Oslo alone."""
+
+COLUMNS = {
+    "date": DATES,
+    "instant": INSTANTS,
+    "local": pa.array([0, 2**62], pa.int64()).cast(pa.timestamp("us")),
+    "second": pa.array([0, -(2**62)], pa.int64()).cast(pa.timestamp("s")),
+    "duration": LENGTHS,
+    "struct": pa.StructArray.from_arrays([DATES], names=["x"]),
+    "list": pa.ListArray.from_arrays([0, 1, 2], INSTANTS),
+    "map": pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "a"]), LENGTHS),
+}
+
+REASON = "value beyond what Python has: column d"
+
+
+class Notes(PersistentTask):
+    key = "k"
+
+    def __init__(self, use: Use) -> None:
+        self.use = use
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(List(pa.int64()))
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, [message["n"]])
+        self.use(message)
+        state.update(message.timestamp, [-message["n"]])
+
+
+class NotesThatReads(Notes):
+    reads_state: ClassVar[bool] = True
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        super().process_message(state, message)
+        assert state.get()[-1] == -message["n"]
+
+
+class NotesInOrder(OrderedTask):
+    key = "k"
+    state = pa.list_(pa.int64())
+
+    def __init__(self, use: Use) -> None:
+        self.use = use
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        state = state or []
+        state.append(message["n"])
+        self.use(message)
+        state.append(-message["n"])
+        return state
+
+
+def looks(message: Message) -> object:
+    return message["d"]
+
+
+def looks_at_all(message: Message) -> object:
+    return dict(message)
+
+
+def wraps(message: Message) -> object:
+    try:
+        return message["d"]
+    except Exception:
+        raise RuntimeError("no d") from None
+
+
+def looks_elsewhere(message: Message) -> object:
+    return message["k"]
+
+
+def makes_do(message: Message) -> object:
+    try:
+        return message["d"]
+    except Exception:
+        return None
+
+
+def played(task: type[Any], use: Use, column: pa.Array, **given: Any) -> tuple[list[int], dict[str, int]]:
+    """The notes, and the counts of rows aside by their reasons, of messages 1 to 4. The second and third are beyond Python."""
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64()), ("d", column.type)])
+    app = Application("app", "memory://none", checkpoint_interval=core.us(10))
+    world = LocalApplication(*compiled(app.add(task(use), Rows(schema), **given), core.memory()))
+    name = task.__name__ + (".messages" if issubclass(task, OrderedTask) else "")
+    outcomes = []
+    for _ in range(2):
+        # The second time as a start that reads all again: it decides as the first one did.
+        world.start(rebuild=outcomes and [*world.plans])
+        values = column.take(pa.array([0, 1, 1, 0, 0]))
+        if not outcomes:
+            world.play(name, [*zip([1, 2, 3, 4, 25], ["a"] * 5, [1, 2, 3, 4, 5], values, strict=True)])
+        world.drain()
+        states = world.state(task.__name__)
+        (kept,) = states.values()
+        kept = kept["state"] if isinstance(kept, dict) else kept
+        aside = [row["row"]["n"] for rows in read_sides(world.files, "app", task.__name__) for row in rows.to_pylist()]
+        assert aside == ([2, 3] if world.newest.late_counts_of(task.__name__) else [])
+        outcomes.append(([n for n in kept if abs(n) < 5], dict(world.newest.late_counts_of(task.__name__))))
+    assert outcomes[0] == outcomes[1]
+    return outcomes[0]
+
+
+TASKS = [Notes, NotesThatReads, NotesInOrder]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
+def test_a_row_is_bad_whose_value_python_does_not_have(task: type[Any], column: pa.Array) -> None:
+    assert played(task, looks, column) == ([1, -1, 4, -4], {REASON: 2})
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("use", [looks_at_all, wraps])
+def test_however_the_task_comes_to_the_value(task: type[Any], use: Use) -> None:
+    assert played(task, use, DATES) == ([1, -1, 4, -4], {REASON: 2})
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("use", [looks_elsewhere, makes_do])
+def test_a_row_counts_whose_task_does_not_ask_for_the_value_or_has_another_for_it(task: type[Any], use: Use) -> None:
+    assert played(task, use, DATES) == ([1, -1, 2, -2, 3, -3, 4, -4], {})
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_task_fails_if_bad_rows_are_to_fail(task: type[Any]) -> None:
+    sentence = rf"met a bad row \({REASON}\) at channel='p' partition='p' position=1 key=\{{'k': 'a'\}}; correct it"
+    with pytest.raises(TaskFailedError, match=sentence):
+        played(task, looks, DATES, on_bad_row="fail")
+
+
+ZONED = pa.timestamp("us", "W. Europe Standard Time")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("type", [ZONED, pa.list_(pa.struct([("x", ZONED)])), pa.map_(ZONED, pa.int64())], ids=str)
+def test_a_zone_that_this_machine_does_not_know_is_refused(task: type[Any], type: pa.DataType) -> None:
+    sentence = f"^task={task.__name__}: column 'd' has times in zone='W. Europe Standard Time', which this machine"
+    with pytest.raises(InvalidInputError, match=sentence):
+        played(task, looks, pa.nulls(2, type))
