@@ -191,7 +191,10 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-        parse_options = pa_csv.ParseOptions(**_marks(options), invalid_row_handler=skip)
+        # An empty line has one field, too.
+        parse_options = pa_csv.ParseOptions(
+            **_marks(options), invalid_row_handler=skip, ignore_empty_lines=len(names) > 1
+        )
         try:
             table = pa_csv.read_csv(source, read_options=read, parse_options=parse_options, convert_options=convert)
         except pa.ArrowInvalid as error:
