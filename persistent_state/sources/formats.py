@@ -137,6 +137,8 @@ def read_pieces(
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
         if format == PARQUET and "crypt" in str(error):
             why = "it is encrypted"
+        if codec == "zstd" and "too much memory" in str(error):
+            why = "its zstd window is too large: compress it without --long"
         yield Piece(one_batch([], schema), 1, (BadRecord(0, f"unreadable file: {why}"),))
 
 
