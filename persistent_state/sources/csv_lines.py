@@ -245,7 +245,9 @@ def _with_null_marks(options: CsvOptions, text: bytes) -> tuple[bytes, dict[str,
     delimiter, restored = re.escape(options.delimiter.encode()), {}
     for i, null in enumerate(nulls):
         mark = run + i * "\ufdd1" + "\ufdd0"
-        field = rb"(?<![^%b\n])%b(?=%b|\r?\n)" % (delimiter, re.escape(null.encode()), delimiter)
+        # The text of the null comes first, since that is searched fast.
+        whole = re.escape(null.encode())
+        field = rb"%b(?<![^%b\n]%b)(?=%b|\r?\n)" % (whole, delimiter, whole, delimiter)
         text = re.sub(field, mark.encode(), text)
         restored[mark] = re.sub(f"{escape}(.)", r"\1", null)
     return text, restored
