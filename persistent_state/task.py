@@ -84,7 +84,9 @@ def _near(name: str, known: Sequence[str]) -> list[str]:
         return ["emits"]
     # In short names one letter is much.
     same_letters = [other for other in known if (len(name), {*name}, name[0]) == (len(other), {*other}, other[0])]
-    return get_close_matches(name, known, 1, 0.8) or same_letters[:1]
+    # In capitals alone a name is a constant.
+    other_case = [other for other in known if other == name.lower() and not name.isupper()]
+    return other_case or get_close_matches(name, known, 1, 0.8) or same_letters[:1]
 
 
 def check_function(what: str, function: Callable[..., Any], given: Sequence[str], instead: str) -> None:

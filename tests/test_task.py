@@ -27,6 +27,7 @@ def define(*bases: type, **attributes: Any) -> type:
     ("name", "meant"),
     [
         ("keys", "key"),
+        ("Key", "key"),
         ("values", "value"),
         ("read_state", "reads_state"),
         ("message_ids", "message_id"),

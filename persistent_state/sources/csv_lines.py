@@ -191,7 +191,10 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-        parse_options = pa_csv.ParseOptions(**_marks(options), invalid_row_handler=skip)
+        # An empty line has one field, too.
+        parse_options = pa_csv.ParseOptions(
+            **_marks(options), invalid_row_handler=skip, ignore_empty_lines=len(names) > 1
+        )
         try:
             table = pa_csv.read_csv(source, read_options=read, parse_options=parse_options, convert_options=convert)
         except pa.ArrowInvalid as error:
@@ -242,7 +245,9 @@ def _with_null_marks(options: CsvOptions, text: bytes) -> tuple[bytes, dict[str,
     delimiter, restored = re.escape(options.delimiter.encode()), {}
     for i, null in enumerate(nulls):
         mark = run + i * "\ufdd1" + "\ufdd0"
-        field = rb"(?<![^%b\n])%b(?=%b|\r?\n)" % (delimiter, re.escape(null.encode()), delimiter)
+        # The text of the null comes first, since that is searched fast.
+        whole = re.escape(null.encode())
+        field = rb"%b(?<![^%b\n]%b)(?=%b|\r?\n)" % (whole, delimiter, whole, delimiter)
         text = re.sub(field, mark.encode(), text)
         restored[mark] = re.sub(f"{escape}(.)", r"\1", null)
     return text, restored

@@ -176,6 +176,10 @@ class FileSource(TimeReplayableSource):
                 # Not the value itself, which may hold a secret.
                 raise InvalidInputError(f"{name} of a FileSource is of type {type(given).__name__}; give {what}.")
         path = os.fspath(path)
+        if not path:
+            raise InvalidInputError(
+                "path='' of a FileSource names no folder; give one, such as '.' for the current one."
+            )
         if format is not None and format not in formats.FORMATS:
             raise InvalidInputError(f"{format=}; say 'parquet', 'csv' or 'json', or leave it to the files' endings.")
         if order_by not in ("name", "modified"):

@@ -137,6 +137,8 @@ def read_pieces(
         why = str(error) if isinstance(error, Unfit) else f"damaged, or not {format}"
         if format == PARQUET and "crypt" in str(error):
             why = "it is encrypted"
+        if codec == "zstd" and "too much memory" in str(error):
+            why = "its zstd window is too large: compress it without --long"
         yield Piece(one_batch([], schema), 1, (BadRecord(0, f"unreadable file: {why}"),))
 
 
@@ -444,7 +446,12 @@ def _parquet_original(
 def _text_pieces(
     blocks: Iterable[bytes], format: str, schema: pa.Schema, csv: CsvOptions, timestamp: str = ""
 ) -> Iterator[Piece]:
-    parse = json_parser(schema) if format == JSON else csv_parser(csv, b"", schema)[1] if csv.header == "none" else None
+    names: Sequence[str] = ()
+    parse: Parser | None = None
+    if format == JSON:
+        parse = json_parser(schema)
+    elif csv.header == "none":
+        names, parse = csv_parser(csv, b"", schema)
     absent: dict[Path, str] = {}
     misplaced: tuple[str, ...] = ()
     line = 1
@@ -459,7 +466,7 @@ def _text_pieces(
                 if why := _no_header(header, names, schema, csv, parse, timestamp):
                     yield _bad_line(header.rstrip(b"\r"), end - block.count(b"\n") - 1, why, schema)
         if parse is not None:
-            piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse)
+            piece = _text_piece(block, end - block.count(b"\n"), format, schema, parse, has_empty=len(names) == 1)
             yield piece if format == JSON else replace(piece, misplaced=misplaced).without(absent)
         line = end
 
@@ -515,14 +522,16 @@ def _is_text(field: pa.Field) -> bool:
     return False
 
 
-def _text_piece(block: bytes, line: int, format: str, schema: pa.Schema, parse: Parser) -> Piece:
-    """Return the records of whole lines; the first is the line `line` of its file."""
+def _text_piece(
+    block: bytes, line: int, format: str, schema: pa.Schema, parse: Parser, has_empty: bool = False
+) -> Piece:
+    """Return the records of whole lines; the first is the line `line` of its file. Empty lines are some if it `has_empty`."""
     codes = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(codes == ord("\n")) + 1
     starts = np.concatenate([[0], ends])[:-1]
-    # Empty lines are no records.
+    # In a CSV file of one column an empty line is an empty field. Others are no records.
     lengths = ends - starts - (codes[np.maximum(ends - 2, starts)] == ord("\r"))
-    records = np.flatnonzero(lengths > 1)
+    records = np.flatnonzero(lengths > (0 if has_empty else 1))
     places = starts[records], ends[records], line + records
     return _parsed_piece(block, *places, schema, parse, format == JSON)
 

@@ -88,7 +88,16 @@ def _instead(name: str, there: Iterable[str]) -> str:
     names = [*there]
     # As ASCII, since the two may look alike.
     alike = [ascii(other) for other in names if look_of(other) == look_of(name)]
-    return f", but {alike[0]}" if alike else f", only {listed(names)}"
+    if alike:
+        return f", but {alike[0]}"
+    # A letter of another alphabet may have the look of a Latin one.
+    odd = [other for other in names if name.isascii() and any(map(_is_like_latin, other))]
+    in_ascii = f" (in ASCII: {', '.join(map(ascii, odd[:_NAMED]))})" if odd else ""
+    return f", only {listed(names)}{in_ascii}"
+
+
+def _is_like_latin(letter: str) -> bool:
+    return unicodedata.name(letter, "").startswith(("CYRILLIC", "GREEK"))
 
 
 def listed(names: Sequence[str]) -> str:

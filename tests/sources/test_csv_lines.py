@@ -410,3 +410,35 @@ def test_a_null_text_that_is_no_field_is_refused(null: str, options: dict[str, s
 @pytest.mark.parametrize(("null", "field"), [("a,b", r"a\,b"), (r"a\,b", r"a\,b"), ('"', r"\""), (r"\\", r"\\")])
 def test_a_null_text_may_be_written_by_escapes(null: str, field: str) -> None:
     assert read(f"k,v\n{field},1\n".encode(), escape="\\", null=(null,)) == ([(None, 1)], [])
+
+
+@pytest.mark.parametrize("size", [3, 1 << 20])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("null", "header", "rows"),
+    [
+        (("",), "name", ["a", None, None, "", "b", None]),
+        ((r"\N",), "name", ["a", "", "", "", "b", ""]),
+        (("",), "position", ["a", None, None, "", "b", None]),
+        (("",), "none", ["k", "a", None, None, "", "b", None]),
+    ],
+)
+def test_an_empty_line_of_one_column_is_a_record(
+    monkeypatch: pytest.MonkeyPatch, size: int, end: str, null: tuple[str, ...], header: str, rows: list[str | None]
+) -> None:
+    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", size)
+    content = end.join(["k", "a", "", "", '""', "b", "", ""]).encode()
+    assert read(content, pa.schema([("k", pa.string())]), null=null, header=header) == ([(row,) for row in rows], [])
+
+
+def test_an_empty_line_of_one_column_has_its_number() -> None:
+    schema = pa.schema([("v", pa.int64())])
+    assert read(b"v\n1\n\nx\n\n", schema) == ([(1,), (None,), (None,)], [(4, "column v is not int64")])
+    assert read(b"v\n\n", schema, null=("NA",)) == ([], [(2, "column v is not int64")])
+    assert read(b"\n\nv\n1", schema) == ([(1,)], [])
+    assert read(b"v\n", schema) == ([], [])
+    assert read(b"\n\n", schema, header="none") == ([(None,), (None,)], [])
+
+
+def test_an_empty_line_of_more_columns_is_no_record() -> None:
+    assert read(b"k,v\n\na,1\n\n\r\n", pa.schema([("k", pa.string())])) == ([("a",)], [])

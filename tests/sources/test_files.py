@@ -1311,6 +1311,11 @@ class TestSetUp:
         said = problem(lambda: source(**{"folder": tmp_path, "folder" if name == "path" else name: value}))
         assert said.startswith(f"{name} of a FileSource is of type {type(value).__name__}; give ")
 
+    def test_an_empty_path_is_not_the_current_folder(self) -> None:
+        assert problem(lambda: source("")) == (
+            "path='' of a FileSource names no folder; give one, such as '.' for the current one."
+        )
+
     def test_secrets_are_in_no_text(self) -> None:
         made = source("failing://user:hunter2@host/x", storage_options={"secret": "hunter2"})
         assert "hunter2" not in repr(made) + str(made)

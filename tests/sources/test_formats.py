@@ -526,3 +526,13 @@ def test_what_does_not_fit_in_a_line_is_shown() -> None:
             assert len(came) < 200
             assert came == value or (value is None and came.lstrip("[1.5,").startswith("999"))
     assert shown(CSV, b"k,d,l\nx\xe9,1,\n", schema.remove(2)) == [("column k is not UTF-8", "x\ufffd")]
+
+
+def test_a_zstd_window_that_is_too_large_is_named() -> None:
+    # What `zstd --long=28` made of small lines.
+    packed = b"(\xb5/\xfd\x04\x90]\x00\x00 abc\n\x01\x00\xf1\xd4\x11\x01M\xc4\xb6\x8c"
+    schema = pa.schema([("abc", pa.string())])
+    (piece,) = formats.read_pieces(io.BytesIO(packed), formats.CSV, "zstd", schema)
+    assert [record.reason for record in piece.bad] == [
+        "unreadable file: its zstd window is too large: compress it without --long"
+    ]

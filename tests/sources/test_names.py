@@ -135,6 +135,9 @@ class TestAbsent:
             ("k\u00a0", r", but 'k\xa0'"),
             ("k\u200b", r", but 'k\u200b'"),
             ("key", ", only 'ts', 'key', 'v'"),
+            ("größe", ", only 'ts', 'größe', 'v'"),
+            ("\u03ba", ", only 'ts', '\u03ba', 'v' (in ASCII: '\\u03ba')"),
+            ("\u043a", ", only 'ts', '\u043a', 'v' (in ASCII: '\\u043a')"),
         ],
     )
     @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])

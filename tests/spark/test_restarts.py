@@ -211,6 +211,28 @@ def test_failures_with_progress_between_them_do_not_add_up(
     assert total(app) == [10]
 
 
+class Renamed(FileSource):
+    """A source of which the second file has another name when it is first read."""
+
+    def read(self, split: Any) -> Any:
+        old = Path(self.path) / "1.parquet"
+        if old.exists() and any(path == old.name for _, path, *_ in split):
+            old.rename(old.with_name("2.parquet"))
+        return super().read(split)
+
+
+def test_a_file_that_is_gone_between_its_listing_and_its_reading_is_listed_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.1)
+    numbers(tmp_path / "in", [1], [2])
+    app = Application("renamed", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1, max_restarts=1)
+    app.add(Total(), Renamed(tmp_path / "in", timestamp="ts", max_files_per_batch=1))
+    run = app.run(spark, drain=True)
+    assert run.restarts == 1
+    assert total(app) == [3]
+
+
 TOO_LATE = """#!/bin/sh
 case "$*" in
 *python_streaming_source_runner*)
