@@ -313,7 +313,7 @@ def files(contents: Sequence[tuple[bytes, str, str]]) -> None:
 
 
 def _read_folder(folder: str, lines: dict[str, list[int]]) -> None:
-    """Read a folder as a source does. Of its CSV and JSON files all lines are there, given by the file's name."""
+    """Read a folder as a source does, with all lines of its CSV and JSON files; `lines` has those by the name of the file."""
     read: dict[str, list[int]] = {}
     source = FileSource(folder, timestamp="ts", schema=COLUMNS)
     source.open([], {"": 0})
