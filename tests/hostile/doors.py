@@ -471,7 +471,7 @@ def options(text: str, given: dict[str, str]) -> None:
     schema = refused(arrow_schema, text)
     assert schema is None or isinstance(schema, pa.Schema)
     refused(parse_type, text, by=MonoidError)
-    refused(type_names.named, text, by=ValueError)
+    refused(type_names.type_named, text, by=ValueError)
     for precision, scale in ((text, 2), (5, text), (len(text), -len(text)), (39, 0), (10, 11)):
         decimal = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
         refused(
