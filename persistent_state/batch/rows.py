@@ -194,7 +194,8 @@ def check_bad_rows(plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
     if first["reason"] in (LATE, OUTSIDE):
         return
     row = table["row"][0][plan.input or UNNAMED] if plan.among else table["row"][0]
-    key = {name: in_python(row[name]) if row.is_valid else None for name in plan.task.key_columns}
+    has = row.type.names if row.is_valid else ()
+    key = {name: in_python(row[name]) if name in has else None for name in plan.task.key_columns}
     reason = f"{first['reason']}, {misfit}" if misfit else first["reason"]
     raise TaskFailedError(
         f"task={plan.named} met a bad row ({reason}) at channel={first['channel']!r} "
