@@ -24,7 +24,7 @@ from persistent_state.store.named_files import Run
 ROOM = fold.SLICE_BYTES // 8
 """About how many bytes of rows, for all tasks of a flow, a step keeps before it writes them: a run for each task."""
 
-MOST = 4 * ROOM
+MOST_BYTES = 4 * ROOM
 """The most bytes of rows that a step keeps of a few keys that go together: else they are in several runs."""
 
 
@@ -54,7 +54,7 @@ def take_step(
         for chunk in some:
             lift_chunk(flow, basis, chunk, read, lifted)
             for of_task in made:
-                of_task.write(high, MOST // len(made))
+                of_task.write(high, MOST_BYTES // len(made))
         for of_task in made:
             of_task.end_slice(high, ROOM // len(made))
     report = Report(sender, now=basis.now, counts=dict(read.counts), step=basis.step)

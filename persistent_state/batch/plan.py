@@ -30,11 +30,11 @@ EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-le
 
 COLUMN = "_persistent_state_update_"
 """The beginning of the name of a column that holds the updates which Spark computed for a task."""
-UNFIT = "_persistent_state_unfit_"
+UNFIT_COLUMN = "_persistent_state_unfit_"
 """The beginning of the name of a column that tells which rows had a key that does not fit a task, before Spark changed them."""
 
 
-def folded(name: str) -> str:
+def without_case(name: str) -> str:
     """Return a task's name as a file system sees it that does not tell upper from lower case."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
@@ -88,7 +88,7 @@ class InputPlan:
     @property
     def unfit_column(self) -> str:
         """The column of a chunk's rows, beside those of the schema, that tells which keys do not fit. Few sources have it."""
-        return UNFIT + self.name
+        return UNFIT_COLUMN + self.name
 
     @property
     def update_way(self) -> str:

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from persistent_state.batch.part import TaskPart
-from persistent_state.batch.plan import FlowPlan, Plan, folded
+from persistent_state.batch.plan import FlowPlan, Plan, without_case
 from persistent_state.edges.base import edges
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING, END, checkpoint_clock
@@ -109,9 +109,9 @@ def _of_task(table: Fates, newest: Entry | None, plan: Plan) -> Iterator[str]:
 def _of_names(newest: Entry | None, plans: Sequence[Plan]) -> Iterator[str]:
     """Yield the refusals of names that are one to some file systems: there each task would delete the files of the other."""
     known = newest.tasks if newest else {}
-    taken = {folded(name): name for name in known}
+    taken = {without_case(name): name for name in known}
     for plan in plans:
-        other = taken.setdefault(folded(plan.name), plan.name)
+        other = taken.setdefault(without_case(plan.name), plan.name)
         # Where the log has both already, the file system tells them apart.
         if other != plan.name and plan.name not in known:
             yield (

@@ -13,7 +13,7 @@ from persistent_state.event_time.clocks import or_none
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
-MOST = 200
+MOST_ENTRIES = 200
 """The most entries that are measured."""
 
 
@@ -89,7 +89,7 @@ class Recent:
             DamagedError: An entry is not what was written.
             StoreUnavailableError: The store does not answer.
         """
-        numbers = self._log.numbers()[-MOST:]
+        numbers = self._log.numbers()[-MOST_ENTRIES:]
         points = {number: self._points[number] for number in numbers if number in self._points}
         for number in numbers:
             if number not in points:

@@ -18,7 +18,7 @@ from persistent_state.store.state_at import read_listed_side
 FILES, BYTES = 4, 4 << 20
 """The most files of a task of which samples are taken, and the most bytes of one of them."""
 
-MOST = 3
+MOST_SAMPLES = 3
 """The most samples of a reason."""
 
 WIDEST = 200
@@ -58,7 +58,7 @@ def samples(files: Files, application: str, entry: Entry, task: str) -> list[Sam
             for place in range(row.num_rows - 1, -1, -1):
                 scalars = {name: row[name][place] for name in row.schema.names}
                 of_reason = by_reason.setdefault(str(scalars["reason"].as_py()), [])
-                if len(of_reason) < MOST:
+                if len(of_reason) < MOST_SAMPLES:
                     of_reason.append(_sample(scalars))
     return [sample for reason in sorted(by_reason) for sample in by_reason[reason]]
 

@@ -14,7 +14,7 @@ from persistent_state.show import tables, words
 from persistent_state.show.words import size
 from persistent_state.store.verify import Verified
 
-MOST = 10
+MOST_ITEMS = 10
 """The most items of a list that are shown."""
 
 UNTIL = "until all outputs have them; only a kept clock can be gone back to"
@@ -66,7 +66,7 @@ def _clocks(names: Mapping[int, Sequence[str]]) -> list[str]:
         "  ".join([show_clock(clock), str(clock), *([", ".join(some)] if some else [])])
         for clock, some in names.items()
     ]
-    if len(lines) <= MOST:
+    if len(lines) <= MOST_ITEMS:
         return lines
     shown = [place for place, some in enumerate(names.values()) if some or place < 2 or place >= len(lines) - 2]
     short: list[str] = []
@@ -121,9 +121,9 @@ def _listed(paths: Sequence[str], title: str) -> Iterator[str]:
     """Yield the lines of a list of paths; no line if it is empty."""
     if paths:
         yield title
-        yield from (f"  {path}" for path in paths[:MOST])
-        if len(paths) > MOST:
-            yield f"  ... and {len(paths) - MOST:,} more; --json has all"
+        yield from (f"  {path}" for path in paths[:MOST_ITEMS])
+        if len(paths) > MOST_ITEMS:
+            yield f"  ... and {len(paths) - MOST_ITEMS:,} more; --json has all"
         yield ""
 
 

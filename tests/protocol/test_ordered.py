@@ -156,16 +156,16 @@ acts = st.one_of(
 @given(
     st.lists(acts, max_size=12),
     st.none() | st.integers(1, 25),
-    st.sampled_from([1, 4, in_order.MOST]),
-    st.sampled_from([(0, 0), (0, in_place.MOST), (in_place.ROOM, in_place.MOST)]),
+    st.sampled_from([1, 4, in_order.MESSAGES_AT_A_TIME]),
+    st.sampled_from([(0, 0), (0, in_place.MOST_BYTES), (in_place.ROOM, in_place.MOST_BYTES)]),
 )
 def test_state_and_rows_are_those_of_a_fold_in_order(
     history: list[Any], ttl: int | None, most: int, room: tuple[int, int]
 ) -> None:
     with (
-        mock.patch.object(in_order, "MOST", most),
+        mock.patch.object(in_order, "MESSAGES_AT_A_TIME", most),
         mock.patch.object(in_place, "ROOM", room[0]),
-        mock.patch.object(in_place, "MOST", room[1]),
+        mock.patch.object(in_place, "MOST_BYTES", room[1]),
     ):
         play(history, ttl)
 

@@ -573,10 +573,10 @@ class World:
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(panes, "WIDE", self.wide),
-            mock.patch.object(in_order, "MOST", 2 + self.seed % 3),
+            mock.patch.object(in_order, "MESSAGES_AT_A_TIME", 2 + self.seed % 3),
             # Some steps write many runs, some also several of the same keys, and some keep all in memory.
             mock.patch.object(in_place, "ROOM", self.seed % 3 * 400),
-            mock.patch.object(in_place, "MOST", self.seed % 2 * 2000),
+            mock.patch.object(in_place, "MOST_BYTES", self.seed % 2 * 2000),
             mock.patch.object(shards, "INLINE", 300),
             mock.patch.object(collect, "LEFTOVER_AGE", LEFTOVER_AGE),
             mock.patch.object(late_rows, "MANY", 2),

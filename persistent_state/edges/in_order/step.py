@@ -39,7 +39,7 @@ from persistent_state.store.runs import read_due
 from persistent_state.task import LOCAL_TIMESTAMP, Message
 from persistent_state.windows import TIME
 
-MOST = 1 << 17
+MESSAGES_AT_A_TIME = 1 << 17
 """About how many messages are processed at a time: what a process needs of memory does not grow with those that wait."""
 
 
@@ -61,7 +61,7 @@ class OrderedMessages(Messages):
         ttl = cast(States, fed.task).ttl
         program = Program(task, as_stored(state), as_row, ranks, ttl, plan.settings.interval)
         waiting, due = open_runs(plan, span.changed_runs), _open_due(fed, span)
-        share = fold.SLICE // MOST
+        share = fold.SLICE // MESSAGES_AT_A_TIME
         for begin, end in fold.slices([*waiting, *due], share=share):
             came = [between(table, begin, end) for table in waiting]
             asked = [as_numpy(table, "hash")[_is_between(as_numpy(table, "start"), span)] for table in came]
@@ -117,7 +117,7 @@ def _processed(
     now = {**before}
     processed = acted = 0
     # A key alone may have more messages than there is room for.
-    for low, high in pairwise(cut(came, span, MOST)):
+    for low, high in pairwise(cut(came, span, MESSAGES_AT_A_TIME)):
         messages = passed(came, plan.layout, low, high)
         begins = np.flatnonzero(~same_keys(messages, plan.layout)[: len(messages)])
         counts = np.diff(np.append(begins, len(messages)))

@@ -19,7 +19,7 @@ from pyspark.taskcontext import TaskContext
 
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.messages import FIRST, Basis, Blob, Report
-from persistent_state.batch.plan import COLUMN, UNFIT, FlowPlan, Plan
+from persistent_state.batch.plan import COLUMN, UNFIT_COLUMN, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load
@@ -334,7 +334,7 @@ def source_rows(batch: pa.RecordBatch, flow: FlowPlan) -> pa.RecordBatch:
     fields = [*flow.first.only.schema]
     columns = [batch.column(field.name).cast(field.type) for field in fields]
     for name in batch.schema.names:
-        if name.startswith((COLUMN, UNFIT)):
+        if name.startswith((COLUMN, UNFIT_COLUMN)):
             columns.append(batch.column(name))
             fields.append(pa.field(name, columns[-1].type))
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

@@ -16,7 +16,7 @@ from persistent_state.drive.backoff import Backoff
 from persistent_state.drive.places import Place
 from persistent_state.engine.run import frames
 from persistent_state.engine.run.progress import Progress
-from persistent_state.engine.spark.failures import FINAL, OF_SPARK, as_own_error
+from persistent_state.engine.spark.failures import NOT_RETRIED, OF_SPARK, as_own_error
 from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
@@ -192,7 +192,7 @@ class Delivery:
             except BaseException as error:
                 # Panics of libraries that are written in Rust are not Exceptions.
                 seconds = backoff.fail()
-                if is_draining and (backoff.failures > self._tries or isinstance(error, FINAL)):
+                if is_draining and (backoff.failures > self._tries or isinstance(error, NOT_RETRIED)):
                     self._give_up(error)
                     return
                 lost = ", except for a clock that is recorded as given" if self._plan.delivery == AT_MOST_ONCE else ""

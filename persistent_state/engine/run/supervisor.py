@@ -24,7 +24,7 @@ from persistent_state.engine.run.setup import Setup
 from persistent_state.engine.run.steps import Stepper
 from persistent_state.engine.spark import connect
 from persistent_state.engine.spark.failures import (
-    FINAL,
+    NOT_RETRIED,
     TooSlowError,
     as_own_error,
     is_lost_jvm,
@@ -53,7 +53,7 @@ class Supervisor:
     """A thread that keeps the queries of an application running until they come to their end or `stop` is called.
 
     After a failure of a query or a step the supervisor stops all of them, waits, takes the application over again and starts
-    them from the global clock. An error of `FINAL` ends the run, and so do more than `max_restarts` failures in a row.
+    them from the global clock. An error of `NOT_RETRIED` ends the run, and so do more than `max_restarts` failures in a row.
 
     A machine that is too slow to start a query is no such failure: only that query starts again, as long as its flow has
     committed nothing since the start. The run ends when the machine was too slow for `PATIENCE` seconds without a success.
@@ -235,7 +235,7 @@ class Supervisor:
             self.reports.end(self._newest(), is_whole=self._setup.to_the_end and not self._asked.is_set())
         except StateError as error:
             self.error = error
-            if isinstance(error, FINAL):
+            if isinstance(error, NOT_RETRIED):
                 _logger.error("application %s has ended: %s", name, error)
         except BaseException as error:
             self.error = StateError(f"application {name} stopped at {error!r}. Fix the cause, then start it again.")
@@ -266,7 +266,7 @@ class Supervisor:
 
     def _seconds_after(self, failure: StateError) -> float:
         """Return the seconds to wait after a failure. If nothing is to be tried again after it, raise it."""
-        if isinstance(failure, FINAL):
+        if isinstance(failure, NOT_RETRIED):
             raise failure
         if isinstance(failure, TooSlowError):
             if (wait := self._patience.fail()) is None:

@@ -27,7 +27,7 @@ from persistent_state.errors import (
     raised,
 )
 
-FINAL = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
+NOT_RETRIED = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
 """The errors that another try would meet again."""
 
 OF_SPARK: tuple[type[Exception], ...] = (PySparkException,)
@@ -80,7 +80,7 @@ def is_too_slow(error: Exception) -> bool:
 def may_pass(error: Exception) -> bool:
     """Return whether an error of a first start says that another try may get through, although nothing is changed."""
     text = str(error)
-    return is_too_slow(error) or (not isinstance(error, FINAL) and re.search(_DIED, text) is not None)
+    return is_too_slow(error) or (not isinstance(error, NOT_RETRIED) and re.search(_DIED, text) is not None)
 
 
 def as_own_error(error: Exception, of: str) -> StateError:
