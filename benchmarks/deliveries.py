@@ -33,7 +33,7 @@ from persistent_state.store.log import Log
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.run.progress import Progress
+    from persistent_state.run.progress import Progress
 
 ROWS, SPAN = ROWS_PER_FILE // 4, 10_000_000
 COLUMNS = ("ms/batch", "entries/batch", "s to 1st commit", "s to the end", "k replayed")

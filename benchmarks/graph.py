@@ -86,9 +86,10 @@ class Stage:
     """A task of so many keys that is written without Spark, and one that is fed by it and steps on Spark."""
 
     def __init__(self, spark: SparkSession, folder: Path, keys: int, changed: int) -> None:
-        from persistent_state.engine.run.feeds import FedTask
-        from persistent_state.engine.run.setup import Setup
-        from persistent_state.engine.run.steps import Stepper
+        from persistent_state.engine.run.spark_engine import SparkEngine
+        from persistent_state.run.feeds import FedTask
+        from persistent_state.run.setup import Setup
+        from persistent_state.run.steps import Stepper
 
         self._keys, self._changed = keys, changed
         self._ids, self._chance = count(), np.random.default_rng(keys)
@@ -106,7 +107,7 @@ class Stage:
         nothing: Any = None
         parts = [FedTask(plan, fed_by, Outputs((), ())) for plan, fed_by in ((self._plan, nothing), (derived, source))]
         setup = Setup(
-            spark,
+            SparkEngine(spark),
             "graph",
             files,
             parts,

@@ -35,13 +35,13 @@ from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part
-from persistent_state.engine.run.progress import line_of, progress_of
-from persistent_state.engine.run.reports import Reports
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run.progress import line_of, progress_of
+from persistent_state.run.reports import Reports
 from persistent_state.sources import Chunk, Reach
 from persistent_state.store import codec
 from persistent_state.store.entry import Entry

@@ -37,7 +37,7 @@ from tests import versions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.run.progress import Progress
+    from persistent_state.run.progress import Progress
 
 SMALL, SPAN = 1_000, 10_000_000
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("key", pa.int64()), ("amount", pa.int64())])

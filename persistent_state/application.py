@@ -34,9 +34,9 @@ from persistent_state.task import PersistentTask
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.run.progress import Progress
-    from persistent_state.engine.run.running import Running
-    from persistent_state.engine.run.setup import Setup
+    from persistent_state.run.progress import Progress
+    from persistent_state.run.running import Running
+    from persistent_state.run.setup import Engine, Setup
 
 _logger = logging.getLogger("persistent_state")
 
@@ -230,10 +230,8 @@ class Application:
         Raises:
             InvalidInputError: The set-up can't work. Nothing was changed.
         """
-        seconds = f"{positive('trigger', trigger) / 1e6:f} seconds" if trigger is not None else None
-        return self._start(
-            spark, reset, rebuild, on_progress, metrics, show_progress, trigger=seconds, to_the_end=False
-        )
+        least = None if trigger is None else positive("trigger", trigger)
+        return self._start(spark, reset, rebuild, on_progress, metrics, show_progress, trigger=least, to_the_end=False)
 
     def run(
         self,
@@ -284,23 +282,16 @@ class Application:
         on_progress: Callable[[Progress], None] | None,
         metrics: int | str | None,
         show_progress: bool | None,
-        trigger: str | None,
+        trigger: int | None,
         to_the_end: bool,
         drains: bool = False,
     ) -> Running:
-        from persistent_state.engine.run.queries import columns_of
-        from persistent_state.engine.run.running import run, start
-        from persistent_state.engine.spark.session import check_session
+        from persistent_state.run.running import run, start
 
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
         endpoint = None if metrics is None else address(metrics)
-        session: object = spark
-        if session is None and self.added:
-            raise InvalidInputError(
-                "spark=None is not a session; give one, such as SparkSession.builder.getOrCreate()."
-            )
-        check_session(spark)
+        engine = self._engine(spark)
         own = self._settings().interval
         if (interval := graph.common_interval(self.added, own)) > own:
             _logger.info(
@@ -309,8 +300,8 @@ class Application:
                 show_duration(interval),
             )
         setup = self._setup(
-            spark,
-            partial(columns_of, spark),
+            engine,
+            engine.columns_of,
             to_the_end=to_the_end,
             drains=drains,
             trigger=trigger,
@@ -320,6 +311,23 @@ class Application:
         )
         begin = run if to_the_end else start
         return begin(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
+
+    def _engine(self, spark: SparkSession) -> Engine:
+        """Return the engine that runs the application.
+
+        Raises:
+            InvalidInputError: It is not a session, or one that has been stopped.
+        """
+        from persistent_state.engine.run.spark_engine import SparkEngine
+        from persistent_state.engine.spark.session import check_session
+
+        session: object = spark
+        if session is None and self.added:
+            raise InvalidInputError(
+                "spark=None is not a session; give one, such as SparkSession.builder.getOrCreate()."
+            )
+        check_session(spark)
+        return SparkEngine(spark)
 
     def plan_rewind(self, to: Clock, *, outputs: Mapping[str, str] | None = None) -> RewindPlan:
         """Plan to go back to a kept clock, and look whether sources and sinks can follow. Nothing is changed.
@@ -347,7 +355,7 @@ class Application:
             ...
             persistent_state.errors.InvalidInputError: application shop has no task; add one.
         """
-        from persistent_state.engine.run import rewinds
+        from persistent_state.run import rewinds
 
         return rewinds.plan(self._rewind_setup(), to, outputs or {})
 
@@ -370,7 +378,7 @@ class Application:
             InvalidInputError: It can't go back so. Nothing changed.
             CommitUnknownError: The store did not answer. Plan again, and look at the timeline.
         """
-        from persistent_state.engine.run import rewinds
+        from persistent_state.run import rewinds
 
         setup = self._rewind_setup()
         if not isinstance(to, RewindPlan):
@@ -384,18 +392,23 @@ class Application:
         return rewinds.rewind(setup, to)
 
     def _rewind_setup(self) -> Setup:
-        from persistent_state.engine.run.rewinds import columns_of, session
+        from persistent_state.run.rewinds import columns_of, is_planned_by_spark
 
-        return self._setup(session(), columns_of, to_the_end=True, shards=1)
+        engine: Engine | None = None
+        if any(is_planned_by_spark(of.source) for added in self.added for of in added.inputs.values()):
+            from persistent_state.engine.run.spark_engine import of_active_session
+
+            engine = of_active_session()
+        return self._setup(engine, partial(columns_of, engine), to_the_end=True, shards=1)
 
     def _setup(
         self,
-        spark: SparkSession | None,
+        engine: Engine | None,
         columns_of: ColumnsOf,
         to_the_end: bool,
         shards: int | None = None,
         drains: bool = False,
-        trigger: str | None = None,
+        trigger: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         metrics: tuple[str, int] | None = None,
         show_progress: bool | None = None,
@@ -405,14 +418,13 @@ class Application:
         Raises:
             InvalidInputError: It has no task, or one that does not fit.
         """
-        from persistent_state.engine.run.feeds import FedTask
-        from persistent_state.engine.run.setup import Setup
-        from persistent_state.engine.spark.connect import parallelism
+        from persistent_state.run.feeds import FedTask
+        from persistent_state.run.setup import Setup
 
         if not self.added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
-        shards = self.shards or shards or (1 if spark is None else parallelism(spark))
+        shards = self.shards or shards or (1 if engine is None else engine.shards)
         take_up_schemas(self.name, self.added, files)
         plans = self._plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.
@@ -427,7 +439,7 @@ class Application:
             FedTask(plans[added.name], added.source(read_by), added.outputs) for added in graph.topological(self.added)
         ]
         return Setup(
-            spark,
+            engine,
             self.name,
             files,
             parts,

@@ -26,13 +26,13 @@ from persistent_state import (
     open_store,
 )
 from persistent_state.batch.plan import Plan
-from persistent_state.engine.run import running
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import duration
 from persistent_state.formatting import full_clock
 from persistent_state.open_state import read_state
 from persistent_state.protocol.commits import close
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run import running
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from tests import core

@@ -31,8 +31,8 @@ from persistent_state import (
     read_state,
     run_local,
 )
-from persistent_state.engine.run import start_checks
 from persistent_state.kafka import Json
+from persistent_state.run import start_checks
 from persistent_state.sources.schemas import arrow_schema
 from persistent_state.store.files import open_files
 from tests.sentences import problem
@@ -203,10 +203,10 @@ class Shared(Total):
 
 def test_a_task_that_can_not_be_sent_names_the_attribute() -> None:
     said = problem(lambda: start_checks.check_task(Locked()))
-    assert said.startswith("task=Locked can't be sent to Spark's workers for its attribute 'lock', a lock: ")
+    assert said.startswith("task=Locked can't be sent to workers for its attribute 'lock', a lock: ")
     # A class that is not imported is sent as it is, with what it holds.
     own = type("Own", (Total,), {"lock": threading.Lock(), "__module__": "__main__"})
-    assert "task=Own can't be sent to Spark's workers for its attribute 'lock'" in problem(
+    assert "task=Own can't be sent to workers for its attribute 'lock'" in problem(
         lambda: start_checks.check_task(own())
     )
     for task in (Total(), Shared()):

@@ -37,7 +37,6 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.batch.plan import AT_MOST_ONCE
-from persistent_state.engine.run import rewinds
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.collect import Collector
@@ -45,6 +44,7 @@ from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.naming import keep
 from persistent_state.protocol.next_entry import amend
 from persistent_state.protocol.rewind_plan import OutputPlan, ReadAgain, made
+from persistent_state.run import rewinds
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application as application_text
 from persistent_state.sinks import Origin, RecordingSink

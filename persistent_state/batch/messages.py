@@ -338,6 +338,10 @@ class Blob:
     is_last: bool = True
     grounds: Mapping[str, Ground] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickle of a slice of a table would hold the whole table.
+        return Blob.from_bytes, (self.to_bytes(),)
+
     def of(self, task: str) -> Content:
         """Return the rows for a task."""
         return self.contents.get(task, Content())

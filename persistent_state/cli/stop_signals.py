@@ -62,7 +62,7 @@ def _next_of(pipe: int, seconds: float | None) -> int | None:
 def _comes_from(frame: FrameType | None, function: str) -> bool:
     """Return whether a function of a run hands a signal on to the handler that was there before the run."""
     while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("persistent_state.engine.run.running", function):
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("persistent_state.run.running", function):
             return True
         frame = frame.f_back
     return False

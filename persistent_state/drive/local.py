@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -29,8 +31,20 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
+@dataclass(frozen=True)
+class OfShard:
+    """The work of a shard in a turn: the blobs that the parts have sent to it, and by task the runs it believes to hold."""
+
+    shard: int
+    blobs: Sequence[Blob]
+    held: Mapping[str, Sequence[Run]]
+
+
 class Each(Protocol):
-    """Calls a function for each of several items, and returns what the calls have returned, in this order: as `map` does."""
+    """Calls a function for each of several items, and returns what the calls have returned, in this order: as `map` does.
+
+    Function and items can be pickled, so the calls may be made in other processes.
+    """
 
     def __call__(self, function: Callable[[Item], Made], items: Iterable[Item], /) -> Iterable[Made]: ...
 
@@ -57,10 +71,22 @@ def run(
         StateError: A part or a shard failed.
     """
     if flow.is_in_order:
-        taken = [*each(lambda part: part.take(flow, new_id), parts)]
+        taken = [*each(partial(_take, flow, new_id), parts)]
         return Answers([report for report, _ in taken], [descriptor for _, made in taken for descriptor in made])
-    sent = each(lambda part: [*part.combine(flow, part.chunks(flow, source))], parts)
+    sent = each(partial(_combine, flow, source), parts)
     return merge(flow, chain.from_iterable(sent), held, new_id, each)
+
+
+def _take(flow: FlowPlan, new_id: NewId, part: Part) -> tuple[Report, list[Descriptor]]:
+    return part.take(flow, new_id)
+
+
+def _combine(flow: FlowPlan, source: TimeReplayableSource | None, part: Part) -> list[Blob | Report]:
+    return [*part.combine(flow, part.chunks(flow, source))]
+
+
+def _merge(flow: FlowPlan, new_id: NewId, of: OfShard) -> tuple[list[Descriptor], Mapping[str, Sequence[Run]]]:
+    return merge_shard(flow, of.shard, of.blobs, of.held, new_id)
 
 
 def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
@@ -86,10 +112,8 @@ def merge(flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: New
         else:
             blobs[message.shard].append(message)
 
-    def merged(shard: int) -> tuple[list[Descriptor], Mapping[str, Sequence[Run]]]:
-        return merge_shard(flow, shard, blobs[shard], held.get((flow.id, shard), {}), new_id)
-
-    for shard, (descriptors, runs) in enumerate(each(merged, range(flow.first.shards))):
+    work = [OfShard(shard, of_shard, held.get((flow.id, shard), {})) for shard, of_shard in enumerate(blobs)]
+    for shard, (descriptors, runs) in enumerate(each(partial(_merge, flow, new_id), work)):
         held[flow.id, shard] = runs
         made += descriptors
     return Answers(reports, made)

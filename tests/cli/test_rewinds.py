@@ -125,7 +125,7 @@ def test_show_tells_the_timeline_and_which_sink_has_yet_to_go_back(
 DIES = """
 import atexit, os, signal, sys, threading
 from persistent_state.cli import commands
-from persistent_state.engine.run import rewinds
+from persistent_state.run import rewinds
 from tests.test_rewinds import Hung, application, played
 
 commands.EXIT_SECONDS = 20
@@ -276,7 +276,7 @@ def test_a_wrong_use_says_the_right_one(arguments: list[str], capsys: pytest.Cap
 
 SLOW = """
 import threading
-from persistent_state.engine.run import rewinds
+from persistent_state.run import rewinds
 from tests.test_rewinds import Hung, application, played
 
 rewinds.SINK_SECONDS = 0.1

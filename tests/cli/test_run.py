@@ -27,8 +27,8 @@ from persistent_state.cli import run as command
 from persistent_state.cli import spark_session, stop_signals
 from persistent_state.cli.commands import main
 from persistent_state.cli.json_lines import LOGGER, PROGRESS
-from persistent_state.engine.run.running import asked_to_stop, hand_on
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.run.running import asked_to_stop, hand_on
 from tests.processes import start_guarded
 from tests.waiting import PATIENCE, until
 

@@ -19,10 +19,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from persistent_state import InvalidInputError, KafkaConnectorSource, KafkaSink, KafkaSource, StoreUnavailableError
 from persistent_state.engine.read import kafka_connector
-from persistent_state.engine.run.start_checks import copied
 from persistent_state.kafka import client, consumer, read_back, source
 from persistent_state.kafka.client import Moves, TokenFunction
 from persistent_state.kafka.consumer import OffsetRange
+from persistent_state.run.start_checks import copied
 from tests.kafka.test_subscription import World, arrange, message
 from tests.sentences import problem
 from tests.waiting import PATIENCE

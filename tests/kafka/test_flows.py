@@ -10,10 +10,10 @@ import pytest
 
 from examples.broker import Broker
 from persistent_state import KafkaSource
-from persistent_state.engine.run.feeds import FedTask, feeds_of
 from persistent_state.kafka import Json, topics
 from persistent_state.outputs import outputs_of
 from persistent_state.protocol import flows
+from persistent_state.run.feeds import FedTask, feeds_of
 from persistent_state.store.entry import Entry
 from tests import core
 from tests.kafka.test_subscription import Total

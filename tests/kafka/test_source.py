@@ -37,9 +37,9 @@ from persistent_state.sources import Chunk
 from persistent_state.store.entry import Entry
 from tests import core
 from tests.engine.read.test_arrow_source import Query
-from tests.engine.run.test_passed import Told, World
 from tests.kafka.security import GUEST, allow, client_options
 from tests.kafka.topics import deleted_before, grow, made_anew, new_topic, produce, producer
+from tests.run.test_passed import Told, World
 from tests.waiting import PATIENCE
 
 SCHEMA = pa.schema([("n", pa.int64())])

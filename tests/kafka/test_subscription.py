@@ -37,14 +37,14 @@ from persistent_state import (
     StoreUnavailableError,
 )
 from persistent_state.batch.advance import advance
-from persistent_state.engine.run import running
-from persistent_state.engine.run.feeds import Feed, pending
-from persistent_state.engine.run.progress import progress_of
 from persistent_state.inputs import Inputs
 from persistent_state.kafka import Json, subscription, topics
 from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.kafka.subscription import merge_journals
 from persistent_state.protocol import commits
+from persistent_state.run import running
+from persistent_state.run.feeds import Feed, pending
+from persistent_state.run.progress import progress_of
 from persistent_state.sources.base import Reach
 from persistent_state.store.log import Log as Journal
 from tests import core

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from examples.broker import free_ports
-from persistent_state.engine.run.monitor import Monitor
 from persistent_state.metrics.of_run import Work
+from persistent_state.run.monitor import Monitor
 from tests import core
 from tests.processes import start_guarded
 from tests.two_tasks import TwoTasks

@@ -15,13 +15,13 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from persistent_state.engine.run.monitor import Monitor
 from persistent_state.metrics import measures
 from persistent_state.metrics.measures import BUCKETS, Measure, Sample
 from persistent_state.metrics.of_run import Work
 from persistent_state.metrics.of_store import of_application
 from persistent_state.metrics.telemetry import Telemetry, telemetry
-from tests.engine.run.test_monitor import Run
+from persistent_state.run.monitor import Monitor
+from tests.run.test_monitor import Run
 from tests.two_tasks import TwoTasks
 from tests.waiting import PATIENCE
 

@@ -14,7 +14,6 @@ import pytest
 from monoids import Sum
 from persistent_state import FencedError, InvalidInputError, NonWindowState, PersistentTask, TumblingWindow, WindowState
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
-from persistent_state.engine.run import running
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.partials.since import Since
@@ -23,6 +22,7 @@ from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.next_entry import amend
 from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, OutputPlan
+from persistent_state.run import running
 from persistent_state.store.entry import Entry, Owed
 from persistent_state.store.log import Log
 from persistent_state.store.output_state import RETIRED

@@ -35,7 +35,7 @@ from tests.soak import soak_or
 from tests.sources.test_files import FILE, SCHEMA, Driver, bad, counted, encode, source, table, values, write
 
 if TYPE_CHECKING:
-    from persistent_state.engine.run.setup import Setup
+    from persistent_state.run.setup import Setup
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 import monoids
 from persistent_state import Application, FileSource, KafkaSource, NonWindowState, PersistentTask
-from persistent_state.engine.run.progress import Progress
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka.decoders import Json
+from persistent_state.run.progress import Progress
 from tests.spark.sessions import new_session
 
 NAME = "backfill"

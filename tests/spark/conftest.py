@@ -68,7 +68,7 @@ def _jvm_lives(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _sinks_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow machine, too, a start goes on without a sink only where a test is about that."""
-    from persistent_state.engine.run import deliveries
+    from persistent_state.run import deliveries
 
     monkeypatch.setattr(deliveries, "OPEN_SECONDS", PATIENCE)
     monkeypatch.setattr(deliveries, "END_SECONDS", PATIENCE)

@@ -32,8 +32,8 @@ from persistent_state import (
     PersistentTask,
     read_state,
 )
-from persistent_state.engine.run.progress import Progress
 from persistent_state.kafka import Json
+from persistent_state.run.progress import Progress
 from tests.spark.sessions import new_session
 
 if TYPE_CHECKING:

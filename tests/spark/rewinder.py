@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from monoids import Sum
 from persistent_state import Application, DeltaSink, FileSource, NonWindowState, ParquetSink, PersistentTask, SqlSink
-from persistent_state.engine.run import rewinds
+from persistent_state.run import rewinds
 from persistent_state.sinks import RecordingSink
 from persistent_state.store.files import LocalFiles
 from tests.spark.sessions import new_session

@@ -23,6 +23,8 @@ from persistent_state import InvalidInputError, read_state
 from persistent_state.batch.messages import DRIVER
 from persistent_state.engine.run.commit import Commit
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run.commit import Committer
+from persistent_state.run.reports import Listener
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
@@ -166,7 +168,8 @@ def test_what_runs_in_foreach_batch_can_be_pickled_and_commits_through_the_store
     log = Log(plan.files, plan.application)
     entry = core.start(log, [plan])
     delivered = str(tmp_path / "delivered")
-    given = Commit(core.alone(plan), entry.epoch, Keeping(), {}, lambda progress: Path(delivered).touch(), {}, {})
+    listener = Listener("no run", lambda progress: Path(delivered).touch())
+    given = Commit(Committer(core.alone(plan), entry.epoch, Keeping(), {}, listener), {}, {})
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "shop": "a", "item": 1, "price": 3}], SCHEMA)
     made = core.answers(log, plan, rows)
     told = {"label": DRIVER, "answer": cloudpickle.dumps((0, [report.to_bytes() for report in made.reports]))}

@@ -41,7 +41,7 @@ from tests.spark import files as stream
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from persistent_state.engine.run.progress import Progress
+    from persistent_state.run.progress import Progress
     from persistent_state.sources.base import TimeReplayableSource
 
 UTC = timezone.utc

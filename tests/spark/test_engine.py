@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from persistent_state.engine.run.progress import Progress
+    from persistent_state.run.progress import Progress
 
 SECOND = 1_000_000
 SCHEMA = pa.schema(

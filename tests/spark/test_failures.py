@@ -21,9 +21,9 @@ import pytest
 
 from persistent_state import StateError, application
 from persistent_state.drive import backoff
-from persistent_state.engine.run import garbage
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run import garbage
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
@@ -38,7 +38,7 @@ from tests.waiting import PATIENCE, until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.run.progress import Progress
+    from persistent_state.run.progress import Progress
 
 pytestmark = pytest.mark.kills
 

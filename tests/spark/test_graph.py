@@ -29,8 +29,8 @@ from persistent_state import (
 )
 from persistent_state.drive import backoff
 from persistent_state.engine import Progress, Running
-from persistent_state.engine.run import steps
 from persistent_state.formatting import read_clock
+from persistent_state.run import steps
 from tests.spark.beside import Story
 from tests.spark.pipeline import (
     SCHEMA,

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persistent_state import Application, FileSource
-from persistent_state.engine.run import lines
+from persistent_state.run import lines
 from tests.words import SCHEMA, Words
 
 if TYPE_CHECKING:

@@ -25,10 +25,11 @@ from persistent_state import (
 )
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import backoff
-from persistent_state.engine.run import deliveries
-from persistent_state.engine.run.deliveries import Deliveries, Delivery
+from persistent_state.engine.run.spark_engine import SparkEngine
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.takeover import take_over
+from persistent_state.run import deliveries
+from persistent_state.run.deliveries import Deliveries, Delivery
 from persistent_state.sinks import Origin, RecordingSink, Sink
 from persistent_state.sinks.sql import CLOCKS
 from persistent_state.store.log import Log
@@ -84,7 +85,7 @@ def plan_of(*sinks: Sink) -> Plan:
 
 def deliveries_of(plan: Plan, *sinks: Sink) -> Deliveries:
     spark: Any = None
-    return Deliveries([Delivery(spark, plan, ValuesAtClock(sink), 0) for sink in sinks])
+    return Deliveries([Delivery(SparkEngine(spark), plan, ValuesAtClock(sink), 0) for sink in sinks])
 
 
 def recorded(plan: Plan) -> dict[str, int]:

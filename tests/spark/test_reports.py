@@ -18,7 +18,7 @@ from tests.words import SCHEMA, Words
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persistent_state.engine.run.running import Running
+    from persistent_state.run.running import Running
 
 SECOND = 1_000_000
 
@@ -135,7 +135,7 @@ def test_a_start_tells_at_once(spark: SparkSession, tmp_path: Path, caplog: pyte
 
 
 def test_a_run_that_is_refused_leaves_nobody_who_listens(spark: SparkSession, tmp_path: Path) -> None:
-    from persistent_state.engine.run import reports
+    from persistent_state.run import reports
 
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"ts": [1_767_225_600], "word": ["a"]}, SCHEMA), tmp_path / "in" / "0.parquet")

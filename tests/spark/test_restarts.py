@@ -50,7 +50,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from persistent_state.engine.run.progress import Progress
+    from persistent_state.run.progress import Progress
 
 SECOND = 1_000_000
 

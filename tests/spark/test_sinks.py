@@ -31,7 +31,7 @@ from tests.spark.files import write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from persistent_state.engine.run.progress import Progress
+    from persistent_state.run.progress import Progress
 
 SECOND = 1_000_000
 START = 1_700_000_010 * SECOND

@@ -46,11 +46,11 @@ import pyarrow as pa
 from persistent_state import Application, FencedError, Message, PersistentState, PersistentTask, application
 from persistent_state.batch.messages import Answers
 from persistent_state.drive import backoff
-from persistent_state.engine.run import garbage
-from persistent_state.engine.run.progress import Progress
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run import garbage
+from persistent_state.run.progress import Progress
 from persistent_state.store.files import Ages, BytesLike, Files, LocalFiles, Names
 from tests.spark import beside, pipeline, stream
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -12,10 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from persistent_state.batch.alignment import aligned_reach
 from persistent_state.batch.messages import DRIVER, Blob, Report
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.drive import turn
+from persistent_state.drive.planner import Planner
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.packed import packed_source
 from persistent_state.engine.spark import failures
@@ -25,24 +23,13 @@ from persistent_state.engine.spark.versions import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from persistent_state.engine.spark.wall_clock import new_id, now_us
 from persistent_state.errors import StateError
-from persistent_state.event_time.inputs import by_input, together
-from persistent_state.inputs import open_source, reach_of
-from persistent_state.protocol import commits, graph
-from persistent_state.protocol.next_entry import newest_own
-from persistent_state.sources.base import Reach, TimeReplayableSource
-from persistent_state.store import lists
-from persistent_state.store.entry import Entry
-from persistent_state.store.flow_state import FlowState
-from persistent_state.store.log import Log
+from persistent_state.run.wall_clock import new_id, now_us
+from persistent_state.sources.base import TimeReplayableSource
 
 T = TypeVar("T")
 _has_frozen_imports = False
 SCHEMA = "label int, blob binary"
-
-HUNG = 60.0
-"""Seconds after which people hear of a transaction that stays open, also where nothing else arrives."""
 
 BATCH_BYTES = 64 << 20
 """Blobs go to Spark as soon as they are this many bytes, while the task makes more."""
@@ -87,9 +74,7 @@ def _batch(blobs: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
 class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader that plans micro-batches in Spark's source process, from the newest log entry, and reads them in workers.
 
-    It reads for a flow. A micro-batch has at most `parts` parts, and serves the driver of this `epoch`. Spark tries a part
-    `attempts` times. With `until` it goes up to these positions. With `to_the_end` it goes up to the end that the source has
-    when Spark first asks, and once it is there nothing is new any more.
+    It reads for a flow, as its `Planner` says. Spark tries a part `attempts` times.
 
     If planning fails, the micro-batch has one part that holds the error: Spark logs pages of text about a raised one.
     """
@@ -106,32 +91,17 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         to_the_end: bool = False,
     ) -> None:
         self.flow = flow
-        self._until = until
         self.source = source
-        self._epoch = epoch
-        self._parts = parts
         self.labels = labels
         self.attempts = attempts
+        self._planner = Planner(flow, source, epoch, parts, until, to_the_end)
         self._error: StateError | None = None
-        self._log = Log(flow.first.files, flow.first.application)
-        self._reach = Reach({})
-        self._listed: dict[str, bool] = {}
-        self._ended: set[str] = set()
-        self._moved: dict[str, int] = {}
-        self._moving: set[str] = set()
-        self._idle_for: dict[str, int] = {}
-        self._hung: set[str] = set()
-        self._opened = False
-        self._to_the_end = to_the_end
         self._is_at_end = False
         self._planned: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        def ends() -> dict[str, int]:
-            return self._known().source.next_positions
-
         if self._planned is None:
-            self._planned = {"ends": self._tried(ends) or {}, "tick": 0}
+            self._planned = self._tried(self._planner.first) or {"ends": {}, "tick": 0}
         return self._planned
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -146,51 +116,22 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = self.initialOffset() if start is None else start
 
         def latest() -> dict[str, Any]:
-            self._open()
-            if self._until is not None:
-                self.source.stay_within(self._until)
-            entry = self._newest()
-            self._reach = aligned_reach(
-                self.flow.first,
-                self.source,
-                commits.flow_by(entry, self.flow).source,
-                before["ends"],
-                everything=isinstance(limit, ReadAllAvailable),
-                is_ending=self._to_the_end,
-                now=now_us(),
-                more={name for name, left in self._reach.lag.items() if left},
-            )
-            step, _ = graph.changed_step(entry, self.flow)
-            tick = max(self._tick(before["ends"]), int(step is not None))
-            return {"ends": dict(self._reach.ends), "tick": before["tick"] + tick}
+            return self._planner.latest(before, now_us, everything=isinstance(limit, ReadAllAvailable))
 
-        if self._is_at_end and not self._is_fenced():
+        if self._is_at_end and not self._planner.is_fenced():
             return before
         newest = self._tried(latest) or {"ends": before["ends"], "tick": before["tick"] + 1}
         # A query that was seen to have nothing to read must not begin another micro-batch while it is being stopped.
-        self._is_at_end = self._to_the_end and newest == before
+        self._is_at_end = self._planner.to_the_end and newest == before
         return newest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._planned = end
-        return self._tried(lambda: self._partitions(start)) or [InputPartition(self._error)]
 
-    def _partitions(self, start: dict[str, Any]) -> Sequence[InputPartition]:
-        entry, self._reach = turn.begin(self._log, self._epoch, self.flow, self._reach, now_us(), new_id)
-        now = now_us()
-        # A channel can become idle only after its source was first asked for rows.
-        self._moved |= dict.fromkeys(self._moving, now)
-        parts = turn.micro_batch(
-            entry,
-            self.flow,
-            self.source,
-            start["ends"],
-            self._reach,
-            now=now,
-            most=self._parts,
-            silent_for=self._idle_for,
-        )
-        return list(map(InputPartition, parts))
+        def parts() -> list[InputPartition]:
+            return list(map(InputPartition, self._planner.parts(start, now_us, new_id)))
+
+        return self._tried(parts) or [InputPartition(self._error)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         attempts = 1 if isinstance(partition.value, StateError) else self.attempts
@@ -210,58 +151,6 @@ class ArrowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except StateError as error:
                 self._error = error
         return None
-
-    def _is_fenced(self) -> bool:
-        # A query that is being stopped does not fail for a store that does not answer now.
-        with suppress(StateError):
-            newest = self._log.newest()
-            return newest is not None and newest.epoch > self._epoch
-        return False
-
-    def _newest(self) -> Entry:
-        # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing to
-        # read would ask its source for ever after a newer driver has started.
-        return newest_own(self._log, self._epoch)
-
-    def _known(self) -> FlowState:
-        return commits.flow_by(self._newest(), self.flow)
-
-    def _open(self) -> None:
-        if not self._opened:
-            flow = self._known()
-            known = flow.source
-            open_source(self.source, lists.read_journals(self._log.files, flow), known.known_positions)
-            self._listed = dict.fromkeys(known.channels, False)
-            if self._to_the_end:
-                self.source.freeze()
-            self._opened = True
-
-    def _tick(self, start: dict[str, int]) -> int:
-        """Return 1 if a micro-batch is due although nothing arrived.
-
-        The channels changed, those of an input became idle, or people are to hear of a transaction that stays open.
-        """
-        reached = {name: reach_of(self._reach, name) for name in self.flow.first.source_inputs}
-        settings, now = self.flow.first.settings, now_us()
-        lists = {name: reach.channels for name, reach in reached.items() if reach.channels is not None}
-        listed = together(lists) if lists else self._listed
-        ended = {name for name, reach in reached.items() if reach.is_last}
-        changed = listed != self._listed or ended != self._ended
-        self._listed, self._ended = listed, ended
-        starts, was_idle, self._moving = by_input(start, reached), {*self._idle_for}, set()
-        for name, reach in reached.items():
-            idle_after = settings.of(name).idle_after
-            if changed or dict(reach.ends) != starts[name] or name not in self._moved:
-                self._moving.add(name)
-                self._moved[name] = now
-                self._idle_for.pop(name, None)
-            elif reach.is_last is None and idle_after is not None and idle_after <= now - self._moved[name]:
-                self._idle_for[name] = idle_after
-        pending, was_hung = self._reach.pending.items(), self._hung
-        self._hung = {name for name, seconds in pending if self._to_the_end or seconds >= HUNG}
-        is_news = changed or bool({*self._idle_for} - was_idle) or bool(self._hung - was_hung)
-        has_moved = dict(self._reach.ends) != start
-        return int(not has_moved and is_news)
 
 
 def freeze_imports() -> None:

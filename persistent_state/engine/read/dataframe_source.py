@@ -25,11 +25,11 @@ from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load
 from persistent_state.engine.read.idle_source import IdleReader
 from persistent_state.engine.spark.versions import arrow_types, spark_types
-from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.positions import NO_POSITION
 from persistent_state.protocol import commits
+from persistent_state.run.wall_clock import now_us
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource, Opener
 from persistent_state.sources.formats import one_batch

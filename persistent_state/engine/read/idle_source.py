@@ -15,9 +15,9 @@ from persistent_state.batch.messages import Basis
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import blob_batches
-from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.protocol import commits
+from persistent_state.run.wall_clock import now_us
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 

@@ -19,14 +19,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from persistent_state.drive.worker import LogWorker
-from persistent_state.engine.run.commit import committing
-from persistent_state.engine.run.progress import Progress, hand_on
-from persistent_state.engine.run.reports import Listener
 from persistent_state.engine.spark import connect
 from persistent_state.errors import FencedError, StateError
 from persistent_state.metrics.of_run import Work
 from persistent_state.protocol.deliver import Delivered
 from persistent_state.protocol.next_entry import newest_own
+from persistent_state.run.commit import committing
+from persistent_state.run.progress import Progress, hand_on
+from persistent_state.run.reports import Listener
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 

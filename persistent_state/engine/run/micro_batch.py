@@ -22,8 +22,8 @@ from persistent_state.engine.run.frames import NO_SINK
 from persistent_state.engine.spark import failures
 from persistent_state.engine.spark.schemas import types_of
 from persistent_state.engine.spark.versions import spark_types
-from persistent_state.engine.spark.wall_clock import new_id
 from persistent_state.errors import StateError
+from persistent_state.run.wall_clock import new_id
 from persistent_state.store.codec import run_from_json, run_to_json
 from persistent_state.store.named_files import Run, Stored
 

@@ -17,10 +17,7 @@ from persistent_state.drive.backoff import Patience
 from persistent_state.engine.read import arrow_source, column_source, dataframe_source, kafka_connector
 from persistent_state.engine.run import micro_batch
 from persistent_state.engine.run.commit import Commit
-from persistent_state.engine.run.feeds import Feed, flows_of, stays_within
 from persistent_state.engine.run.followed import Follower, Note
-from persistent_state.engine.run.reports import Listener
-from persistent_state.engine.run.setup import Setup
 from persistent_state.engine.run.watch import Watch
 from persistent_state.engine.spark import connect, failures
 from persistent_state.engine.spark.connect import RemoteQuery
@@ -31,7 +28,10 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.partials.shuffle import numbers_of_partitions
-from persistent_state.protocol import commits, flows, restore
+from persistent_state.protocol import commits
+from persistent_state.run.feeds import Feed, flows_of, meetings
+from persistent_state.run.reports import Listener
+from persistent_state.run.setup import Setup
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
@@ -93,16 +93,22 @@ class Queries:
     `AT_ONCE` of them start at a time, or only one once the machine was too slow. `start_more` starts those that wait for that.
     A query whose Python process the machine was too slow for can start again alone, by `start_again`.
 
-    `on_commit` is called after a commit that another process has made. Those of this process are heard by the run's reports.
+    It keeps Spark's own checkpoints in `scratch`. `on_commit` is called after a commit that another process has made. The run's
+    reports hear of those of this process.
     `patience` is how long a machine may be too slow, over all starts of a run.
     """
 
     def __init__(
-        self, setup: Setup, on_commit: Callable[[], None] = lambda: None, patience: Patience | None = None
+        self,
+        spark: SparkSession,
+        setup: Setup,
+        scratch: Scratch,
+        on_commit: Callable[[], None] = lambda: None,
+        patience: Patience | None = None,
     ) -> None:
         self.by_flow: dict[str, StreamingQuery | RemoteQuery] = {}
         self._patience = patience or Patience()
-        self._setup = setup
+        self._spark, self._setup, self._scratch = spark, setup, scratch
         self._start_of: dict[str, Callable[[], None]] = {}
         self._waiting: list[str] = []
         self._starting: set[str] = set()
@@ -113,40 +119,34 @@ class Queries:
         self._session: SparkSession | None = None
         self._listener = Listener(setup.writer, setup.on_progress)
         self._follower: Follower | None = None
-        if setup.is_remote:
+        if connect.is_connect(spark):
             log = Log(setup.files, setup.application)
-            self._follower = Follower(log, setup.spark, self._listener, on_commit)
+            self._follower = Follower(log, spark, self._listener, on_commit)
         self._watch = Watch()
         self._commits = self._follower or self._watch
         self._endless: set[str] = set()
         self._at_end: set[str] = set()
 
-    def start(self, entry: Entry, scratch: Scratch) -> None:
+    def start(self, entry: Entry) -> None:
         """Start the first queries of those of the flows, from where the entry says.
 
         If a query does not start, the queries before it run, so call `stop`.
         """
-        session = self._session = own_session(self._setup.spark)
+        session = self._session = own_session(self._spark)
         for feed in self._setup.feeds:
             for id in flows_of(feed, entry) if not feed.plan.is_derived else ():
-                self._start_of[id] = partial(self._start, session, feed, entry, id, scratch)
+                self._start_of[id] = partial(self._start, session, feed, entry, id)
         self._start_first(entry)
 
-    def start_to_meet(self, entry: Entry, scratch: Scratch) -> bool:
+    def start_to_meet(self, entry: Entry) -> bool:
         """Start a query for each flow that need only read on to be where another of its source is; it ends there.
 
         Returns:
             True if there is any such flow.
         """
-        setup = self._setup
-        # A second start would take back more of what a task under another delivery has committed.
-        if any(restore.keeps_all(plan) for plan in setup.plans):
-            return False
-        session = self._session = own_session(setup.spark)
-        for feed in setup.feeds:
-            if stays_within(feed.source):
-                for id, ends in flows.meeting_positions(entry, flows_of(feed, entry)).items():
-                    self._start_of[id] = partial(self._start, session, feed, entry, id, scratch, ends)
+        for feed, id, ends in meetings(self._setup.feeds, entry):
+            self._session = self._session or own_session(self._spark)
+            self._start_of[id] = partial(self._start, self._session, feed, entry, id, ends)
         self._start_first(entry)
         return bool(self._start_of)
 
@@ -214,25 +214,19 @@ class Queries:
         feed: Feed,
         entry: Entry,
         id: str,
-        scratch: Scratch,
         until: Mapping[str, int] | None = None,
     ) -> None:
         setup, flow = self._setup, feed.plan.of(entry.tasks_of(id))
-        labels, attempts = numbers_of_partitions(setup.shards), failures.attempts(setup.spark)
+        labels, attempts = numbers_of_partitions(setup.shards), failures.attempts(self._spark)
         to_the_end = setup.to_the_end or until is not None
-        blobs = _blobs(setup, session, flow, feed.source, entry, labels, attempts, until, to_the_end)
+        blobs = _blobs(self._spark, setup, session, flow, feed.source, entry, labels, attempts, until, to_the_end)
         # Where commits are made, if not here, there is no run that could hear of them.
         note = None if self._follower is None else Note(setup.files, setup.application)
         commit = Commit(
-            flow,
-            entry.epoch,
-            setup.keeping,
-            {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
-            note or self._listener,
+            setup.committer(flow, entry.epoch, note or self._listener),
+            setup.running_of(flow),
             for_sinks(blobs.sparkSession),
-            setup.settings,
             note or self._watch,
-            on_work=(note or self._listener).measure,
         )
         rows = micro_batch.control_rows(blobs, flow, labels, attempts)
         writer = (
@@ -240,7 +234,7 @@ class Queries:
             .foreachBatch(commit)
             .queryName(f"{setup.application} {flow.id} {entry.epoch}")
         )
-        if (folder := scratch.folder(entry.epoch)) is not None:
+        if (folder := self._scratch.folder(entry.epoch)) is not None:
             # A checkpoint of its own for each try: an earlier one may have begun to plan a micro-batch.
             writer = writer.option("checkpointLocation", f"{folder}/{flow.id}-{self._tries[flow.id]}")
         if to_the_end and not flow.first.by_spark and not ends_at_the_end(session):
@@ -248,13 +242,13 @@ class Queries:
         elif to_the_end:
             writer = writer.trigger(availableNow=True)
         elif setup.trigger is not None:
-            writer = writer.trigger(processingTime=setup.trigger)
+            writer = writer.trigger(processingTime=f"{setup.trigger / 1e6:f} seconds")
         rows_cross_spark = flow.first.by_spark or bool(dataframe_source.with_column(flow))
         are_rows_small = rows_cross_spark and dataframe_source.are_small(flow)
-        wanted = for_queries(blobs.sparkSession, setup.shards, scratch.is_local, are_rows_small)
+        wanted = for_queries(blobs.sparkSession, setup.shards, self._scratch.is_local, are_rows_small)
         with settings(blobs.sparkSession, wanted):
             query = writer.start()
-        self.by_flow[flow.id] = query if self._follower is None else RemoteQuery(query, (session, setup.spark))
+        self.by_flow[flow.id] = query if self._follower is None else RemoteQuery(query, (session, self._spark))
 
     @property
     def active_flows(self) -> set[str]:
@@ -344,6 +338,7 @@ def _is_idle(query: StreamingQuery | RemoteQuery) -> bool:
 
 
 def _blobs(
+    spark: SparkSession,
     setup: Setup,
     session: SparkSession,
     flow: FlowPlan,
@@ -363,7 +358,7 @@ def _blobs(
         clock = min(entry.clock, known.progress.clock)
         # Under at-least-once delivery a replay brings what is below the flow's own clock, and only some tasks fold it.
         restored = (clock if flow.first.takes_late else known.progress.clock) if known.source.positions else BEGINNING
-        rows = dataframe_source.opened(setup.spark, source, clock)
+        rows = dataframe_source.opened(spark, source, clock)
         place = entry.epoch, restored, labels, attempts
         return dataframe_source.blobs_of_dataframe(rows, flow, source, *place, lines, to_the_end)
     assert isinstance(source, TimeReplayableSource), source

@@ -16,19 +16,8 @@ from pyspark.taskcontext import TaskContext
 
 from persistent_state import errors
 from persistent_state.engine.spark import connect
-from persistent_state.errors import (
-    DamagedError,
-    FencedError,
-    InvalidInputError,
-    StateError,
-    TaskFailedError,
-    naming_cells,
-    places,
-    raised,
-)
-
-NOT_RETRIED = (FencedError, InvalidInputError, TaskFailedError, DamagedError)
-"""The errors that another try would meet again."""
+from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, naming_cells
+from persistent_state.run.failures import NOT_RETRIED, TooSlowError, of_engine
 
 OF_SPARK: tuple[type[Exception], ...] = (PySparkException,)
 """The classes of Spark's errors."""
@@ -64,10 +53,6 @@ _OF_A_VALUE = r"22(?!000|KD)"
 
 The pattern leaves out the states that concern a whole source, such as lost records of Kafka.
 """
-
-
-class TooSlowError(StateError):
-    """The machine was too slow for a Python process of Spark's. Try again later; users catch it as a StateError."""
 
 
 def is_too_slow(error: Exception) -> bool:
@@ -142,17 +127,8 @@ def naming_spark(of: str) -> Iterator[None]:
         raise own from (error if type(own) is StateError else None)
 
 
-@contextmanager
-def naming(what: str, kind: type[StateError]) -> Iterator[None]:
-    """Raise an error of user code in this block as an error of `kind` that names `what` raised it, and where."""
-    try:
-        yield
-    except StateError:
-        raise
-    except OF_SPARK as error:
-        raise as_own_error(error, f"{what}{places(error)}") from error
-    except Exception as error:
-        raise kind(f"{what} raised {raised(error)}; fix it.") from error
+for _kind in OF_SPARK:
+    of_engine.register(_kind)(as_own_error)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from persistent_state import Message, NonWindowState, PersistentState, Persisten
 from persistent_state.batch.messages import DRIVER, Answers, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
+from persistent_state.drive.planner import HUNG
 from persistent_state.engine.read import arrow_source, idle_source
 from persistent_state.engine.read.arrow_source import ArrowReader
 from persistent_state.engine.read.idle_source import IdleReader
@@ -407,7 +408,7 @@ def test_people_hear_of_a_transaction_that_stays_open_though_nothing_else_comes(
     assert query.poll()
     source.write("b", 110, is_open=True)
     assert query.poll() is None
-    source.seconds = arrow_source.HUNG
+    source.seconds = HUNG
     assert query.poll(), "a micro-batch without rows, of which there is a progress"
     assert query.poll() is None
     source.end("b", commits=True)

@@ -10,10 +10,10 @@ import pytest
 from persistent_state.drive import backoff
 from persistent_state.drive.backoff import Patience
 from persistent_state.engine.run import queries
-from persistent_state.engine.run.feeds import FedTask
 from persistent_state.engine.run.queries import AT_ONCE, Queries
+from persistent_state.run.feeds import FedTask
 from tests import core
-from tests.engine.run.test_start_checks import setup_of
+from tests.run.test_start_checks import setup_of
 from tests.words import SCHEMA, Words
 
 SLOW = RuntimeError("Python worker failed to connect back.")
@@ -48,7 +48,7 @@ class Flows:
         self.now = 100.0
         self.patience = Patience(lambda: self.now)
         setup = setup_of(FedTask(core.plan_of(Words(), SCHEMA), source, source))
-        self.queries = Queries(setup, patience=self.patience)
+        self.queries = Queries(source, setup, source, patience=self.patience)
         self.begun: list[str] = []
         self.of_call: Exception | None = None
         for each in range(number):

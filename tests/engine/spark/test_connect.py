@@ -28,12 +28,10 @@ from persistent_state import (
     TaskFailedError,
     engine,
 )
-from persistent_state.engine.run import queries, running
-from persistent_state.engine.run.feeds import FedTask
+from persistent_state.engine.run import queries
 from persistent_state.engine.run.followed import Follower, Note, from_bytes, note_path, to_bytes
-from persistent_state.engine.run.progress import Progress
 from persistent_state.engine.run.queries import Queries
-from persistent_state.engine.run.reports import Listener
+from persistent_state.engine.run.spark_engine import SparkEngine
 from persistent_state.engine.spark import connect
 from persistent_state.engine.spark.connect import ASK_SECONDS, RemoteQuery
 from persistent_state.engine.spark.failures import naming_a_lost_jvm
@@ -41,10 +39,14 @@ from persistent_state.engine.spark.versions import NOTHING_TO_READ
 from persistent_state.metrics.of_run import Work
 from persistent_state.outputs import Outputs
 from persistent_state.protocol.deliver import Delivered
+from persistent_state.run import running
+from persistent_state.run.feeds import FedTask
+from persistent_state.run.progress import Progress
+from persistent_state.run.reports import Listener
 from persistent_state.store.files import LocalFiles
 from persistent_state.store.log import Log
 from tests import core
-from tests.engine.run.test_start_checks import setup_of
+from tests.run.test_start_checks import setup_of
 from tests.words import SCHEMA, Words
 
 
@@ -201,7 +203,7 @@ class TestServer:
         (tmp_path / "words").mkdir()
         part = FedTask(plan, FileSource(tmp_path / "words", timestamp="ts", schema=SCHEMA), Outputs((), ()))
         with pytest.raises(InvalidInputError, match="install 4.1 or newer" if old == "client" else "use one of 4.1"):
-            running.start(replace(setup_of(part), session=spark), (), ())
+            running.start(replace(setup_of(part), runs_on=SparkEngine(spark)), (), ())
         assert core.newest(log).epoch == 1
 
     def test_an_error_of_another_kind_is_none_of_what_is_installed(self) -> None:
@@ -335,7 +337,7 @@ class TestEndOfQueries:
     @pytest.fixture
     def queries(self) -> Queries:
         source: Any = None
-        found = Queries(setup_of(FedTask(core.plan_of(Words(), SCHEMA), source, source)))
+        found = Queries(source, setup_of(FedTask(core.plan_of(Words(), SCHEMA), source, source)), source)
         a: Any = FakeQuery()
         b: Any = FakeQuery()
         found.by_flow = {"a": a, "b": b}

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from persistent_state.drive.worker import LogWorker
-from persistent_state.engine.run.feeds import Feed, copied, flows_of
-from persistent_state.engine.run.setup import Setup
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import AnySource, sources_of
+from persistent_state.run.feeds import Feed, copied, flows_of
+from persistent_state.run.setup import Setup
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log

@@ -7,23 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
-import pyarrow as pa
-import pyspark
 
 from persistent_state.batch.plan import Plan
-from persistent_state.engine.read import dataframe_source
-from persistent_state.engine.run import micro_batch
-from persistent_state.engine.run.feeds import Feed
-from persistent_state.engine.run.setup import Setup
-from persistent_state.engine.spark import connect
-from persistent_state.engine.spark.session import check_scratch, check_store
-from persistent_state.engine.spark.versions import check_pyarrow, state_serializer
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import open_source
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.protocol import refusals, restore
 from persistent_state.protocol.fates import NEW, REBUILT, RESET, Fates, groups_that_continue
+from persistent_state.run.feeds import Feed
+from persistent_state.run.setup import Setup
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TaskSource
@@ -32,20 +25,6 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.runs import named_by_newest
 from persistent_state.task import PersistentTask
-
-
-def check_machines(setup: Setup) -> None:
-    """Refuse a store or scratch space that Spark's workers can't reach, and packages that can't run what they are sent.
-
-    Raises:
-        InvalidInputError: The workers can't reach one of them, packages don't go together, or a server lacks something.
-    """
-    if not setup.is_remote:
-        check_pyarrow(pyspark.__version__, pa.__version__, state_serializer)
-    check_store(setup.spark, setup.files)
-    check_scratch(setup.spark, setup.scratch)
-    if setup.is_remote:
-        connect.check_server(setup.spark, setup.files)
 
 
 def check_start(setup: Setup, newest: Entry | None, table: Fates) -> None:
@@ -58,10 +37,7 @@ def check_start(setup: Setup, newest: Entry | None, table: Fates) -> None:
     refusals.check(table, newest, setup.plans)
     for part in setup.parts:
         check_task(part.plan.task)
-        if part.plan.emits:
-            micro_batch.check_values(part.plan)
-        for output in part.outputs.running if setup.is_remote else ():
-            _check_pickles(f"task={part.plan.named}: the function of {output!r}", output.function)
+        setup.engine.check_task(part)
     for feed in setup.feeds:
         check_feed(setup, feed, newest, table)
 
@@ -96,7 +72,7 @@ def check_feed(setup: Setup, feed: Feed, newest: Entry | None, table: Fates) -> 
     if isinstance(source, DataFrameSource):
         # It was opened from the beginning before. A function may make no DataFrame to replay from a clock.
         for begin in {*begins, *(min(clock, group.flow.progress.clock) for group in groups)} if newest else ():
-            dataframe_source.opened(setup.spark, source, begin)
+            setup.engine.check_opens(source, begin)
         return []
     check_source(flow.title, source)
     if begins:
@@ -124,45 +100,50 @@ def _continued(
 
 
 def copied(source: TimeReplayableSource | KafkaConnectorSource) -> TimeReplayableSource:
-    """Return a copy, because Spark opens the source itself, and a source is opened once.
+    """Return a copy, because the engine opens the source itself, and a source is opened once.
 
     Raises:
         InvalidInputError: The source can't be pickled.
     """
-    _check_pickles(f"the source {source!r}", source)
+    check_pickles(f"the source {source!r}", source)
     copy: TimeReplayableSource = cloudpickle.loads(cloudpickle.dumps(source))
     return copy
 
 
 def check_task(task: PersistentTask) -> None:
-    """Refuse a task that Spark can't send to its workers.
+    """Refuse a task that can't be sent to workers.
 
     Raises:
         InvalidInputError: The task can't be pickled; the message names the attribute at fault.
     """
-    _check_pickles(f"task={task.task_name}", task)
+    check_pickles(f"task={task.task_name}", task)
 
 
 def check_source(title: str, source: TimeReplayableSource | KafkaConnectorSource) -> None:
-    """Refuse a source that Spark can't send to its workers.
+    """Refuse a source that can't be sent to workers.
 
     Raises:
         InvalidInputError: The source can't be pickled; the message names the attribute at fault.
     """
-    _check_pickles(f"{title}: the source {source!r}", source)
+    check_pickles(f"{title}: the source {source!r}", source)
 
 
-def _check_pickles(what: str, given: object) -> None:
+def check_pickles(what: str, given: object) -> None:
+    """Refuse what can't be sent to another process; `what` names it.
+
+    Raises:
+        InvalidInputError: It can't be pickled; the message names the attribute at fault.
+    """
     problem = _problem(given)
     if problem is None:
         return
     for name, value in _attributes(given):
         if (own := _problem(value)) is not None:
             raise InvalidInputError(
-                f"{what} can't be sent to Spark's workers for its attribute {name!r}, a {type(value).__name__}: {own}. Make "
+                f"{what} can't be sent to workers for its attribute {name!r}, a {type(value).__name__}: {own}. Make "
                 "the attribute where it is used, or leave it out by __getstate__."
             )
-    raise InvalidInputError(f"{what} can't be sent to Spark's workers: {problem}. Make what it uses where it is used.")
+    raise InvalidInputError(f"{what} can't be sent to workers: {problem}. Make what it uses where it is used.")
 
 
 def _attributes(given: object) -> Iterator[tuple[str, Any]]:

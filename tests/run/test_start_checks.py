@@ -13,14 +13,15 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import FileSource, InvalidInputError, StateError, TaskFailedError
-from persistent_state.engine.run import garbage
-from persistent_state.engine.run.feeds import FedTask
-from persistent_state.engine.run.setup import Setup
-from persistent_state.engine.run.start_checks import check_start
+from persistent_state.engine.run.spark_engine import SparkEngine
 from persistent_state.engine.spark.failures import as_own_error
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.fates import Words, decide
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run import garbage
+from persistent_state.run.feeds import FedTask
+from persistent_state.run.setup import Setup
+from persistent_state.run.start_checks import check_start
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
@@ -38,7 +39,7 @@ def setup_of(some: FedTask) -> Setup:
     """The set-up of an application with one task. Nobody asks anything of its session."""
     session: Any = object()
     return Setup(
-        session=session,
+        runs_on=SparkEngine(session),
         application=some.plan.application,
         files=some.plan.files,
         parts=[some],
@@ -141,7 +142,7 @@ def test_only_what_spark_can_not_work_out_of_a_value_is_a_failure_of_the_task(te
 def test_a_first_signal_asks_to_stop_and_a_second_does_what_it_always_does(number: signal.Signals) -> None:
     program = f"""
 import os
-from persistent_state.engine.run.running import asked_to_stop
+from persistent_state.run.running import asked_to_stop
 with asked_to_stop() as asked:
     assert not asked.is_set()
     os.kill(os.getpid(), {int(number)})
@@ -157,7 +158,7 @@ with asked_to_stop() as asked:
 def test_a_signal_that_the_program_ignores_stays_ignored() -> None:
     program = """
 import os, signal
-from persistent_state.engine.run.running import asked_to_stop
+from persistent_state.run.running import asked_to_stop
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 with asked_to_stop() as asked:
     os.kill(os.getpid(), signal.SIGINT)
@@ -173,7 +174,7 @@ STARTED = """
 import os, signal, sys
 from types import SimpleNamespace
 from persistent_state import StateError
-from persistent_state.engine.run import running
+from persistent_state.run import running
 
 def start(*_):
     with running.asked_to_stop() as asked:

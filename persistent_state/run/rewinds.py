@@ -1,4 +1,4 @@
-"""Plan a rewind of an application with its sources and sinks, and make it. No Spark session is needed, but for DataFrames."""
+"""Plan a rewind of an application with its sources and sinks, and make it. No engine is needed, but for DataFrames."""
 
 from __future__ import annotations
 
@@ -15,15 +15,9 @@ from typing import TypeAlias
 from weakref import WeakSet
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
 from persistent_state.drive.places import Place
-from persistent_state.engine.run import queries
-from persistent_state.engine.run.feeds import FedTask, Feed
-from persistent_state.engine.run.setup import Setup
-from persistent_state.engine.run.start_checks import Continued, check_feed, copied
-from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreRefusedError
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
@@ -36,6 +30,10 @@ from persistent_state.protocol.fates import REBUILT, Fates, Words, decide
 from persistent_state.protocol.naming import clock_named
 from persistent_state.protocol.rewind import Choice, Choose
 from persistent_state.protocol.rewind_plan import AGAIN, NONE, REFUSE, RETRACT, OutputPlan, ReadAgain, RewindPlan
+from persistent_state.run.feeds import FedTask, Feed
+from persistent_state.run.setup import Engine, Setup
+from persistent_state.run.start_checks import Continued, check_feed, copied
+from persistent_state.run.wall_clock import now_us
 from persistent_state.sinks.base import RecordingSink
 from persistent_state.sinks.function import Function
 from persistent_state.sources.base import TimeReplayableSource
@@ -65,27 +63,26 @@ ByOutput: TypeAlias = "Mapping[tuple[str, str], tuple[Plan, ValuesAtClock]]"
 """Each output with its task's plan, by the names of both."""
 
 
-def session() -> SparkSession | None:
-    """Return the session that there is. It is asked for nothing but DataFrames."""
-    return SparkSession.getActiveSession()
+def is_planned_by_spark(source: AnySource) -> bool:
+    """Return whether only Spark knows the columns of a source."""
+    return isinstance(source, (DataFrameSource, KafkaConnectorSource))
 
 
 def columns_of(
-    task: PersistentTask, source: AnySource
+    engine: Engine | None, task: PersistentTask, source: AnySource
 ) -> tuple[TimeReplayableSource | DataFrameSource, pa.Schema, pa.DataType | None]:
-    """Return what `queries.columns_of` returns, without the type of an update. Only a DataFrame needs a session.
+    """Return what `Engine.columns_of` returns, without the type of an update. Only a DataFrame needs an engine.
 
     Raises:
-        InvalidInputError: The source is a DataFrame, and there is no session.
+        InvalidInputError: The source is a DataFrame, and there is no engine.
     """
-    if isinstance(source, TimeReplayableSource) and not isinstance(source, KafkaConnectorSource):
+    if isinstance(source, TimeReplayableSource) and not is_planned_by_spark(source):
         return source, source.schema, None
-    spark = session()
-    if spark is None:
+    if engine is None:
         raise InvalidInputError(
             f"task={task.task_name}: Spark plans its source and knows its columns; make a SparkSession first."
         )
-    return queries.columns_of(spark, task, source)
+    return engine.columns_of(task, source)
 
 
 def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:

@@ -17,23 +17,23 @@ import pytest
 from persistent_state import StateError
 from persistent_state.drive import backoff
 from persistent_state.engine import Running
-from persistent_state.engine.run import supervisor
-from persistent_state.engine.run.deliveries import Deliveries
-from persistent_state.engine.run.feeds import FedTask
-from persistent_state.engine.run.garbage import GarbageCollection
+from persistent_state.engine.run import spark_engine
 from persistent_state.engine.run.queries import Queries
-from persistent_state.engine.run.reports import Listener
-from persistent_state.engine.run.setup import Setup
-from persistent_state.engine.run.supervisor import Supervisor
 from persistent_state.engine.spark import connect
 from persistent_state.engine.spark.failures import TooSlowError
 from persistent_state.errors import DamagedError, FencedError, InvalidInputError, StoreUnavailableError, TaskFailedError
 from persistent_state.event_time.clocks import END
+from persistent_state.run import supervisor
+from persistent_state.run.deliveries import Deliveries
+from persistent_state.run.feeds import FedTask
+from persistent_state.run.garbage import GarbageCollection
+from persistent_state.run.reports import Listener
+from persistent_state.run.supervisor import Supervisor
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from tests import core
-from tests.engine.run.test_lines import PROGRESS
-from tests.engine.run.test_start_checks import setup_of
+from tests.run.test_lines import PROGRESS
+from tests.run.test_start_checks import setup_of
 from tests.waiting import PATIENCE, until
 from tests.words import SCHEMA, Words
 
@@ -82,7 +82,7 @@ class FakeQueries:
 
     script: Script
 
-    def __init__(self, setup: Setup, *_: Any, **_named: Any) -> None:
+    def __init__(self, *_: Any) -> None:
         self.active_flows: set[str] = set()
         self.failed_commit: tuple[str, Exception] | None = None
         self.failed_query: tuple[str, Exception] | None = None
@@ -90,7 +90,7 @@ class FakeQueries:
         self.committed = False
         self.looks = 0
 
-    def start_to_meet(self, entry: Entry, scratch: Any) -> bool:
+    def start_to_meet(self, entry: Entry) -> bool:
         if not self.script.behind:
             return False
         self.active_flows = {"Words"}
@@ -105,7 +105,7 @@ class FakeQueries:
             self.script.behind.pop(0)(self.script)
         return self.looks < 3 or self.script.waits
 
-    def start(self, entry: Entry, scratch: Any) -> None:
+    def start(self, entry: Entry) -> None:
         self.script.queries = self
         self.active_flows = {"Words"}
         self.script.steps.pop(0)(self.script)
@@ -154,7 +154,7 @@ class FakeSteps:
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(supervisor, "Queries", FakeQueries)
+    monkeypatch.setattr(spark_engine, "Queries", FakeQueries)
     monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.01)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -464,14 +464,14 @@ def of_two_flows(monkeypatch: pytest.MonkeyPatch, *queries: Stream, to_the_end: 
     """What a run becomes of which two flows have these queries."""
 
     class Two(Queries):
-        def start_to_meet(self, entry: Entry, scratch: Any) -> bool:
+        def start_to_meet(self, entry: Entry) -> bool:
             return False
 
-        def start(self, entry: Entry, scratch: Any) -> None:
+        def start(self, entry: Entry) -> None:
             for name, query in zip(("Words", "Others"), queries, strict=True):
                 self.by_flow[name] = query  # type: ignore[assignment]
 
-    monkeypatch.setattr(supervisor, "Queries", Two)
+    monkeypatch.setattr(spark_engine, "Queries", Two)
     run = play(to_the_end=to_the_end, max_restarts=0).supervise()
     run._thread.join(1 if to_the_end else PATIENCE)
     return run
@@ -569,7 +569,7 @@ def test_the_session_of_the_user_is_tried_again_once_the_run_has_ended(monkeypat
     monkeypatch.setattr(connect, "try_again", sessions.append)
     script = play(fails(FencedError("a newer driver owns app.")))
     script.run()
-    assert sessions == [script.setup.session]
+    assert sessions == [script.setup.engine.spark]  # type: ignore[attr-defined]
 
 
 def test_a_first_start_that_fails_raises_and_leaves_nothing_running() -> None:

@@ -13,20 +13,19 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from persistent_state.batch.plan import Plan
-from persistent_state.engine.run import deliveries, start_checks
-from persistent_state.engine.run.commit import is_committing
-from persistent_state.engine.run.deliveries import Deliveries, Delivery
-from persistent_state.engine.run.feeds import equal_sources
-from persistent_state.engine.run.monitor import Monitor
-from persistent_state.engine.run.progress import Progress
-from persistent_state.engine.run.setup import Setup
-from persistent_state.engine.run.supervisor import Supervisor
-from persistent_state.engine.spark.failures import naming_a_lost_jvm, naming_spark
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
 from persistent_state.protocol import deliver, evolution, refusals, restore
 from persistent_state.protocol.fates import LEFT_OUT, REBUILT, Fates, Words, decide, is_made_of_state
+from persistent_state.run import deliveries, start_checks
+from persistent_state.run.commit import is_committing
+from persistent_state.run.deliveries import Deliveries, Delivery
+from persistent_state.run.feeds import equal_sources
+from persistent_state.run.monitor import Monitor
+from persistent_state.run.progress import Progress
+from persistent_state.run.setup import Setup
+from persistent_state.run.supervisor import Supervisor
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -202,9 +201,10 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         InvalidInputError: The set-up can't work. Nothing was changed.
         StateError: The store, a source or a sink failed, or a signal came before the takeover.
     """
-    title = f"application={setup.application}"
-    with asked_to_stop() as asked, naming_a_lost_jvm(), naming_spark(title), ExitStack() as undo:
-        start_checks.check_machines(setup)
+    title, engine = f"application={setup.application}", setup.engine
+    with asked_to_stop() as asked, engine.naming_a_loss(), engine.naming_errors(title), ExitStack() as undo:
+        undo.callback(engine.close)
+        engine.check(setup)
         log = Log(setup.files, setup.application)
         monitor = Monitor(log, setup.settings, setup.metrics)
         undo.callback(monitor.close)
@@ -214,7 +214,7 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         start_checks.check_start(setup, newest, table)
         all_deliveries = Deliveries(
             [
-                Delivery(setup.spark, part.plan, output, setup.max_restarts)
+                Delivery(engine, part.plan, output, setup.max_restarts)
                 for part in setup.parts
                 for output in part.outputs.at_clock
             ]

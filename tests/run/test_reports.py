@@ -15,11 +15,11 @@ import pytest
 from monoids import Average
 from persistent_state import Application, FileSource, NonWindowState, OrderedTask
 from persistent_state.batch.plan import FlowPlan
-from persistent_state.engine.run import reports as reports_module
-from persistent_state.engine.run.reports import EVERY, Reports, TaskReport
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.protocol import commits
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run import reports as reports_module
+from persistent_state.run.reports import EVERY, Reports, TaskReport
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.late_rows import LATE, NO_TIMESTAMP, UNFIT
@@ -27,8 +27,8 @@ from persistent_state.store.log import Log
 from persistent_state.task import name_of_messages, name_of_rows
 from tests import core
 from tests.core import combine
-from tests.engine.run.test_lines import PROGRESS
 from tests.protocol.test_inputs import World
+from tests.run.test_lines import PROGRESS
 from tests.words import SCHEMA, Words
 
 SEE = "See open_store(store).application('app').late_rows({!r})"

@@ -1,37 +1,26 @@
-"""Take derived tasks from clock to clock: each step is a batch job of Spark, which one log entry commits."""
+"""Take derived tasks from clock to clock: each step is a job of the engine, which one log entry commits."""
 
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
-import pandas as pd
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-
-from persistent_state.batch.messages import DRIVER, Step
-from persistent_state.batch.plan import FlowPlan
+from persistent_state.batch.messages import Step
 from persistent_state.drive import turn
-from persistent_state.drive.turn import DueStep, Part
+from persistent_state.drive.turn import DueStep
 from persistent_state.drive.worker import LogWorker
-from persistent_state.engine.read.arrow_source import SCHEMA, blob_batches, freeze_imports
-from persistent_state.engine.run import micro_batch
-from persistent_state.engine.run.commit import Commit, committing
-from persistent_state.engine.run.progress import hand_on, progress_of
-from persistent_state.engine.run.reports import Listener
-from persistent_state.engine.run.setup import Setup
-from persistent_state.engine.spark import connect, failures
-from persistent_state.engine.spark.session import for_sinks, own_session
-from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.metrics.of_run import Work
-from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import commits, holding
 from persistent_state.protocol.next_entry import newest_own
+from persistent_state.run.commit import committing
+from persistent_state.run.progress import hand_on, progress_of
+from persistent_state.run.reports import Listener
+from persistent_state.run.setup import Setup
+from persistent_state.run.wall_clock import now_us
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -42,10 +31,10 @@ CANCEL_SECONDS = 0.1
 """Time between two tries to cancel the jobs of steps while a stop waits for them: a step may have been about to begin one."""
 
 AT_ONCE = 4
-"""The most steps that are under way at a time. A step of few changes is mostly waiting for Spark."""
+"""The most steps that are under way at a time. A step of few changes is mostly waiting for the engine."""
 
-POOL = "persistent-state steps"
-"""The pool of Spark's fair scheduler in which steps run. There a large step takes no more than its share from the queries."""
+KEEP_SECONDS = 300.0
+"""Time between two calls that keep alive what the steps need."""
 
 
 class Stepper:
@@ -62,7 +51,8 @@ class Stepper:
         # uses it.
         self._log, self._turn = Log(setup.files, setup.application), threading.Lock()
         self._flows = [feed.plan for feed in setup.feeds if feed.plan.first.upstream]
-        self._session: SparkSession | None = None
+        self._jobs = setup.engine.jobs(setup)
+        self._is_open = False
         self._listener = Listener(setup.writer, setup.on_progress)
         self._epoch = 0
         self._committed: set[str] = set()
@@ -80,7 +70,8 @@ class Stepper:
         self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
         self._committed, self.under_way = set(), {}
         if self._flows:
-            self._session, self._kept = self._session or _session_of(self._setup), time.monotonic()
+            self._jobs.open()
+            self._is_open, self._kept = True, time.monotonic()
             self._pool, self._begun = ThreadPoolExecutor(AT_ONCE, "persistent-state step"), []
             self._worker.start()
             self.wake()
@@ -109,23 +100,15 @@ class Stepper:
         """Take no further step. One that is under way is cancelled, unless it is being committed already."""
         self._is_stopping = True
         while self._worker.is_alive:
-            self._cancel()
+            self._jobs.cancel()
             self._worker.stop(CANCEL_SECONDS)
         self._pool.shutdown(wait=False, cancel_futures=True)
         # Those that never ran are done too, but `wait` waits for them.
         while wait([step for step in self._begun if not step.done()], CANCEL_SECONDS).not_done:
-            self._cancel()
-        if self._session is not None and connect.is_connect(self._session):
-            # A server keeps what it is not asked to forget.
-            connect.release(self._session)
-            self._session = None
-
-    @property
-    def _group(self) -> str:
-        return f"persistent-state {self._setup.application} {self._setup.writer} steps"
-
-    def _cancel(self) -> None:
-        connect.cancel(self._session or self._setup.spark, self._group)
+            self._jobs.cancel()
+        if self._is_open:
+            self._jobs.close()
+            self._is_open = False
 
     def _look(self) -> None:
         if self.failed is not None:
@@ -136,11 +119,11 @@ class Stepper:
                 self._settled = woken
         except Exception as error:
             self._fail(None, error)
-        if self._session is not None and time.monotonic() > self._kept + connect.KEEP_SECONDS:
+        if time.monotonic() > self._kept + KEEP_SECONDS:
             self._kept = time.monotonic()
-            # If it fails, the session is lost, and the next step says so.
+            # If it fails, the engine is lost, and the next step says so.
             with suppress(Exception):
-                connect.keep(self._session)
+                self._jobs.keep()
 
     def _begin_due(self) -> bool:
         """Begin the steps that are due. Return whether no step is due or under way."""
@@ -179,75 +162,17 @@ class Stepper:
                     hand_on(progress_of(entry, after, name, waits_for), self._listener)
 
     def _take(self, entry: Entry, due: DueStep) -> None:
-        setup, session, flow, step = self._setup, self._session, due.flow, due.step
-        assert session is not None
         try:
-            connect.name_work(session, self._group, f"{flow.title}: step to clock {step.clock}", POOL)
-            commit = Commit(
-                flow,
-                entry.epoch,
-                setup.keeping,
-                {part.plan.name: part.outputs.running for part in setup.parts if part.plan.name in flow.by_name},
-                self._listener,
-                for_sinks(session),
-                setup.settings,
-                log=self._log,
-                turn=self._turn,
-                on_work=self._listener.measure,
-            )
-            # No more parts than there are tasks at a time: each sends a blob to each shard, also if that has little.
-            parts = turn.step(entry, due, now=now_us(), most=connect.parallelism(session))
-            commit(_rows(session, flow, parts), step.clock)
-            self._committed.add(step.flow)
+            committer = self._setup.committer(due.flow, entry.epoch, self._listener, self._log, self._turn)
+            self._jobs.take(entry, due, committer)
+            self._committed.add(due.step.flow)
         except Exception as error:
-            self._fail(step.flow, error)
+            self._fail(due.step.flow, error)
         finally:
-            self.under_way.pop(step.flow, None)
+            self.under_way.pop(due.step.flow, None)
             self.wake()
 
     def _fail(self, flow: str | None, error: Exception) -> None:
         # A stop cancels steps, and what they raise then is no failure. The first of several failures is the cause.
         if self.failed is None and not self._is_stopping:
             self.failed = flow, error
-
-
-def _session_of(setup: Setup) -> SparkSession:
-    session = own_session(setup.spark)
-    # A group for each shard, and no fewer partitions than there are shards.
-    session.conf.set("spark.sql.shuffle.partitions", str(setup.shards))
-    session.conf.set("spark.sql.adaptive.enabled", "false")
-    return session
-
-
-def _rows(session: SparkSession, flow: FlowPlan, parts: Sequence[Part]) -> DataFrame:
-    """Return the control rows of a step: those of a micro-batch whose parts read what other tasks have given.
-
-    The parts of ordered tasks each make the rows of their own shard.
-    """
-    labels, attempts = numbers_of_partitions(flow.first.shards), failures.attempts(session)
-
-    def parts_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
-        return (pickle.loads(row) for batch in batches for row in batch.column(0).to_pylist())
-
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts_in(batches):
-            yield from blob_batches(part.combine(flow, part.chunks(flow)), labels, attempts)
-
-    def take(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts_in(batches):
-            answers = micro_batch.answers_in_place(flow, part, attempts)
-            freeze_imports()
-            yield pa.record_batch({"label": pa.array([DRIVER, part.number], pa.int32()), "answer": answers})
-
-    def merge(key: tuple[int], frame: pd.DataFrame) -> pd.DataFrame:
-        answer = micro_batch.answer_of(flow, labels, int(key[0]), list(frame["blob"]), {}, 0, attempts)[0]
-        freeze_imports()
-        return pd.DataFrame({"label": [int(key[0])], "answer": [answer]})
-
-    # What a part needs comes with its row, so that nothing is sent to each part of all others. As an Arrow table, since Spark
-    # takes longer for rows.
-    sent = pa.array([pickle.dumps(part, protocol=5) for part in parts], pa.binary())
-    rows = session.createDataFrame(pa.table({"part": sent}))
-    if flow.is_in_order:
-        return rows.mapInArrow(take, micro_batch.ANSWERS)
-    return rows.mapInArrow(read, SCHEMA).groupBy("label").applyInPandas(merge, micro_batch.ANSWERS)

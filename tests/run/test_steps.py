@@ -16,17 +16,20 @@ from persistent_state.batch.messages import DRIVER
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import blob_batches
-from persistent_state.engine.run import micro_batch, steps
-from persistent_state.engine.run.feeds import FedTask
-from persistent_state.engine.run.progress import Progress
-from persistent_state.engine.run.steps import Stepper
+from persistent_state.engine.run import jobs as jobs_module
+from persistent_state.engine.run import micro_batch
+from persistent_state.engine.run.spark_engine import SparkEngine
 from persistent_state.engine.spark import connect
 from persistent_state.inputs import Input
 from persistent_state.outputs import Outputs
 from persistent_state.protocol import graph
+from persistent_state.run import steps
+from persistent_state.run.feeds import FedTask
+from persistent_state.run.progress import Progress
+from persistent_state.run.steps import Stepper
 from tests import core
-from tests.engine.run.test_start_checks import setup_of
 from tests.protocol.test_inputs import Both, PerShop, Twice, World, application
+from tests.run.test_start_checks import setup_of
 from tests.waiting import PATIENCE, until
 
 PARTS = 2
@@ -57,9 +60,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         cancelJobGroup=lambda *_: None,
         defaultParallelism=PARTS,
     )
-    monkeypatch.setattr(steps, "_session_of", lambda setup: SimpleNamespace(sparkContext=context))
-    monkeypatch.setattr(steps, "for_sinks", lambda session: {})
-    monkeypatch.setattr(steps, "_rows", rows)
+    monkeypatch.setattr(jobs_module, "_session_of", lambda *_: SimpleNamespace(sparkContext=context))
+    monkeypatch.setattr(jobs_module, "for_sinks", lambda session: {})
+    monkeypatch.setattr(jobs_module, "_rows", rows)
     return sent
 
 
@@ -80,7 +83,7 @@ class Stepped:
         self.heard: list[Progress] = []
         setup = replace(setup_of(parts[0]), parts=parts, shards=shards, on_progress=self.heard.append)
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=lambda group: None))
-        self.stepper = Stepper(replace(setup, session=spark))
+        self.stepper = Stepper(replace(setup, runs_on=SparkEngine(spark)))
 
     def play(self, task: str, at: int) -> None:
         source: Any = self.world.others if task == "PerShop" else self.world.orders
@@ -169,14 +172,15 @@ def test_the_session_of_the_steps_is_kept_while_no_step_is_due(
     jobs: list[int], stop: list[Stepper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
-    monkeypatch.setattr(connect, "KEEP_SECONDS", 0)
+    monkeypatch.setattr(steps, "KEEP_SECONDS", 0)
     monkeypatch.setattr(steps, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(connect, "keep", kept.append)
     stepper = Stepped(2).stepper
     stop.append(stepper)
     stepper.start(1, ())
     until(lambda: len(kept) > 2, "a session that is kept")
-    assert {*map(id, kept)} == {id(stepper._session)}
+    jobs_of_spark: Any = stepper._jobs
+    assert {*map(id, kept)} == {id(jobs_of_spark._session)}
 
 
 def test_parts_have_about_as_many_spans_each_and_every_span_once() -> None:
@@ -199,7 +203,7 @@ def test_a_stop_waits_for_the_step_that_is_cancelled_and_not_for_those_that_neve
         began.set()
         assert cancelled.wait(PATIENCE)
 
-    stepper._cancel = cancelled.set  # type: ignore[method-assign]
+    stepper._jobs.cancel = cancelled.set  # type: ignore[method-assign]
     stepper._pool = ThreadPoolExecutor(1)
     stepper._begun = [stepper._pool.submit(each) for each in (step, step)]
     assert began.wait(PATIENCE)

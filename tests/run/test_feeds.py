@@ -21,9 +21,9 @@ from persistent_state import (
     WindowState,
 )
 from persistent_state.batch.plan import DELIVERIES
-from persistent_state.engine.run.feeds import FedTask, equal_sources, feeds_of
 from persistent_state.kafka.subscription import merge_journals
 from persistent_state.outputs import outputs_of
+from persistent_state.run.feeds import FedTask, equal_sources, feeds_of
 from tests import core
 from tests.words import SCHEMA, Words
 

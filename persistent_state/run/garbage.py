@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 
 from persistent_state.drive.worker import LogWorker
-from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run.wall_clock import now_us
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 

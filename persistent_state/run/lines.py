@@ -18,10 +18,10 @@ from html import escape
 from typing import Any, Protocol, TextIO
 
 from persistent_state.batch.plan import Plan
-from persistent_state.engine.run.progress import Progress
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import cut, show_clock, table
 from persistent_state.protocol import holding
+from persistent_state.run.progress import Progress
 from persistent_state.show import words
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import OUTSIDE

@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from persistent_state import ConsoleSink, ValuesAtClock
-from persistent_state.engine.run.deliveries import Deliveries, Delivery
-from persistent_state.engine.run.progress import Progress
+from persistent_state.engine.run.spark_engine import SparkEngine
 from persistent_state.event_time.clocks import BEGINNING
+from persistent_state.run.deliveries import Deliveries, Delivery
+from persistent_state.run.progress import Progress
 from tests import core
 from tests.sentences import problem
 from tests.words import Words
@@ -76,8 +77,9 @@ def test_a_task_that_was_behind_wakes_its_own_deliveries_until_it_has_caught_up(
 
 
 def test_an_output_whose_type_spark_lacks_is_refused_before_its_sink_is_opened() -> None:
-    task, spark = Words("words"), Any
+    task = Words("words")
+    session: Any = None
     plan = core.plan_of(task, pa.schema([("ts", pa.int64()), ("word", pa.uint64())]))
-    refused = problem(lambda: Delivery(spark, plan, ValuesAtClock(ConsoleSink()), tries=1))
+    refused = problem(lambda: Delivery(SparkEngine(session), plan, ValuesAtClock(ConsoleSink()), tries=1))
     assert refused.startswith("task=words: Spark has no type for one of uint64, timestamp[us, tz=UTC], int64 (")
     assert refused.endswith("); leave the sink out.")

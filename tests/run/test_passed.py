@@ -13,17 +13,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from persistent_state.engine.run import passed
-from persistent_state.engine.run.feeds import FedTask
-from persistent_state.engine.run.passed import PassedPositions
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import Settings
 from persistent_state.inputs import Inputs
+from persistent_state.run import passed
+from persistent_state.run.feeds import FedTask
+from persistent_state.run.passed import PassedPositions
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
 from tests import core
-from tests.engine.run.test_start_checks import setup_of
 from tests.local_application import LocalApplication
+from tests.run.test_start_checks import setup_of
 from tests.soak import soak_or
 from tests.waiting import PATIENCE
 from tests.words import SCHEMA, Words

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persistent_state.batch.plan import FAIL, InputPlan, Plan
-from persistent_state.engine.read.arrow_source import HUNG
-from persistent_state.engine.run.progress import Progress
-from persistent_state.engine.spark.failures import naming
+from persistent_state.drive.planner import HUNG
 from persistent_state.errors import TaskFailedError
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import show_clock
 from persistent_state.metrics.of_run import Work
 from persistent_state.protocol import holding
+from persistent_state.run.failures import naming
+from persistent_state.run.progress import Progress
 from persistent_state.sources.formats import NO_FORMAT
 from persistent_state.store.entry import Entry
 from persistent_state.store.late_rows import (

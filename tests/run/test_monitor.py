@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from persistent_state.engine.run.monitor import LONG_SECONDS, Monitor
 from persistent_state.errors import StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics.of_run import Work
+from persistent_state.run.monitor import LONG_SECONDS, Monitor
 from persistent_state.store.log import Log
 from tests import core
 from tests.metrics.test_of_store import parsed

@@ -1,4 +1,4 @@
-"""Watch the queries of an application, and start them again after a failure."""
+"""Watch the flows and steps of an application, and start them again after a failure."""
 
 from __future__ import annotations
 
@@ -7,36 +7,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 
 from persistent_state.drive.backoff import PATIENCE, Backoff, Patience
-from persistent_state.engine.run import lines
-from persistent_state.engine.run.deliveries import STOP_SECONDS, Deliveries
-from persistent_state.engine.run.feeds import pending
-from persistent_state.engine.run.garbage import GarbageCollection
-from persistent_state.engine.run.lines import Lines
-from persistent_state.engine.run.monitor import Monitor
-from persistent_state.engine.run.passed import PassedPositions
-from persistent_state.engine.run.progress import Progress
-from persistent_state.engine.run.queries import Queries
-from persistent_state.engine.run.reports import Reports
-from persistent_state.engine.run.setup import Setup
-from persistent_state.engine.run.steps import Stepper
-from persistent_state.engine.spark import connect
-from persistent_state.engine.spark.failures import (
-    NOT_RETRIED,
-    TooSlowError,
-    as_own_error,
-    is_lost_jvm,
-    is_too_slow,
-    may_pass,
-    naming_a_lost_jvm,
-)
-from persistent_state.engine.spark.session import Scratch
-from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.errors import FencedError, StateError, naming_cells
 from persistent_state.protocol import commits
 from persistent_state.protocol.next_entry import newest_own
+from persistent_state.run import lines
+from persistent_state.run.deliveries import STOP_SECONDS, Deliveries
+from persistent_state.run.failures import NOT_RETRIED, TooSlowError
+from persistent_state.run.feeds import pending
+from persistent_state.run.garbage import GarbageCollection
+from persistent_state.run.lines import Lines
+from persistent_state.run.monitor import Monitor
+from persistent_state.run.passed import PassedPositions
+from persistent_state.run.progress import Progress
+from persistent_state.run.reports import Reports
+from persistent_state.run.setup import Setup
+from persistent_state.run.steps import Stepper
+from persistent_state.run.wall_clock import now_us
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log, fenced
 
@@ -83,11 +71,11 @@ class Supervisor:
         self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear, on_work)
         self._steps = Stepper(setup)
         self._patience = Patience()
-        self.queries = Queries(setup, self._wake, self._patience)
+        self._engine = setup.engine
+        self.queries = self._engine.flows(setup, self._wake, self._patience)
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
-        self._scratch = Scratch(setup.spark, setup.scratch, now_us())
         self._passed = PassedPositions(setup)
         self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
         self._had_committed = False
@@ -100,13 +88,13 @@ class Supervisor:
             # The caller waits for a run that ends by itself.
             self._lines = lines.begin(setup.application, setup.plans, setup.show_progress, is_awaited=setup.to_the_end)
             self.entry = self._together(entry, asked_before)
-            self.queries.start(self.entry, self._scratch)
+            self.queries.start(self.entry)
             self._steps.start(self.entry.epoch, self.queries.active_flows)
         except BaseException as error:
-            if not isinstance(error, Exception) or is_lost_jvm(error) or not may_pass(error):
+            if not isinstance(error, Exception) or self._engine.is_lost(error) or not self._engine.may_pass(error):
                 self._end()
                 raise
-            self._first_failure = as_own_error(error, f"application={setup.application}")
+            self._first_failure = self._engine.own_error(error, f"application={setup.application}")
         if monitor is not None:
             monitor.watch(self)
         self._deliveries.start(lambda: self.entry.epoch)
@@ -159,14 +147,19 @@ class Supervisor:
         Raises:
             StateError: The store did not take the entry, a step failed, or a sink did not take its clocks.
         """
-        self.reports.warn_of_drain(self.entry.epoch, self._pending())
-        self._backoff = Backoff()
-        while (failure := self._step_to_the_end()) is not None:
-            seconds = self._seconds_after(failure)
-            _logger.warning("application %s goes on to drain in %g s: %s", self._setup.application, seconds, failure)
-            time.sleep(seconds)
-        self._deliveries.drain(threading.Event())
-        self._passed.tell()
+        try:
+            self.reports.warn_of_drain(self.entry.epoch, self._pending())
+            self._backoff = Backoff()
+            while (failure := self._step_to_the_end()) is not None:
+                seconds = self._seconds_after(failure)
+                _logger.warning(
+                    "application %s goes on to drain in %g s: %s", self._setup.application, seconds, failure
+                )
+                time.sleep(seconds)
+            self._deliveries.drain(threading.Event())
+            self._passed.tell()
+        finally:
+            self._engine.close()
 
     def _pending(self) -> dict[str, Mapping[str, float]]:
         """Return by task what its source holds back now. A task whose source does not answer is left out."""
@@ -220,7 +213,7 @@ class Supervisor:
     def _run(self) -> None:
         name = self._setup.application
         try:
-            with naming_a_lost_jvm():
+            with self._engine.naming_a_loss():
                 self._keep_running()
                 if self._asked.is_set():
                     self._tell_to_stop()
@@ -339,7 +332,8 @@ class Supervisor:
 
         It is enough if the log has nothing of the flow since this start: then it starts where it was to start before.
         """
-        if not is_too_slow(error):
+        slow = self._engine.own_error(error, self._title(flow))
+        if not isinstance(slow, TooSlowError):
             return False
         try:
             known = newest_own(self._log, self.entry.epoch).flows[flow]
@@ -352,22 +346,22 @@ class Supervisor:
             return False
         _logger.warning(
             "%s. It starts again in %g s, and other flows go on; the run ends if none starts within %g minutes.",
-            str(as_own_error(error, self._title(flow))).rstrip("."),
+            str(slow).rstrip("."),
             seconds,
             PATIENCE / 60,
         )
         return True
 
     def _tried(self, work: Callable[[], None]) -> StateError | None:
-        """Do some work of a start, and return what prevented it, or None. A lost JVM is raised."""
+        """Do some work of a start, and return what prevented it, or None. The loss of the engine is raised."""
         try:
             work()
         except StateError as error:
             return error
         except Exception as error:
-            if is_lost_jvm(error):
+            if self._engine.is_lost(error):
                 raise
-            return as_own_error(error, f"application={self._setup.application}")
+            return self._engine.own_error(error, f"application={self._setup.application}")
         return None
 
     def _start_again(self) -> StateError | None:
@@ -379,8 +373,8 @@ class Supervisor:
 
         def start() -> None:
             self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
-            self.queries = Queries(self._setup, self._wake, self._patience)
-            self.queries.start(self.entry, self._scratch)
+            self.queries = self._engine.flows(self._setup, self._wake, self._patience)
+            self.queries.start(self.entry)
             self._steps.start(self.entry.epoch, self.queries.active_flows)
             # What they looked at may have been fenced by this start, and no commit need come that wakes them.
             self._deliveries.wake()
@@ -392,18 +386,18 @@ class Supervisor:
 
         Each has one micro-batch for that, unless a stop is `asked` for. Then the application is taken over once more.
         """
-        self.entry, meeting = entry, Queries(self._setup, patience=self._patience)
+        self.entry, meeting = entry, self._engine.flows(self._setup, lambda: None, self._patience)
         try:
-            if not meeting.start_to_meet(entry, self._scratch):
+            if not meeting.start_to_meet(entry):
                 return entry
             while meeting.are_waited_for and meeting.failed_commit is None and not asked.is_set():
                 meeting.start_more()
                 asked.wait(POLL_SECONDS)
             if (failed := meeting.failed_commit or meeting.failed_query) is not None:
                 flow, error = failed
-                if is_too_slow(error):
+                own = self._own(error, "its query")
+                if isinstance(own, TooSlowError):
                     self._patience.fail()
-                own = error if isinstance(error, StateError) else as_own_error(error, "its query")
                 _logger.warning(
                     "task=%s did not come to where others of its source are, and goes on alone: %s", flow, own
                 )
@@ -430,13 +424,16 @@ class Supervisor:
         is_of_query = flow is not None and self.queries.has_committed(flow)
         self._had_committed = is_of_query or self._steps.has_committed(flow)
         title = f"application={self._setup.application}" if flow is None else self._title(flow)
-        own = error if isinstance(error, StateError) else as_own_error(error, title)
+        own = self._own(error, title)
         # Workers and other processes name a cell of this notebook by a file that no one knows.
         own.args = tuple(naming_cells(text) for text in own.args)
         if type(own) is StateError and own is not error:
             # If the error has a class of its own, Spark's error would only add the way that it took through Spark.
             own.__cause__ = error
         return own if isinstance(own, FencedError) else self._fenced() or own
+
+    def _own(self, error: Exception, of: str) -> StateError:
+        return error if isinstance(error, StateError) else self._engine.own_error(error, of)
 
     def _fenced(self) -> FencedError | None:
         """Return a FencedError if a newer driver owns the application."""
@@ -450,9 +447,10 @@ class Supervisor:
             self._lines.close(self._newest())
 
     def _end(self) -> None:
-        # A fenced driver does not wait for its sinks: the newer driver delivers to them now. From a lost server nothing comes.
-        is_lost = self.error is not None and connect.is_lost(self.error.__cause__ or self.error)
-        patience = 0.0 if is_lost or isinstance(self.error, FencedError) else STOP_SECONDS
+        # A fenced driver does not wait for its sinks: the newer driver delivers to them now. If the engine is out of reach,
+        # nothing more comes.
+        is_away = self.error is not None and self._engine.is_out_of_reach(self.error.__cause__ or self.error)
+        patience = 0.0 if is_away or isinstance(self.error, FencedError) else STOP_SECONDS
         # What is waited for ends in time all together, as the one who asked for the stop may kill a process that takes longer.
         # A micro-batch may have taken a part of the time.
         until = (self._asked_at or time.monotonic()) + STOP_SECONDS
@@ -466,10 +464,8 @@ class Supervisor:
             lambda: self._deliveries.stop(left(patience)),
             self._passed.stop,
             lambda: self._garbage.stop(left(STOP_SECONDS)),
-            self._scratch.remove,
             self.reports.close,
-            # The session is the user's, and stays when the run has ended.
-            partial(connect.try_again, self._setup.spark),
+            self._engine.close,
         ]
         for end in ends if self.monitor is None else [*ends, self.monitor.close]:
             # If one of these fails, as without a JVM, do the others all the same.

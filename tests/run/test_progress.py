@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, replace
 
 from persistent_state.engine import Progress
-from persistent_state.engine.run.progress import line_of
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Delivered
+from persistent_state.run.progress import line_of
 
 
 def test_the_line_of_a_progress_has_null_for_a_clock_that_is_not_there_yet() -> None:

@@ -16,10 +16,10 @@ import pytest
 from persistent_state import OrderedTask
 from persistent_state.edges.parts import parts
 from persistent_state.engine import Progress
-from persistent_state.engine.run import lines
-from persistent_state.engine.run.lines import Lines, Notebook, Plain, Terminal
 from persistent_state.formatting import cut
 from persistent_state.protocol.deliver import Delivered
+from persistent_state.run import lines
+from persistent_state.run.lines import Lines, Notebook, Plain, Terminal
 from tests import core
 from tests.two_tasks import TwoTasks
 from tests.waiting import PATIENCE

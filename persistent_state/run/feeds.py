@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from persistent_state.inputs import AnySource, Inputs, open_source, sources_of
 from persistent_state.kafka.source import KafkaSource
 from persistent_state.kafka.subscription import Subscription, merge_journals
 from persistent_state.outputs import Outputs
+from persistent_state.protocol import flows, restore
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
@@ -94,6 +95,17 @@ def stays_within(source: object) -> bool:
 def flows_of(feed: Feed, entry: Entry) -> list[str]:
     """Return the ids of the flows in which the entry has the tasks of a feed, in their order."""
     return list(dict.fromkeys(entry.tasks[plan.name].flow for plan in feed.plan.tasks))
+
+
+def meetings(feeds: Sequence[Feed], entry: Entry) -> Iterator[tuple[Feed, str, Mapping[str, int]]]:
+    """Yield each flow that need only read on to be where another of its source is: its feed, its id, and where that is."""
+    # A second start would take back more of what a task under another delivery has committed.
+    if any(restore.keeps_all(plan) for feed in feeds for plan in feed.plan.tasks):
+        return
+    for feed in feeds:
+        if stays_within(feed.source):
+            for id, ends in flows.meeting_positions(entry, flows_of(feed, entry)).items():
+                yield feed, id, ends
 
 
 def pending(feed: Feed, entry: Entry, files: Files) -> dict[str, float]:

@@ -9,19 +9,17 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from functools import partial
 
-from pyspark.sql import SparkSession
-
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.drive.backoff import Backoff
 from persistent_state.drive.places import Place
-from persistent_state.engine.run import frames
-from persistent_state.engine.run.progress import Progress
-from persistent_state.engine.spark.failures import NOT_RETRIED, OF_SPARK, as_own_error
-from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
 from persistent_state.protocol.deliver import Due
+from persistent_state.run.failures import NOT_RETRIED, of_engine
+from persistent_state.run.progress import Progress
+from persistent_state.run.setup import Engine
+from persistent_state.run.wall_clock import now_us
 from persistent_state.store.entry import Entry
 
 POLL_SECONDS = 5.0
@@ -62,13 +60,13 @@ class Delivery:
     the sink, and because it ends by itself when a drain has delivered everything.
     """
 
-    def __init__(self, spark: SparkSession, plan: Plan, output: ValuesAtClock, tries: int) -> None:
-        self._spark = spark
+    def __init__(self, engine: Engine, plan: Plan, output: ValuesAtClock, tries: int) -> None:
+        self._engine = engine
         self._plan = plan
         self._place = Place(plan, output)
         self._tries = tries
         self._giver = self._place.giver(self._write, now_us)
-        frames.check_types(plan, output)
+        engine.check_output(plan, output)
         self._thread = threading.Thread()
         self._epoch: Callable[[], int] = lambda: 0
         self.error: StateError | None = None
@@ -254,8 +252,7 @@ class Delivery:
         return error
 
     def _write(self, entry: Entry, due: Due) -> None:
-        values = frames.of_values(self._spark, self._place.state(entry, due), self._plan)
-        self._place.sink.write_values(values, due.clock)
+        self._place.sink.write_values(self._engine.values(self._place.state(entry, due), self._plan), due.clock)
 
     @property
     def _title(self) -> str:
@@ -267,10 +264,10 @@ class Delivery:
 
     def _as_own(self, error: BaseException) -> StateError:
         """Return the error as one of this package that names the task and the sink."""
-        if isinstance(error, OF_SPARK):
-            cause = as_own_error(error, "its query")
-        elif isinstance(error, StateError):
+        if isinstance(error, StateError):
             cause = error
+        elif (known := of_engine(error, "its query")) is not None:
+            cause = known
         else:
             cause = StateError(f"it raised {raised(error)}; nothing is lost. Fix the sink.")
         own = type(cause)(f"{self._of}: {cause}")

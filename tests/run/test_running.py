@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from persistent_state.drive.local import flows_of
-from persistent_state.engine.run import running
-from persistent_state.engine.run.feeds import Feed
 from persistent_state.protocol.fates import Words, decide
+from persistent_state.run import running
+from persistent_state.run.feeds import Feed
 from tests.protocol.test_graph import Graph
 
 
