@@ -32,6 +32,7 @@ from persistent_state.inputs import Input
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.kafka.sink import KafkaSink
 from persistent_state.kafka.source import KafkaSource
+from persistent_state.local.settings import Local
 from persistent_state.open_state import open_store, read_state
 from persistent_state.ordered import Context, OrderedTask, Timer
 from persistent_state.outputs import RunningValues, ValuesAtClock
@@ -72,6 +73,7 @@ __all__ = [
     "KafkaConnectorSource",
     "KafkaSink",
     "KafkaSource",
+    "Local",
     "Message",
     "NonWindowState",
     "NotThereError",

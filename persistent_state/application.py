@@ -14,6 +14,7 @@ from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.formatting import Clock
 from persistent_state.inputs import AnySource, Input
+from persistent_state.local.settings import Local
 from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask
 from persistent_state.outputs import Output, check_takes
@@ -28,7 +29,7 @@ from persistent_state.show import definition, html
 from persistent_state.show.tables import Table
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.files import Files, open_files
-from persistent_state.store.log import check_name
+from persistent_state.store.log import Log, check_name
 from persistent_state.task import PersistentTask
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class Application:
             between them.
         retain: Older checkpoints that are kept, as pairs of durations (every, span): with `("1 hour", "2 days")` the last
             checkpoint of each hour, for two days of event time.
-        shards: How many tasks of Spark write the state, by default Spark's parallelism. It may change at any start.
+        shards: How many tasks of Spark write the state, by default Spark's parallelism. It may change at any start. Under
+            `Local` the default is what the store has, and one for each worker of the first start.
         scratch: A folder for Spark's own checkpoints, as Spark names it; on a cluster all machines must reach it. Nothing in it
             is needed after the run.
         max_restarts: How often a failing run is started again without a new global clock in between.
@@ -192,7 +194,7 @@ class Application:
 
     def start(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Local,
         *,
         reset: Sequence[str] = (),
         rebuild: Sequence[str] = (),
@@ -201,13 +203,13 @@ class Application:
         metrics: int | str | None = None,
         show_progress: bool | None = None,
     ) -> Running:
-        """Start on Spark, and go on as messages arrive. Wait with `await_termination()`, end with `stop()`.
+        """Start, and go on as messages arrive. Wait with `await_termination()`, end with `stop()`.
 
         The state is restored at the global clock and the sources are replayed from there, or as `delivery` says. After a
         failure the application starts again: after one second, then two, four, up to a minute.
 
         Args:
-            spark: The session.
+            spark: The session, or `Local(workers=2)` to run on this machine without Spark.
             reset: Tasks that start from zero at the global clock, as a task does that is new to the application. They read on
                 with the tasks that share their source. For a task that is alone on it, messages below that clock are late.
                 Derived tasks are rebuilt.
@@ -235,7 +237,7 @@ class Application:
 
     def run(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Local,
         *,
         reset: Sequence[str] = (),
         rebuild: Sequence[str] = (),
@@ -252,7 +254,7 @@ class Application:
         starts again, as `start` does.
 
         Args:
-            spark: The session.
+            spark: As for `start`.
             reset: As for `start`.
             rebuild: As for `start`.
             drain: Give every task one clock above all of its messages at the end, so that every message is in a checkpoint.
@@ -276,7 +278,7 @@ class Application:
 
     def _start(
         self,
-        spark: SparkSession,
+        spark: SparkSession | Local,
         reset: Sequence[str],
         rebuild: Sequence[str],
         on_progress: Callable[[Progress], None] | None,
@@ -312,12 +314,16 @@ class Application:
         begin = run if to_the_end else start
         return begin(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
 
-    def _engine(self, spark: SparkSession) -> Engine:
+    def _engine(self, spark: SparkSession | Local) -> Engine:
         """Return the engine that runs the application.
 
         Raises:
             InvalidInputError: It is not a session, or one that has been stopped.
         """
+        if isinstance(spark, Local):
+            from persistent_state.local.engine import LocalEngine
+
+            return LocalEngine(spark)
         from persistent_state.engine.run.spark_engine import SparkEngine
         from persistent_state.engine.spark.session import check_session
 
@@ -424,7 +430,7 @@ class Application:
         if not self.added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
-        shards = self.shards or shards or (1 if engine is None else engine.shards)
+        shards = self.shards or shards or (1 if engine is None else engine.shards(Log(files, self.name)))
         take_up_schemas(self.name, self.added, files)
         plans = self._plans(files, shards, columns_of)
         # Tasks that were given one source object are to share it.

@@ -11,9 +11,24 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from persistent_state.errors import InvalidInputError
 from persistent_state.sinks.base import Sink
 from persistent_state.sinks.function import Function
+from persistent_state.sinks.values import Values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+DATAFRAME, ARROW = "dataframe", "arrow"
+"""The forms in which a function is given values: a DataFrame of Spark, or `Values`, which are Arrow under any engine."""
+
+
+def check_form(as_: str) -> None:
+    """Refuse a form of values that is not one.
+
+    Raises:
+        InvalidInputError: It is another.
+    """
+    if as_ not in (DATAFRAME, ARROW):
+        raise InvalidInputError(f"as_={as_!r}; say {DATAFRAME!r} or {ARROW!r}.")
 
 
 def check_takes(name: str, function: Any, *arguments: str) -> None:
@@ -46,6 +61,10 @@ class RunningValues:
     Args:
         function: Called as function(values, batch) after each commit. `values` is a DataFrame of the key columns and `value`,
             `batch` the number of the micro-batch. With Spark Connect it runs in a Python of the server.
+        as_: "arrow" lets the function be given `Values` in place of a DataFrame. Without Spark there is no DataFrame.
+
+    Raises:
+        InvalidInputError: `as_` is neither "dataframe" nor "arrow".
 
     Example:
         >>> def show(values, batch):
@@ -53,7 +72,11 @@ class RunningValues:
         >>> output = RunningValues(show)
     """
 
-    function: Callable[[DataFrame, int], None]
+    function: Callable[[DataFrame, int], None] | Callable[[Values, int], None]
+    as_: str = DATAFRAME
+
+    def __post_init__(self) -> None:
+        check_form(self.as_)
 
 
 @dataclass(frozen=True)
@@ -80,22 +103,31 @@ class ValuesAtClock:
             back what the function did with values above the clock, which is -2**63 if nothing may stay. A call may come again,
             and one of a process that was fenced may come late. Without it such a rewind is refused, unless the clocks above are
             to come again.
+        as_: For a function: "arrow" lets it be given `Values`, as a `Sink` is, in place of a DataFrame. Without Spark there is
+            no DataFrame.
 
     Raises:
-        InvalidInputError: `on_rewind` is not a function of the clock, or `sink` is not a function.
+        InvalidInputError: `on_rewind` is not a function of the clock, or `sink` is not a function, or `as_` is neither
+            "dataframe" nor "arrow".
 
     Example:
         >>> ValuesAtClock(ConsoleSink(), all=True).output_name
         'console'
     """
 
-    sink: Sink | Callable[[DataFrame, int], None]
+    sink: Sink | Callable[[DataFrame, int], None] | Callable[[Values, int], None]
     all: bool = False
     name: str | None = None
     early: bool = False
     on_rewind: Callable[[int], None] | None = None
+    as_: str = DATAFRAME
 
     def __post_init__(self) -> None:
+        check_form(self.as_)
+        if self.as_ == ARROW and isinstance(self.sink, Sink):
+            raise InvalidInputError(
+                f"sink={self.sink!r} is given with as_={ARROW!r}, which is for a function; leave it out, a Sink is given Arrow."
+            )
         if self.on_rewind is not None:
             check_takes("on_rewind", self.on_rewind, "clock")
             if isinstance(self.sink, Sink):
@@ -107,7 +139,7 @@ class ValuesAtClock:
     @property
     def place(self) -> Sink:
         """The sink; a function is wrapped as one."""
-        return self.sink if isinstance(self.sink, Sink) else Function(self.sink, self.on_rewind)
+        return self.sink if isinstance(self.sink, Sink) else Function(self.sink, self.on_rewind, self.as_ == ARROW)
 
     @property
     def output_name(self) -> str:

@@ -33,6 +33,7 @@ RUN_BY = {
     "docs/going-back.md": "tests/spark/test_pages.py::test_going_back",
     "docs/joins.md": "tests/spark/test_readme.py::test_the_code_of_a_page_gives_what_the_page_says",
     "docs/kafka.md": "tests/spark/test_pages.py::test_kafka",
+    "docs/local.md": "tests/local/test_engine.py::test_the_code_of_the_page",
     "docs/metrics.md": "tests/spark/test_pages.py::test_metrics",
     "docs/monoids.md": "tests/test_pages.py::test_monoids",
     "docs/open-state.md": "tests/test_open_state.py::test_the_code_of_the_page_does_what_it_says",

@@ -44,6 +44,7 @@ PUBLIC_NAMES = [
     "KafkaConnectorSource",
     "KafkaSink",
     "KafkaSource",
+    "Local",
     "Message",
     "NonWindowState",
     "NotThereError",
@@ -139,7 +140,7 @@ PUBLIC_MONOIDS = [
 README = ROOT / "tests" / "README.md"
 
 HOUSE = (
-    "__main__ > cli > serve __init__ > testing > application > engine > run > open_state > open_rows > metrics show"
+    "__main__ > cli > serve __init__ > testing > application > engine local > run > open_state > open_rows > metrics show"
     " > drive > protocol setup > edges > ordered batch > inputs > kafka outputs > sources sinks > store > partials > task"
     " > state > formatting windows > event_time > errors redact > monoids"
 )

@@ -26,6 +26,7 @@ from persistent_state.errors import (
 )
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.durations import positive
+from persistent_state.local.settings import Local
 from persistent_state.metrics.server import address
 from persistent_state.redact import shown, without_secrets
 
@@ -61,8 +62,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to those of the program."""
     run = commands.add_parser(
         "run",
-        help="run an application on Spark, for a container or a scheduler",
-        description="Run an application on Spark to the end of what its sources hold now. Its module is imported.",
+        help="run an application on Spark or on this machine alone, for a container or a scheduler",
+        description="Run an application to the end of what its sources hold now. Its module is imported.",
         epilog=STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -96,6 +97,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=_metrics,
         help="answer /metrics, /health and /ready there, by default to this machine only",
     )
+    run.add_argument("--local", action="store_true", help="run on this machine alone, without Spark and Java")
+    run.add_argument("--workers", metavar="N", type=int, help="with --local: how many processes work (default: 1)")
     run.add_argument("--master", metavar="URL", help="Spark's master (default: what Spark is set up with, or local[*])")
     run.add_argument(
         "--conf",
@@ -212,14 +215,16 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event,
             app.name,
             extra={FIELDS: {"event": "starting", "application": app.name, "store": shown(app.store)}},
         )
-        spark = start_session(app.name, arguments.master, arguments.conf)
+        if not arguments.local:
+            spark = start_session(app.name, arguments.master, arguments.conf)
+        engine: Any = Local(arguments.workers or 1) if spark is None else spark
         options: dict[str, Any] = {
             "metrics": arguments.metrics,
             "show_progress": False if is_json else None,
             "on_progress": note,
         }
         if arguments.follow:
-            running = app.start(spark, trigger=arguments.trigger, **options)
+            running = app.start(engine, trigger=arguments.trigger, **options)
             # A signal that comes between the start and the wait is heard by neither.
             if asked.is_set():
                 running.stop()
@@ -229,7 +234,9 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event,
                     f"somebody stopped a query of application={app.name} through Spark; the next run goes on from there."
                 )
         else:
-            running = app.run(spark, drain=arguments.drain, reset=arguments.reset, rebuild=arguments.rebuild, **options)
+            running = app.run(
+                engine, drain=arguments.drain, reset=arguments.reset, rebuild=arguments.rebuild, **options
+            )
         return _Ended(running, is_whole=not running.was_asked_to_stop)
     except KeyboardInterrupt:
         if running is not None:
@@ -262,6 +269,15 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidInputError(
             f"--trigger={arguments.trigger} is for a run that goes on; add --follow, or leave it out."
         )
+    if arguments.workers is not None and not arguments.local:
+        raise InvalidInputError(
+            f"--workers={arguments.workers} is for a run on this machine alone; add --local, or leave it out."
+        )
+    if arguments.workers is not None:
+        Local(arguments.workers)
+    if arguments.local and (arguments.master is not None or arguments.conf):
+        named = "--master" if arguments.master is not None else "--conf"
+        raise InvalidInputError(f"{named} is for Spark, and --local runs without; leave one of them out.")
     for name in ("reset", "rebuild"):
         if arguments.follow and getattr(arguments, name):
             raise InvalidInputError(

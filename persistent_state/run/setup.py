@@ -215,9 +215,8 @@ class Jobs(Protocol):
 class Engine(Protocol):
     """The engine that runs an application, as Spark does. It serves one run."""
 
-    @property
-    def shards(self) -> int:
-        """The number of shards of an application whose user gives none."""
+    def shards(self, log: Log) -> int:
+        """Return the number of shards of an application with this log whose user gives none."""
 
     def columns_of(
         self, task: PersistentTask, source: AnySource

@@ -86,6 +86,12 @@ def _write_values_of(sink: Sink, owner: type[Sink], frame: DataFrame, clock: int
     owner.write_values(sink, values_of(frame), clock)
 
 
+def takes_frames(sink: Sink) -> bool:
+    """Return whether a sink is of the former interface, and is given DataFrames."""
+    written: object = type(sink).write_values
+    return written is _write_frame
+
+
 class Sink(ABC):
     """A place for the values of a task at each checkpoint clock; subclass it for a place of your own.
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from persistent_state.sinks.base import Origin, Sink
 from persistent_state.sinks.values import Values
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 @dataclass(frozen=True)
 class Function(Sink):
-    """A sink that calls a function of (values, clock).
+    """A sink that calls a function of (values, clock). The function is given a DataFrame, or `Values` if it `takes_arrow`.
 
     It keeps no record of what it was given. A clock may come again, never out of order: if the driver dies after the function
     has returned and before the log records it, or while a fenced driver is still in the middle of a call. For the same reasons
@@ -27,8 +24,9 @@ class Function(Sink):
     given.
     """
 
-    function: Callable[[DataFrame, int], None]
+    function: Callable[[Any, int], None]
     on_rewind: Callable[[int], None] | None = None
+    takes_arrow: bool = False
 
     @property
     def name(self) -> str:
@@ -36,7 +34,7 @@ class Function(Sink):
         return f"function {named.replace('<locals>.', '')}"
 
     def write_values(self, values: Values, clock: int) -> None:
-        self.function(values.to_spark(), clock)
+        self.function(values if self.takes_arrow else values.to_spark(), clock)
 
     def can_rewind(self, origin: Origin) -> bool:
         return self.on_rewind is not None

@@ -22,7 +22,15 @@ from typing import Any
 import pytest
 
 import persistent_state
-from persistent_state import Application, FencedError, InvalidInputError, StateError, StoreUnavailableError, errors
+from persistent_state import (
+    Application,
+    FencedError,
+    InvalidInputError,
+    Local,
+    StateError,
+    StoreUnavailableError,
+    errors,
+)
 from persistent_state.cli import run as command
 from persistent_state.cli import spark_session, stop_signals
 from persistent_state.cli.commands import main
@@ -146,6 +154,27 @@ def test_options_are_handed_on(play: Callable[..., Played], session: Session) ->
     assert session.told == ["app", "local[3]", [("spark.a", "b=c"), ("spark.d", "")]]
 
 
+def test_a_run_on_this_machine_alone_starts_no_session(
+    play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = play()
+    monkeypatch.setattr(command, "start_session", None)
+    assert main(["run", "played:app", "--local", "--workers", "3"]) == command.DONE
+    assert main(["run", "played:app", "--follow", "--local"]) == command.DONE
+    assert [(how, options["spark"]) for how, options in app.calls] == [("run", Local(3)), ("start", Local())]
+    wrong = {
+        ("--local", "--master", "local[2]"): "--master is for Spark, and --local runs without; leave one of them out.",
+        ("--local", "--conf", "spark.a=b"): "--conf is for Spark, and --local runs without; leave one of them out.",
+        ("--workers", "2"): "--workers=2 is for a run on this machine alone; add --local, or leave it out.",
+        ("--local", "--workers", "0"): "workers=0; there must be at least one.",
+    }
+    for options, why in wrong.items():
+        capsys.readouterr()
+        assert main(["run", "played:app", *options]) == command.MEND
+        assert lines(capsys)[-1]["error"] == why
+    assert len(app.calls) == 2
+
+
 STATUSES = {
     "StateError": command.TRY_AGAIN,
     "StoreUnavailableError": command.TRY_AGAIN,
@@ -207,7 +236,6 @@ def test_an_error_of_another_library_is_told_without_secrets(
 def test_what_can_not_be_loaded_is_to_be_mended(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "no_such_module:app"]) == command.MEND
     assert main(["run", f"{__file__}:no_such_name"]) == command.MEND
-    assert session.told == []
     assert "there is no module no_such_module" in capsys.readouterr().err
 
 

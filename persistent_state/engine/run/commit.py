@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame
 
 from persistent_state.batch.plan import Plan
+from persistent_state.edges.output_rows import output_rows
 from persistent_state.engine.run.micro_batch import answers_of, running_values
+from persistent_state.engine.run.values import SparkValues
 from persistent_state.engine.run.watch import Watcher
 from persistent_state.engine.spark.session import settings
 from persistent_state.errors import StateError
-from persistent_state.outputs import RunningValues
+from persistent_state.outputs import ARROW, RunningValues
 from persistent_state.run.commit import Committer, committing
 from persistent_state.run.failures import naming
+from persistent_state.sinks.given_types import given_types
 
 _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException"
 """Spark takes an error with this text for its own interrupt. It logs pages of text about any other."""
@@ -71,5 +75,8 @@ class Commit:
     def _call_outputs(self, outputs: Sequence[RunningValues], values: DataFrame, plan: Plan, batch: int) -> None:
         with settings(values.sparkSession, self._for_sinks):
             for output in outputs:
+                given: Any = (
+                    SparkValues(values, given_types(output_rows(plan).schema)) if output.as_ == ARROW else values
+                )
                 with naming(f"task={plan.name}: a function of RunningValues", StateError):
-                    output.function(values, batch)
+                    output.function(given, batch)

@@ -28,6 +28,7 @@ from persistent_state.run.start_checks import check_pickles
 from persistent_state.run.wall_clock import now_us
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
+from persistent_state.store.log import Log
 from persistent_state.store.state_at import StateAt
 from persistent_state.task import PersistentTask
 
@@ -45,9 +46,8 @@ class SparkEngine:
         self.spark = spark
         self._scratch: Scratch | None = None
 
-    @property
-    def shards(self) -> int:
-        """Spark's parallelism."""
+    def shards(self, log: Log) -> int:
+        """Return Spark's parallelism."""
         return connect.parallelism(self.spark)
 
     def columns_of(

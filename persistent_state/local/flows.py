@@ -1,0 +1,176 @@
+"""The flows of a start on this machine: each reads its source in a thread, one micro-batch after the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from persistent_state.batch.plan import FlowPlan
+from persistent_state.drive.planner import Planner
+from persistent_state.local.pool import Calls
+from persistent_state.local.turns import Turns
+from persistent_state.run.feeds import Feed, flows_of, meetings
+from persistent_state.run.reports import Listener
+from persistent_state.run.setup import Setup
+from persistent_state.run.start_checks import copied
+from persistent_state.run.wall_clock import new_id, now_us
+from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.store.entry import Entry
+
+POLL_SECONDS = 0.2
+"""Time between two looks at a source that has nothing to read."""
+
+
+class _Loop:
+    """The thread of one flow. `error` is what ended it, if it failed."""
+
+    def __init__(self, setup: Setup, calls: Calls, most: int, feed: Feed, entry: Entry, flow: FlowPlan) -> None:
+        assert isinstance(feed.source, TimeReplayableSource), feed.source
+        self.error: Exception | None = None
+        self.has_committed = self.is_idle = False
+        self.begun: float | None = None
+        self._setup, self._most, self._entry, self._flow, self._source = setup, most, entry, flow, feed.source
+        committer = setup.committer(flow, entry.epoch, Listener(setup.writer, setup.on_progress))
+        self._turns = Turns(calls, committer, feed.source, setup.running_of(flow))
+        self._stopping = threading.Event()
+        self._thread = threading.Thread()
+
+    def start(self, until: Mapping[str, int] | None) -> None:
+        """Read from where the entry of the start says; with `until` up to these positions."""
+        name = f"persistent-state {self._setup.application} {self._flow.id}"
+        self._thread = threading.Thread(target=self._run, args=(until,), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether the thread runs."""
+        return self._thread.is_alive()
+
+    def ask_to_stop(self) -> None:
+        """Begin no other micro-batch."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _run(self, until: Mapping[str, int] | None) -> None:
+        try:
+            self._read(until)
+        except Exception as error:
+            # What fails because the flow is being stopped is no failure.
+            if not self._stopping.is_set():
+                self.error = error
+        finally:
+            self.begun = None
+
+    def _read(self, until: Mapping[str, int] | None) -> None:
+        to_the_end = self._setup.to_the_end or until is not None
+        planner = Planner(self._flow, copied(self._source), self._entry.epoch, self._most, until, to_the_end)
+        offset, number = planner.first(), 0
+        while not self._stopping.is_set():
+            asked = time.monotonic()
+            newest = planner.latest(offset, now_us)
+            if newest == offset:
+                self.is_idle = True
+                if to_the_end:
+                    return
+                self._stopping.wait(POLL_SECONDS)
+                continue
+            self.is_idle, self.begun = False, asked
+            self._turns.take(planner.parts(offset, now_us, new_id), number, planner.source.places)
+            offset, number = newest, number + 1
+            self.has_committed, self.begun = True, None
+            if self._setup.trigger is not None and not to_the_end:
+                self.is_idle = True
+                self._stopping.wait(max(0.0, asked + self._setup.trigger / 1e6 - time.monotonic()))
+
+
+class LocalFlows:
+    """The `RunningFlows` of this machine. Their parts and shards run by `calls`, at most `most` parts at the same time."""
+
+    def __init__(self, setup: Setup, calls: Calls, most: int) -> None:
+        self._setup, self._calls, self._most = setup, calls, most
+        self._loops: dict[str, _Loop] = {}
+
+    def start(self, entry: Entry) -> None:
+        """Start a thread for each flow that reads a source."""
+        for feed in self._setup.feeds:
+            for id in flows_of(feed, entry) if not feed.plan.is_derived else ():
+                self._start(feed, entry, id)
+
+    def start_to_meet(self, entry: Entry) -> bool:
+        """Let each flow that need only read on to be where another of its source is read up to there, and end there."""
+        for feed, id, ends in meetings(self._setup.feeds, entry):
+            self._start(feed, entry, id, ends)
+        return bool(self._loops)
+
+    def start_more(self) -> None:
+        """Do nothing: all flows start at once."""
+
+    def start_again(self, flow: str) -> float | None:
+        """Return None: no machine is too slow for a thread."""
+        return None
+
+    @property
+    def active_flows(self) -> set[str]:
+        """The flows that have neither come to their end nor been stopped."""
+        return {flow for flow, loop in self._loops.items() if loop.is_active}
+
+    @property
+    def are_waited_for(self) -> bool:
+        """Return whether a flow has neither ended nor committed a micro-batch."""
+        return any(loop.is_active and not loop.has_committed for loop in self._loops.values())
+
+    @property
+    def under_way(self) -> Mapping[str, float]:
+        """By flow: since when its micro-batch is under way, if one is."""
+        since = {flow: loop.begun for flow, loop in self._loops.items()}
+        return {flow: begun for flow, begun in since.items() if begun is not None}
+
+    @property
+    def idle(self) -> Mapping[str, bool]:
+        """By flow: whether it waits for messages, or for its trigger."""
+        return {flow: loop.is_idle for flow, loop in self._loops.items()}
+
+    @property
+    def unheard(self) -> list[str]:
+        """The flows that have neither committed since the start nor found that there is nothing to read."""
+        return [flow for flow, loop in self._loops.items() if not loop.has_committed and not loop.is_idle]
+
+    @property
+    def failed_commit(self) -> tuple[str, Exception] | None:
+        """Return None: a flow whose commit fails has ended with that error."""
+        return None
+
+    @property
+    def failed_query(self) -> tuple[str, Exception] | None:
+        """A flow that ended with an error, and the error; None if there is no such flow."""
+        for flow, loop in self._loops.items():
+            if (error := loop.error) is not None:
+                return flow, error
+        return None
+
+    @property
+    def is_one_stopped(self) -> bool:
+        """Return False: nothing but this run can stop a thread."""
+        return False
+
+    def has_committed(self, flow: str) -> bool:
+        """Return whether a micro-batch of the flow was committed and handed to its outputs since this start."""
+        return flow in self._loops and self._loops[flow].has_committed
+
+    def stop(self) -> None:
+        """Cancel what workers do for the flows, and wait until their threads have ended. A commit is completed."""
+        loops, self._loops = [*self._loops.values()], {}
+        for loop in loops:
+            loop.ask_to_stop()
+        self._calls.cancel()
+        for loop in loops:
+            loop.join()
+
+    def _start(self, feed: Feed, entry: Entry, id: str, until: Mapping[str, int] | None = None) -> None:
+        flow = feed.plan.of(entry.tasks_of(id))
+        loop = self._loops[id] = _Loop(self._setup, self._calls, self._most, feed, entry, flow)
+        loop.start(until)

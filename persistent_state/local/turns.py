@@ -1,0 +1,107 @@
+"""Take a flow's turns in workers: run the parts and shards of one, commit it, and hand its running values to their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from persistent_state.batch.messages import Answers, Descriptor
+from persistent_state.batch.plan import Plan
+from persistent_state.batch.shard import read_values
+from persistent_state.drive import local
+from persistent_state.drive.local import Held, OfShard
+from persistent_state.drive.turn import Part
+from persistent_state.edges.output_rows import output_rows
+from persistent_state.errors import StateError, TaskFailedError
+from persistent_state.local.pool import DEATHS, Calls, DeathsError
+from persistent_state.outputs import RunningValues
+from persistent_state.run.commit import Committer, committing
+from persistent_state.run.failures import naming
+from persistent_state.run.wall_clock import new_id
+from persistent_state.sinks.given_types import given_types
+from persistent_state.sinks.values import LocalValues
+from persistent_state.sources.base import TimeReplayableSource
+
+Places: TypeAlias = Callable[[Mapping[str, int]], Mapping[str, str]]
+
+MOST_PARTITIONS = 3
+"""The number of partitions that an error names."""
+
+
+class Turns:
+    """The turns of one flow of a start. Workers know the plans of the flow's tasks and its `source`, which is not open."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        committer: Committer,
+        source: TimeReplayableSource | None,
+        running: Mapping[str, Sequence[RunningValues]],
+    ) -> None:
+        self._calls, self._committer, self._flow = calls, committer, committer.flow
+        self._source, self._running = source, running
+        self._held: Held = {}
+
+    def take(self, parts: Sequence[Part], number: int, places: Places = lambda start: {}) -> None:
+        """Take a turn with these parts.
+
+        Args:
+            parts: What the turn reads.
+            number: The number that functions of running values are given with the values.
+            places: Returns positions of the source in words, as `TimeReplayableSource.places` does.
+
+        Raises:
+            TaskFailedError: Code of the user raised, or workers died of a part or of a shard.
+            StateError: The turn failed, and was not committed.
+        """
+        answers = self._answers(parts, places)
+        with committing():
+            after, made = self._committer.commit(answers)
+            for plan in self._flow.tasks:
+                if outputs := self._running.get(plan.name):
+                    _call_outputs(plan, outputs, after.clock, made[plan.name], number)
+
+    def _answers(self, parts: Sequence[Part], places: Places) -> Answers:
+        try:
+            return local.run(self._flow, parts, self._source, self._held, new_id, self._calls.each)
+        except DeathsError as error:
+            raise TaskFailedError(
+                f"{self._flow.title}: {DEATHS} workers in a row died of {_named(error.item, places)}, the last one "
+                f"{error.way}. Give the machine more memory, the source smaller micro-batches, or mend the code that ends "
+                "the process."
+            ) from None
+
+
+def _named(item: object, places: Places) -> str:
+    """Return what a worker was given, as words."""
+    if isinstance(item, OfShard):
+        return f"shard={item.shard}, while they merged it"
+    assert isinstance(item, Part), item
+    basis = item.basis
+    if not basis.ends:
+        return f"part={item.number} of a step" if basis.step is not None else f"part={item.number}"
+    starts = {name: basis.positions[name].next if name in basis.positions else 0 for name in basis.ends}
+    words = {name: f" ({place})" for name, place in places(starts).items()}
+    named = [
+        f"partition={name!r} from position {starts[name]} to {end}{words.get(name, '')}"
+        for name, end in sorted(basis.ends.items())
+    ]
+    more = f" and {len(named) - MOST_PARTITIONS} more" if len(named) > MOST_PARTITIONS else ""
+    return f"{', '.join(named[:MOST_PARTITIONS])}{more}"
+
+
+def _call_outputs(
+    plan: Plan, outputs: Sequence[RunningValues], clock: int, descriptors: Sequence[Descriptor], number: int
+) -> None:
+    """Hand the values of the keys that a turn changed to functions; of windows those that are open at the clock."""
+    shown = output_rows(plan)
+    schema = given_types(shown.schema)
+    read = (read_values(plan.files, each.values, plan.layout, clock) for each in descriptors if each.values)
+    tables = [shown.of(table).cast(schema) for table in read]
+    values = LocalValues.of(pa.concat_tables([schema.empty_table(), *tables]))
+    for output in outputs:
+        function: Any = output.function
+        with naming(f"task={plan.name}: a function of RunningValues", StateError):
+            function(values, number)

@@ -1,0 +1,78 @@
+"""`persistent-state run --local` where there is no PySpark and no Java: it runs, ends by signals, and says so by its status."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persistent_state import read_state
+from persistent_state.cli.run import DONE, MEND
+from tests.local.test_engine import children, expected, without_spark, write
+from tests.local.test_pool import alive
+from tests.waiting import PATIENCE, until
+
+APPLICATION = """
+from pathlib import Path
+from monoids import Sum
+from persistent_state import Application, FileSource, NonWindowState, PersistentTask
+
+class PerShop(PersistentTask):
+    key, value = "shop", "amount"
+
+    def persistent_state(self):
+        return NonWindowState(Sum())
+
+here = Path(__file__).parent
+app = Application("shops", str(here / "store"), checkpoint_interval="10 seconds")
+app.add(PerShop(), FileSource(here / "in", timestamp="ts"))
+refused = Application("shops", "memory://no/folder").add(PerShop(), FileSource(here / "in", timestamp="ts"))
+"""
+
+
+class Command:
+    """The command in a process of its own, in a folder with an application."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        (folder / "shops.py").write_text(APPLICATION)
+        self._out = folder / "out"
+        program = [sys.executable, "-m", "persistent_state", "run", *options, "--local", "--workers", "2"]
+        with self._out.open("wb") as out:
+            self.process = subprocess.Popen(program, cwd=folder, env=without_spark(folder), stdout=out)
+
+    def ended(self) -> tuple[int, dict[str, Any]]:
+        """The exit status, and the last line."""
+        status = self.process.wait(PATIENCE)
+        return status, json.loads(self._out.read_text().splitlines()[-1])
+
+
+def state(folder: Path) -> dict[str, int]:
+    return {row["shop"]: row["value"] for row in read_state(str(folder / "store"), "shops", "PerShop").to_pylist()}
+
+
+def test_the_command_runs_an_application_to_its_end(tmp_path: Path) -> None:
+    write(tmp_path / "in", 0, range(30))
+    status, last = Command(tmp_path, "shops:app", "--drain").ended()
+    assert (status, last["result"]) == (DONE, "done")
+    assert state(tmp_path) == expected(30)
+    status, last = Command(tmp_path, "shops:refused").ended()
+    assert (status, last["error"][:44]) == (MEND, "store=memory:// can't be reached by workers,")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_that_goes_on_and_no_worker_stays(tmp_path: Path, number: signal.Signals) -> None:
+    write(tmp_path / "in", 0, range(30))
+    command = Command(tmp_path, "shops:app", "--follow")
+    until(lambda: '"batch":1,' in (tmp_path / "out").read_text(), "a commit", command.process)
+    workers = children(command.process.pid)
+    assert len(workers) == 2
+    command.process.send_signal(number)
+    status, last = command.ended()
+    assert (status, last["result"]) == (DONE, "done")
+    assert not any(map(alive, workers))
+    assert state(tmp_path) == expected(20)

@@ -1,0 +1,193 @@
+"""Workers die, are replaced, and end with their driver: what is called in them is called until it returns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persistent_state.errors import InvalidInputError, StateError, TaskFailedError
+from persistent_state.local.pool import DEATHS, Calls, DeathsError, Pool, StoppedError
+from tests.processes import start_guarded
+from tests.sentences import problem
+from tests.spark.sessions import ROOT
+from tests.waiting import until
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    made = Pool(2, [])
+    yield made
+    made.close()
+
+
+def dies(place: str, times: int) -> int:
+    """Let the worker die until it has been called so often, and return how often that was."""
+    called = Path(place)
+    called.write_text(called.read_text() + "x" if called.exists() else "x")
+    if len(called.read_text()) <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(called.read_text())
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs. One that has ended and was not waited for does not."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_calls_run_side_by_side_and_return_in_order(pool: Pool) -> None:
+    def work(number: int) -> tuple[int, int]:
+        time.sleep(0.2)
+        return number, os.getpid()
+
+    made = Calls(pool).each(work, range(6))
+    assert [number for number, _ in made] == [*range(6)]
+    assert {pid for _, pid in made} == pool.pids
+    assert os.getpid() not in pool.pids
+
+
+def test_a_call_whose_worker_dies_is_made_again_and_after_three_deaths_no_more(pool: Pool, tmp_path: Path) -> None:
+    calls = Calls(pool)
+    for times in range(DEATHS):
+        assert calls.each(lambda place, times=times: dies(place, times), [str(tmp_path / f"{times}")]) == [times + 1]
+    with pytest.raises(DeathsError, match="by signal 9, as when memory is short") as raised:
+        calls.each(lambda place: dies(place, DEATHS), [str(tmp_path / "often")])
+    assert raised.value.item == str(tmp_path / "often")
+    assert calls.each(len, ["", "a"]) == [0, 1], "others are there"
+
+
+def test_a_worker_that_was_killed_while_it_waited_costs_no_call_a_try(pool: Pool) -> None:
+    calls = Calls(pool)
+    for _ in range(DEATHS + 1):
+        calls.each(len, ["", "a"])
+        for pid in pool.pids:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(map(alive, pool.pids)), "the deaths")
+    assert calls.each(len, ["", "a"]) == [0, 1]
+
+
+def test_what_a_call_raises_comes_back_as_an_error_of_the_package(pool: Pool) -> None:
+    def fails(error: BaseException) -> None:
+        raise error
+
+    calls = Calls(pool)
+    with pytest.raises(TaskFailedError, match="a bad row"):
+        calls.each(fails, [TaskFailedError("a bad row.")])
+    with pytest.raises(StateError, match=r"a worker raised ZeroDivisionError\('by 0'\) at .*test_pool.py"):
+        calls.each(fails, [ZeroDivisionError("by 0")])
+    with pytest.raises(StateError, match="a worker raised SystemExit"):
+        calls.each(fails, [SystemExit(3)])
+    assert calls.each(len, ["a"]) == [1]
+
+
+def test_what_all_workers_know_is_sent_once_and_stays_the_same_object(tmp_path: Path) -> None:
+    class Large:
+        def __getstate__(self) -> Any:
+            with (tmp_path / "sent").open("a") as file:
+                file.write("x")
+            return {"a": 1}
+
+    large = Large()
+    pool = Pool(2, [large])
+    try:
+        keep = {"both": large}
+        made = Calls(pool).each(lambda number, keep=keep: (keep["both"].a, number), range(5))
+        assert made == [(1, number) for number in range(5)]
+        assert (tmp_path / "sent").read_text() == "x"
+    finally:
+        pool.close()
+
+
+def test_what_workers_can_not_load_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("class There:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here  # type: ignore[import-not-found]
+
+    monkeypatch.undo()
+    pool = Pool(1, [only_here.There()])
+    try:
+        with pytest.raises(InvalidInputError, match="a worker can't load the application: ModuleNotFoundError"):
+            Calls(pool).each(len, ["a"])
+    finally:
+        pool.close()
+
+
+def test_calls_that_are_cancelled_fail_at_once_and_others_go_on(pool: Pool, tmp_path: Path) -> None:
+    def hangs(place: str) -> None:
+        Path(place).touch()
+        time.sleep(3600)
+
+    calls, others = Calls(pool), Calls(pool)
+    failed: list[str] = []
+
+    def run() -> None:
+        failed.append(problem(lambda: calls.each(hangs, [str(tmp_path / "begun")]), StoppedError))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    until((tmp_path / "begun").exists, "the call")
+    assert others.each(len, ["ab"]) == [2]
+    calls.cancel()
+    thread.join(60)
+    assert failed == ["the work was stopped; the next start does it again."]
+    with pytest.raises(StoppedError):
+        calls.each(len, ["a"])
+    assert others.each(len, ["a", "ab"]) == [1, 2]
+
+
+def test_a_pool_that_is_closed_leaves_no_process(pool: Pool) -> None:
+    Calls(pool).each(len, ["a", "b"])
+    pids = pool.pids
+    pool.close()
+    assert not any(map(alive, pids))
+    with pytest.raises(StoppedError):
+        Calls(pool).each(len, ["a"])
+
+
+DRIVER = """
+import sys, time
+from persistent_state.local.pool import Calls, Pool
+pool = Pool(2, [])
+print(*pool.pids, flush=True)
+if sys.argv[1] == "busy":
+    def hangs(number):
+        while True:
+            pass
+    Calls(pool).each(hangs, range(2))
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("how", ["busy", "idle"])
+def test_no_worker_survives_a_driver_that_is_killed(how: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    driver = start_guarded([sys.executable, "-c", DRIVER, how], env=env, stdout=subprocess.PIPE)
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    # The guard and the workers are of one group; only the driver itself is killed.
+    driver.kill()
+    until(lambda: not any(map(alive, pids)), "the end of the workers")
+
+
+def test_a_signal_for_the_group_leaves_the_end_of_workers_to_their_driver(pool: Pool) -> None:
+    calls = Calls(pool)
+    calls.each(len, ["a", "b"])
+    pids = pool.pids
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    assert calls.each(len, ["a", "b"]) == [1, 1]
+    assert pool.pids == pids
