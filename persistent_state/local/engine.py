@@ -20,7 +20,7 @@ from persistent_state.errors import InvalidInputError, StateError, TaskFailedErr
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.local.flows import LocalFlows
-from persistent_state.local.pool import DEATHS, Calls, DeathsError, Pool
+from persistent_state.local.pool import DEATHS, Calls, DeathsError, Pool, StoppedError
 from persistent_state.local.settings import Local
 from persistent_state.local.turns import Turns
 from persistent_state.outputs import ARROW, ValuesAtClock
@@ -42,11 +42,10 @@ from persistent_state.task import PersistentTask
 
 
 class LocalEngine:
-    """The `Engine` of this machine. Its workers start with the first flows, and end at `close`."""
+    """The `Engine` of this machine. Its workers start at `open`, and end at `close`."""
 
     def __init__(self, local: Local) -> None:
         self._workers = local.workers
-        self._setup: Setup | None = None
         self._pool: Pool | None = None
         self._lock = threading.Lock()
 
@@ -86,7 +85,6 @@ class LocalEngine:
             raise InvalidInputError(
                 "store=memory:// can't be reached by workers, which are processes; use a folder, or run_local for tests."
             )
-        self._setup = setup
 
     def check_task(self, part: FedTask) -> None:
         """Refuse functions of running values that want a DataFrame.
@@ -120,6 +118,12 @@ class LocalEngine:
             AssertionError: Always.
         """
         raise AssertionError(source)
+
+    def open(self, setup: Setup) -> None:
+        """Start the workers, unless they run."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = Pool(self._workers, _known(setup))
 
     def flows(self, setup: Setup, on_commit: Callable[[], None], patience: Patience) -> LocalFlows:
         """Return the flows of a start. All commits are made in this process."""
@@ -164,15 +168,18 @@ class LocalEngine:
         return nullcontext()
 
     def calls(self) -> Calls:
-        """Return calls in the workers, which start with the first of them."""
-        assert self._setup is not None, "a start checks its set-up first"
+        """Return calls in the workers.
+
+        Raises:
+            StoppedError: The run has ended. A sink that goes on after that starts no worker.
+        """
         with self._lock:
             if self._pool is None:
-                self._pool = Pool(self._workers, _known(self._setup))
+                raise StoppedError("the run has ended; the next start does it again.")
             return Calls(self._pool)
 
     def close(self) -> None:
-        """End the workers. Later calls start others."""
+        """End the workers."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:

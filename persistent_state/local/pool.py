@@ -11,8 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from persistent_state.errors import StateError
@@ -20,6 +21,9 @@ from persistent_state.local.worker import to_bytes
 
 DEATHS = 3
 """The number of workers that may die of one call."""
+
+LOOK_SECONDS = 0.1
+"""Time between two looks at whether a call was cancelled that waits for a worker."""
 
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from persistent_state.local.worker import main; "
@@ -133,9 +137,13 @@ class Pool:
         with self._lock:
             return {worker.pid for worker in self._all}
 
-    def take(self) -> Worker:
-        """Wait for a worker that is free, and return it. It is given back by `give`."""
-        worker = self._free.get()
+    def take(self, check: Callable[[], None]) -> Worker:
+        """Wait for a worker that is free, and return it. It is given back by `give`. While it waits, `check` may raise."""
+        while True:
+            check()
+            with suppress(Empty):
+                worker = self._free.get(timeout=LOOK_SECONDS)
+                break
         if worker.is_alive or self.is_closed:
             return worker
         # It was killed while it waited, which is no fault of the next call.
@@ -216,7 +224,7 @@ class Calls:
     def _call(self, function: Callable[[Item], Made], item: Item) -> Made:
         data, way = to_bytes((function, item), self._pool.known), ""
         for _ in range(DEATHS):
-            worker = self._pool.take()
+            worker = self._pool.take(self._check)
             try:
                 self._begin(worker)
                 made: Made = worker.call(data)  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -91,6 +92,8 @@ def _answer(connection: Connection) -> None:
         )
         connection.send_bytes(pickle.dumps((None, refused)))
         return
+    # What was imported stays, and the garbage collector need not look at it after each call.
+    gc.freeze()
     connection.send_bytes(pickle.dumps((None, None)))
     while True:
         data = connection.recv_bytes()

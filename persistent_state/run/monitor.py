@@ -125,7 +125,7 @@ class Monitor:
         now = time.monotonic()
         for work, since in self._run.under_way.items():
             if now - since > LONG_SECONDS:
-                return f"{of}: {work} has been under way for {now - since:.0f} s; look at Spark's jobs."
+                return f"{of}: {work} has been under way for {now - since:.0f} s; look at what its workers do."
         for flow in self._run.unheard:
             return f"{of}: the first micro-batch of {flow} since the start has yet to be committed."
         return ""

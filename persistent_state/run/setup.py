@@ -255,6 +255,9 @@ class Engine(Protocol):
             InvalidInputError: It can't.
         """
 
+    def open(self, setup: Setup) -> None:
+        """Get ready what a run needs of the engine, until `close`. It may come again after that."""
+
     def flows(self, setup: Setup, on_commit: Callable[[], None], patience: Patience) -> RunningFlows:
         """Return the flows of a start, which do not run yet.
 

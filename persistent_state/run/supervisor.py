@@ -72,6 +72,7 @@ class Supervisor:
         self._steps = Stepper(setup)
         self._patience = Patience()
         self._engine = setup.engine
+        self._engine.open(setup)
         self.queries = self._engine.flows(setup, self._wake, self._patience)
         self._setup = setup
         self._log = log
@@ -147,6 +148,7 @@ class Supervisor:
         Raises:
             StateError: The store did not take the entry, a step failed, or a sink did not take its clocks.
         """
+        self._engine.open(self._setup)
         try:
             self.reports.warn_of_drain(self.entry.epoch, self._pending())
             self._backoff = Backoff()

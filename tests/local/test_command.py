@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,10 @@ from persistent_state import read_state
 from persistent_state.cli.run import DONE, MEND
 from tests.local.test_engine import children, expected, without_spark, write
 from tests.local.test_pool import alive
+from tests.spark.sessions import ROOT
 from tests.waiting import PATIENCE, until
+
+SESSION = "SparkSession.builder.getOrCreate()"
 
 APPLICATION = """
 from pathlib import Path
@@ -76,3 +81,21 @@ def test_a_signal_ends_a_run_that_goes_on_and_no_worker_stays(tmp_path: Path, nu
     assert (status, last["result"]) == (DONE, "done")
     assert not any(map(alive, workers))
     assert state(tmp_path) == expected(20)
+
+
+def test_the_program_of_the_readme_runs_in_the_same_way(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    events = next(block for block in blocks if "to_parquet" in block)
+    program = next(block for block in blocks if "class MessageCount" in block)
+    spark = {"from pyspark.sql import SparkSession": "from persistent_state import Local", SESSION: "Local()"}
+    for old, new in spark.items():
+        assert program.count(old) == 1
+        program = program.replace(old, new)
+    printed = "print(dict(zip(*(counts[name].to_pylist() for name in ('word', 'value')))))"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{events}\n{program}\n{printed}"],
+        cwd=tmp_path, env=without_spark(tmp_path), capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ast.literal_eval(ran.stdout) == {"be": 2, "not": 1, "or": 1, "to": 2}, ran.stderr

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,14 +36,16 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.engine import Progress
+from persistent_state.local.pool import StoppedError
 from persistent_state.local.settings import Local as Settings
+from persistent_state.run import supervisor
 from persistent_state.sinks import Sink, Values
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import page_code
 from tests.local.test_pool import alive
 from tests.sentences import problem
-from tests.spark import pipeline, stream
+from tests.spark import pipeline, stream, test_joins
 from tests.spark.sessions import ROOT
 from tests.spark.stream import Stream
 from tests.waiting import PATIENCE, until
@@ -219,6 +222,37 @@ def test_a_failure_starts_the_run_again_from_the_global_clock(tmp_path: Path) ->
     running = application(tmp_path, sink=RunningValues(fails, as_="arrow")).run(Local(), drain=True)
     assert running.restarts == 2
     assert state(tmp_path) == expected(30)
+
+
+def test_joins_are_those_of_a_loop_over_all_rows(tmp_path: Path) -> None:
+    test_joins.check_joins(Local(2), tmp_path)
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_an_application_counts_all_under_another_delivery_where_nothing_fails(tmp_path: Path, delivery: str) -> None:
+    sink = ParquetSink(tmp_path / "out")
+    for file in range(3):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+        application(tmp_path, sink=sink, delivery=delivery).run(Local(), drain=True)
+        assert state(tmp_path) == expected(10 * file + 10)
+
+
+def test_a_sink_that_goes_on_after_the_end_starts_no_worker(tmp_path: Path) -> None:
+    write(tmp_path / "in", 0, range(30))
+    goes_on, failed = threading.Event(), list[str]()
+
+    def hangs(values: Values, clock: int) -> None:
+        goes_on.wait(PATIENCE)
+        failed.append(problem(lambda: [*values.batches()], StoppedError))
+
+    running = application(tmp_path, sink=ValuesAtClock(hangs, as_="arrow")).start(Local())
+    until(lambda: running.clock is not None, "a clock", lambda: running.is_active)
+    with mock.patch.object(supervisor, "STOP_SECONDS", 1.0):
+        running.stop()
+    assert not children(os.getpid())
+    goes_on.set()
+    until(lambda: failed, "the sink")
+    assert not children(os.getpid())
 
 
 def test_a_driver_that_was_fenced_ends_and_changes_nothing(tmp_path: Path) -> None:

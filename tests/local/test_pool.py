@@ -146,6 +146,37 @@ def test_calls_that_are_cancelled_fail_at_once_and_others_go_on(pool: Pool, tmp_
     assert others.each(len, ["a", "ab"]) == [1, 2]
 
 
+def test_a_call_that_waits_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
+    def hangs(place: str) -> None:
+        Path(place).touch()
+        time.sleep(3600)
+
+    pool = Pool(1, [])
+    busy, waiting = Calls(pool), Calls(pool)
+    failed: list[str] = []
+    threads = [
+        threading.Thread(
+            target=lambda calls=calls, name=name: failed.append(  # type: ignore[misc]
+                problem(lambda: calls.each(hangs, [str(tmp_path / name)]), StoppedError)
+            ),
+            daemon=True,
+        )
+        for calls, name in ((busy, "busy"), (waiting, "waiting"))
+    ]
+    try:
+        threads[0].start()
+        until((tmp_path / "busy").exists, "the call")
+        threads[1].start()
+        waiting.cancel()
+        threads[1].join(60)
+        assert (len(failed), (tmp_path / "waiting").exists()) == (1, False)
+        busy.cancel()
+        threads[0].join(60)
+        assert len(failed) == 2
+    finally:
+        pool.close()
+
+
 def test_a_pool_that_is_closed_leaves_no_process(pool: Pool) -> None:
     Calls(pool).each(len, ["a", "b"])
     pids = pool.pids

@@ -70,7 +70,7 @@ def test_a_run_is_ready_if_it_commits_or_has_nothing_to_read(monitor: Monitor) -
     run.under_way = {"the step of task=D": time.monotonic() - LONG_SECONDS - 1}
     assert ready() == (
         503,
-        "application=app: the step of task=D has been under way for 601 s; look at Spark's jobs.",
+        "application=app: the step of task=D has been under way for 601 s; look at what its workers do.",
     )
     run.failure = StoreUnavailableError("the store is away; try again.")
     assert ready() == (503, "application=app starts again after a failure: the store is away; try again.")

@@ -18,6 +18,7 @@ from persistent_state import (
     FileSource,
     Input,
     IntervalJoin,
+    Local,
     NonWindowState,
     ParquetSink,
     PersistentTask,
@@ -90,11 +91,16 @@ def in_any_order(rows: list[Any]) -> list[str]:
 
 
 def test_joins_are_those_of_a_loop_over_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+    check_joins(spark, tmp_path)
+
+
+def check_joins(engine: SparkSession | Local, tmp_path: Path) -> None:
+    """Join on an engine, over a restart with other shards, and compare with a loop over all rows."""
     first, second = make_rows(300, 0, 0), make_rows(300, 60, 300)
     grow(tmp_path, 0, first)
-    application(tmp_path, 2).run(spark)
+    application(tmp_path, 2).run(engine)
     grow(tmp_path, 1, second)
-    application(tmp_path, 3).run(spark, drain=True)
+    application(tmp_path, 3).run(engine, drain=True)
     rows = first + second
     clock = 130 * SECOND
     near = interval_oracle(rows, Bounds(4 * SECOND, 7 * SECOND, True), clock)

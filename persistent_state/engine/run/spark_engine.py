@@ -101,6 +101,9 @@ class SparkEngine:
         """
         dataframe_source.opened(self.spark, source, clock)
 
+    def open(self, setup: Setup) -> None:
+        """Do nothing: Spark is there, and the first flows make scratch space."""
+
     def flows(self, setup: Setup, on_commit: Callable[[], None], patience: Patience) -> Queries:
         """Return the queries of a start."""
         if self._scratch is None:
