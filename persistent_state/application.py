@@ -330,7 +330,7 @@ class Application:
         session: object = spark
         if session is None and self.added:
             raise InvalidInputError(
-                "spark=None is not a session; give one, such as SparkSession.builder.getOrCreate()."
+                "spark=None is not a session; give one, such as SparkSession.builder.getOrCreate(), or Local()."
             )
         check_session(spark)
         return SparkEngine(spark)

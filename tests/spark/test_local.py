@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from persistent_state import Local, ParquetSink
+from persistent_state import Local, ParquetSink, RunningValues, ValuesAtClock
+from persistent_state.sinks import Values
 from tests.local import driver
 from tests.spark import pipeline, stream
 from tests.spark.stream import Stream
@@ -31,3 +35,28 @@ def test_a_graph_that_one_engine_has_begun_is_stepped_on_by_the_other(spark: Spa
         pipeline.grow(tmp_path, file, range(40 * file, 40 * file + 40))
         driver.of_graph(tmp_path).run(engine, drain=file == 2)
         assert pipeline.check(tmp_path, 40 * file + 40)
+
+
+def test_functions_are_given_the_same_values_in_arrow_under_both_engines(spark: SparkSession, tmp_path: Path) -> None:
+    given: list[list[tuple[str, int, pa.Schema, list[Any]]]] = []
+    for number, engine in enumerate((spark, Local(2))):
+        calls: list[tuple[str, int, pa.Schema, list[Any]]] = []
+        given.append(calls)
+
+        def take(kind: str, values: Values, at: int, calls: list[Any] = calls) -> None:
+            rows = [row for batch in values.batches() for row in batch.to_pylist()]
+            calls.append((kind, at, values.schema, sorted(rows, key=repr)))
+
+        place = tmp_path / str(number)
+        Stream(place / "stream", seed=13).grow(files=2)
+        app = stream.application(place, shards=2, interval="10 seconds", tasks=())
+        source = stream.FileSource(place / "stream", timestamp="ts", schema=stream.SCHEMA, max_files_per_batch=1)
+        sinks = [
+            RunningValues(partial(take, "running"), as_="arrow"),
+            ValuesAtClock(partial(take, "at a clock"), as_="arrow", name="taken"),
+        ]
+        app.add(stream.Balance(), source, sinks).run(engine, drain=True)
+        calls.sort(key=lambda call: call[:2])
+    by_spark, by_local = given
+    assert len(by_spark) > 3
+    assert by_spark == by_local
