@@ -22,6 +22,9 @@ from persistent_state.local.worker import to_bytes
 DEATHS = 3
 """The number of workers that may die of one call."""
 
+END_SECONDS = 5.0
+"""The time that a process has for its end once it has let go of its connection."""
+
 LOOK_SECONDS = 0.1
 """Time between two looks at whether a call was cancelled that waits for a worker."""
 
@@ -100,7 +103,12 @@ class Worker:
 
     def way_of_death(self) -> str:
         """Return in words how the process has ended."""
-        status = self._process.wait()
+        try:
+            status = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            # It has let go of its connection, and hangs.
+            self._process.kill()
+            status = self._process.wait()
         if status >= 0:
             return f"with exit status {status}"
         return f"by signal {-status}" + (", as when memory is short" if status == -9 else "")

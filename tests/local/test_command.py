@@ -15,7 +15,7 @@ import pytest
 
 from persistent_state import read_state
 from persistent_state.cli.run import DONE, MEND
-from tests.local.test_engine import children, expected, without_spark, write
+from tests.local.test_engine import SECOND, START, children, expected, without_spark, write
 from tests.local.test_pool import alive
 from tests.spark.sessions import ROOT
 from tests.waiting import PATIENCE, until
@@ -67,6 +67,19 @@ def test_the_command_runs_an_application_to_its_end(tmp_path: Path) -> None:
     assert state(tmp_path) == expected(30)
     status, last = Command(tmp_path, "shops:refused").ended()
     assert (status, last["error"][:44]) == (MEND, "store=memory:// can't be reached by workers,")
+
+
+def test_an_application_goes_back_and_on_again(tmp_path: Path) -> None:
+    for file in range(3):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+        assert Command(tmp_path, "shops:app", "--drain").ended()[0] == DONE
+    to = str(START + 10 * SECOND)
+    rewind = [sys.executable, "-m", "persistent_state", "rewind", "shops:app", "--to", to, "--yes"]
+    ran = subprocess.run(rewind, cwd=tmp_path, env=without_spark(tmp_path), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert state(tmp_path) == expected(10)
+    assert Command(tmp_path, "shops:app", "--drain").ended()[0] == DONE
+    assert state(tmp_path) == expected(30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
