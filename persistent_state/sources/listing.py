@@ -1,4 +1,4 @@
-"""The listing of a folder of this machine: its files, those that are left out, and the marks of tables that lie in it."""
+"""The listing of a folder: its files, those that are left out, and the marks of tables that lie in it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import stat
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from persistent_state.formatting import iso_time
 
 _FOLDER_OF_SPARK = "a DataFrameSource over it"
 HUDI = ".hoodie"
@@ -23,6 +27,9 @@ TABLES: Mapping[str, str] = {
 _ICEBERG = f"those of an Iceberg table, which writes its rows to new files again. Use {_FOLDER_OF_SPARK}"
 
 UNREADABLE = "reading is not permitted; permit it, and it is read"
+
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
+"""The names under which file systems give the time at which a file was modified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ def local_listing(root: str, known: Container[str]) -> Listing:
     Raises:
         OSError: A folder can't be listed.
     """
-    found = Listing()
+    listing = Listing()
     folders = [""]
     while folders:
         folder = folders.pop()
@@ -65,17 +72,33 @@ def local_listing(root: str, known: Container[str]) -> Listing:
                 path = folder + entry.name
                 if is_left_out(entry.name):
                     if entry.name in TABLES:
-                        found.tables[path] = TABLES[entry.name]
+                        listing.tables[path] = TABLES[entry.name]
                 elif entry.is_dir(follow_symlinks=False):
                     folders.append(path + "/")
                 elif path not in known:
-                    _add(found, root, path, entry)
-    return found
+                    _add(listing, root, path, entry)
+    return listing
 
 
-def _add(found: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:
+def store_listing(system: Any, root: str, known: Container[str]) -> Listing:
+    """List a folder of any file system of fsspec. It has known files too, since a store lists all with their sizes and times.
+
+    Raises:
+        OSError: It can't be listed.
+    """
+    infos = system.find(root, detail=True)
+    names = ((name[len(root) + 1 :], info) for name, info in infos.items())
+    there = {path: stored_file(path, info) for path, info in names}
+    new = [file for path, file in there.items() if path not in known]
+    marks = {file.path: mark for file in new if (mark := table_mark(file.path))}
+    tables = {path: what for mark in marks.values() for path, what in mark.items()}
+    files = [file for file in new if not is_ignored(file.path) and file.path not in marks]
+    return Listing(files, {}, tables, there)
+
+
+def _add(listing: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:
     if mark := table_mark(path):
-        found.tables |= mark
+        listing.tables |= mark
         return
     try:
         file = local_file(path, entry.path)
@@ -89,9 +112,9 @@ def _add(found: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:
     except OSError as error:
         why = "a link in a circle" if error.errno == errno.ELOOP else str(error)
     if why:
-        found.left_out[path] = why
+        listing.left_out[path] = why
     else:
-        found.files.append(file)
+        listing.files.append(file)
 
 
 def _why_left_out(root: str, entry: os.DirEntry[str]) -> str:
@@ -113,7 +136,7 @@ def _why_left_out(root: str, entry: os.DirEntry[str]) -> str:
 
 
 def local_file(path: str, place: str) -> File:
-    """Return what a listing says of the file at a place. Of a link it is the link's time, and the size of what it links to.
+    """Return what a listing says of the file at a place. A link has its own time, and the size of what it links to.
 
     Raises:
         OSError: There is no such file, or it links to nothing.
@@ -121,6 +144,16 @@ def local_file(path: str, place: str) -> File:
     own = os.lstat(place)
     size = os.stat(place).st_size if stat.S_ISLNK(own.st_mode) else own.st_size
     return File(path, size, microseconds(own.st_mtime))
+
+
+def stored_file(path: str, info: Mapping[str, Any]) -> File:
+    """Return a file of which fsspec gives the size, and its time by any name and in any form that a file system has."""
+    time = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
+    if isinstance(time, str):
+        time = iso_time(time)
+    if isinstance(time, datetime):
+        time = time.timestamp()
+    return File(path, int(info.get("size") or 0), None if time is None else microseconds(time))
 
 
 _METADATA = re.compile(r"(v\d+|\d+-[0-9a-f]{8}-[0-9a-f-]{27})(\.gz)?\.metadata\.json")

@@ -34,7 +34,7 @@ from persistent_state.errors import InvalidInputError, StateError, StoreUnavaila
 from persistent_state.event_time.inputs import named_in
 from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
-from persistent_state.sources import files, formats, listing, text_blocks
+from persistent_state.sources import folder, formats, listing, text_blocks
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.sources.files import FileSource
 from tests import core
@@ -794,7 +794,7 @@ class TestOrder:
         (tmp_path / "in/empty").mkdir()
         (tmp_path / "in/link.csv").symlink_to(tmp_path / "outside/z.csv")
         ours = Driver(lambda: source(tmp_path / "in"))
-        monkeypatch.setattr(files, "LocalFileSystem", MemoryFileSystem)
+        monkeypatch.setattr(folder, "LocalFileSystem", MemoryFileSystem)
         theirs = Driver(lambda: source(tmp_path / "in"))
         assert ours.source.reach({}, True) == theirs.source.reach({}, True)
         assert len(ours.source.reach({}, True).journal) == 5
@@ -1435,7 +1435,7 @@ class TestSetUp:
 
     def test_ordering_by_time_needs_a_file_system_that_tells_it(self) -> None:
         fsspec.filesystem("timeless").pipe_file("/timeless/a.csv", b"value\n")
-        with pytest.raises(InvalidInputError, match="tells no modification times; order by name"):
+        with pytest.raises(InvalidInputError, match="gives no modification times; order by name"):
             source("timeless:///timeless", order_by="modified").open([], {})
 
 

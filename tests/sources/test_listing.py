@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 from monoids import Sum
 from persistent_state import Application, NonWindowState, ParquetSink, PersistentTask, SqlSink, ValuesAtClock
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
-from persistent_state.sources import files, listing, moves
+from persistent_state.sources import folder, known_files, listing, moves
 from persistent_state.sources.files import FileSource
+from persistent_state.sources.folder import Folder
 from persistent_state.store.log import Log
 from tests import core
 from tests.soak import soak_or
@@ -462,7 +463,7 @@ def test_a_file_that_was_read_again_under_another_name_is_not_to_be_brought_back
     assert values(before.next()) == [0, 1, 2]
     path = move(tmp_path)
     looks = rf"'a/0.csv' of .* is gone, and file='{path}', which {{}}, looks like it. If that is the same one, {{}}. Else bring"
-    with pytest.raises(InvalidInputError, match=looks.format("is new", f"move it back, {re.escape(files._OR)}")):
+    with pytest.raises(InvalidInputError, match=looks.format("is new", f"move it back, {re.escape(folder.OR)}")):
         driver(tmp_path, before).next()
     # Nothing says that it is the same file.
     assert values(before.next()) == [0, 1]
@@ -571,7 +572,7 @@ def test_a_listing_of_many_files_that_are_alike_takes_linear_time(
         known = [listing.File(f"{i}/orders.csv", 7, 10**15) for i in range(count)]
         found = [listing.File(f"new/{i}/orders.csv.gz", 7, 10**15) for i in range(count)]
         found += [listing.File(f"new/{i}/orders.csv", 7, 10**15) for i in range(count)]
-        moves.moved_and_copied(source(tmp_path)._folder, known, found, lambda known: True, {})
+        moves.moved_and_copied(source(tmp_path)._reader, known, found, lambda known: True, {})
         return len(calls)
 
     is_like = moves._is_like
@@ -613,8 +614,8 @@ def test_many_files_are_named_in_one_warning(tmp_path: Path, warnings: Warnings)
 def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_WATCHED", 1)
-    monkeypatch.setattr(files, "_IN_TURN", 0)
+    monkeypatch.setattr(known_files, "_WATCHED", 1)
+    monkeypatch.setattr(known_files, "_IN_TURN", 0)
     for name in ("a.csv", "b.csv"):
         write(tmp_path, name, "value\n1\n", 1e9)
     before = driver(tmp_path)
@@ -630,16 +631,16 @@ def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
 def test_each_known_file_is_looked_at_in_turn_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch, changed: int
 ) -> None:
-    monkeypatch.setattr(files, "_WATCHED", 1)
-    monkeypatch.setattr(files, "_IN_TURN", 2)
+    monkeypatch.setattr(known_files, "_WATCHED", 1)
+    monkeypatch.setattr(known_files, "_IN_TURN", 2)
     looked_at: list[str] = []
 
     def counted(source: FileSource, path: str) -> listing.File | None:
         looked_at.append(path)
         return on_this_machine(source, path)
 
-    on_this_machine = FileSource._on_this_machine
-    monkeypatch.setattr(FileSource, "_on_this_machine", counted)
+    on_this_machine = Folder.local_file
+    monkeypatch.setattr(Folder, "local_file", counted)
     for i in range(7):
         write(tmp_path, f"{i}.csv", "value\n1\n", 1e9)
     read = driver(tmp_path)
