@@ -102,13 +102,16 @@ class FileReader:
         schema, fault = self.schema(), ""
         if (twice := folder_column_twice(path, schema.names)) is not None:
             fault = f"column {twice} stands twice in its folders' names"
-        for name, text in folder_columns(path).items():
-            if name in schema.names:
-                try:
-                    values[name] = formats.of_text(text, schema.field(name))
-                except Unfit as error:
-                    values[name], fault = pa.scalar(None, schema.field(name).type), f"{error}, in its folder's name"
+        for name, text in self.folder_columns(path):
+            try:
+                values[name] = formats.of_text(text, schema.field(name))
+            except Unfit as error:
+                values[name], fault = pa.scalar(None, schema.field(name).type), f"{error}, in its folder's name"
         return values, fault
+
+    def folder_columns(self, path: str) -> list[tuple[str, str | None]]:
+        """Return the columns that are read of the folders of a path, each with its text."""
+        return [column for column in folder_columns(path).items() if column[0] in self.schema().names]
 
     def notes(self, path: str, piece: formats.Piece) -> dict[str, str]:
         """Return the sentences on columns that a file lacks, or has at another place, by column."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -37,6 +38,8 @@ _WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
 """The protocols of stores that have no folders: an empty folder looks like one that never existed."""
 _ALIASES = {"local": "file", "s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs"}
 """Other names of protocols."""
+_END = 1 << 16
+"""The number of bytes at each end of a file that are compared with those of another one."""
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -161,8 +164,26 @@ class Folder:
     def local_file(self, path: str) -> File | None:
         """Return a file of this machine as a listing says; None if it can't be looked at."""
         with suppress(OSError):
-            return local_file(path, os.path.join(self._system()[1], path))
+            return local_file(path, self._local(path))
         return None
+
+    def inode(self, path: str) -> tuple[int, int] | None:
+        """Return the device and the number of a file of this machine, which all of its names share; None if it is gone."""
+        with suppress(OSError):
+            status = os.stat(self._local(path))
+            return status.st_dev, status.st_ino
+        return None
+
+    def ends(self, path: str) -> bytes | None:
+        """Return a digest of the first and the last bytes of a file of this machine; None if it can't be read."""
+        with suppress(OSError), open(self._local(path), "rb") as file:
+            first = file.read(_END)
+            file.seek(max(file.seek(0, io.SEEK_END) - _END, 0))
+            return hashlib.blake2b(first + file.read()).digest()
+        return None
+
+    def _local(self, path: str) -> str:
+        return os.path.join(self._system()[1], path)
 
     def open(
         self, path: str, size: int, is_new: bool = False, gone: Callable[[str], StateError] | None = None

@@ -7,7 +7,7 @@ again, and for new files that are known ones under another path. A file that is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,6 +31,10 @@ _MOVED = (
 _COPIED = (
     "read, although it looks like a copy of another file that is read. If it is one, its rows count twice: move it out of the "
     "folder, and name the task in rebuild"
+)
+_LINKED = (
+    "left out, as a link makes the two one file, which is read once. If its rows are to count twice, put a copy in place of "
+    "the link"
 )
 _OTHER_SIZE = (
     "the size has changed since it was listed. What was written since is not read, and a start that has to read the file again "
@@ -76,6 +80,8 @@ class KnownFiles:
     _paths: set[str] = field(init=False)
     _moved: dict[str, str] = field(default_factory=dict)
     """Files that are not read, each with the path under which it was read before."""
+    _links: dict[tuple[str, tuple[int, int] | None], str] = field(default_factory=dict)
+    """Paths that are left out as links, and their inodes, each with the path under which the file is read."""
     _stamps: dict[tuple[int, int | None], list[File]] = field(default_factory=dict)
     _turn: int = 0
     """The number of the known file from which on the next listing looks whether some have changed."""
@@ -105,12 +111,18 @@ class KnownFiles:
         if self.present is not None:
             self.present = listing.there or {}
         self._warn_of_changes(listing)
+        links = self._left_out_links(listing)
+        new = [file for file in listing.files if file.path not in links]
         is_gone = partial(self._is_gone, listing)
-        self._moved, copies = moves.moved_and_copied(self.reader, self.files, listing.files, is_gone, self._moved)
+        self._moved, copies = moves.moved_and_copied(self.reader, self.files, new, is_gone, self._moved)
         self._warn(_MOVED, {path: f"{path!r} (read as {then!r})" for path, then in self._moved.items()})
         if self.is_whole:
             return
+        new = [file for file in new if file.path not in self._moved]
+        if listing.there is None:
+            copies |= self._copies(new)
         self._warn(_COPIED, {path: f"{path!r} (as {other!r})" for path, other in copies.items()})
+        self._warn(_LINKED, {path: f"{path!r} (as {other!r})" for path, other in links.items()})
         unreadable = [path for path, why in listing.left_out.items() if why == UNREADABLE]
         if self.finite and unreadable:
             raise StoreUnavailableError(
@@ -118,9 +130,42 @@ class KnownFiles:
             )
         for why in dict.fromkeys(listing.left_out.values()):
             self._warn(f"left out: {why}", [path for path, other in listing.left_out.items() if other == why])
-        new = self.folder.in_order(file for file in listing.files if file.path not in self._moved)
+        new = self.folder.in_order(new)
         self.files += new
         self._paths.update(file.path for file in new)
+
+    def _left_out_links(self, listing: Listing) -> dict[str, str]:
+        """Return the new files that are one with another file by a link, each with the path under which that is read."""
+        linked = self.folder.in_order(file for file in listing.files if file.path in listing.linked)
+        # The file itself is read, rather than a link, which may soon lead to another one.
+        linked.sort(key=lambda file: listing.linked[file.path])
+        names = {file.path: (file.path, self.folder.inode(file.path)) for file in linked}
+        new = [file for file in linked if names[file.path] not in self._links]
+        sizes = {file.size for file in new}
+        # Another file may be in the place of a known one, and its rows were never read.
+        known = [file for file in self.files if file.size in sizes and self.folder.local_file(file.path) == file]
+
+        def mark(file: File) -> Hashable:
+            inode = self.folder.inode(file.path)
+            return inode and (inode, *self.reader.folder_columns(file.path))
+
+        self._links |= {names[path]: other for path, other in moves.alike_by(mark, self.reader, known, new).items()}
+        return {path: self._links[name] for path, name in names.items() if name in self._links}
+
+    def _copies(self, new: Sequence[File]) -> dict[str, str]:
+        """Return the new files of this machine that have the size, the time and the bytes of another file, with its path."""
+        new = self.folder.in_order(file for file in new if file.size)
+        near = {(file.size, file.modified) for file in new}
+        known = [file for file in self.files if (file.size, file.modified) in near] if near else []
+        # Most files share size and time with no other one, and are not opened.
+        shared = {stamp for stamp, files in moves.by_stamp([*known, *new]).items() if len(files) > 1}
+        new = [file for file in new if (file.size, file.modified) in shared]
+
+        def mark(file: File) -> Hashable:
+            ends = self.folder.ends(file.path)
+            return ends and (file.size, file.modified, ends, moves.columns(file))
+
+        return moves.alike_by(mark, self.reader, known, new)
 
     def _check_tables(self, tables: Mapping[str, str], where: str) -> None:
         """Refuse to begin with a folder that is a table. A source that has begun goes on, with a warning."""

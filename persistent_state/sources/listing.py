@@ -45,13 +45,15 @@ class File:
 class Listing:
     """The files that are read and were not known, what is left out and why, and the marks of tables with what to use instead.
 
-    `there` has all files, known ones too; None where the listing does not look at those.
+    `there` has all files, known ones too; None where the listing does not look at those. `linked` has the paths of new files
+    that may have other names, by hard links or as links, each with whether it is a link.
     """
 
     files: list[File] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
     there: dict[str, File] | None = None
+    linked: dict[str, bool] = field(default_factory=dict)
 
 
 def local_listing(root: str, known: Container[str]) -> Listing:
@@ -115,6 +117,8 @@ def _add(listing: Listing, root: str, path: str, entry: os.DirEntry[str]) -> Non
         listing.left_out[path] = why
     else:
         listing.files.append(file)
+        if entry.is_symlink() or entry.stat().st_nlink > 1:
+            listing.linked[path] = entry.is_symlink()
 
 
 def _why_left_out(root: str, entry: os.DirEntry[str]) -> str:

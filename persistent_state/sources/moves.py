@@ -1,12 +1,12 @@
-"""Find files of a folder that are other files under another path: moved, copied, or compressed in place.
+"""Find files of a folder that are other files under another path: moved, copied, linked, or compressed in place.
 
-Nothing but a file's name, size and time says that it is the same. So two files have `Look`s, and where they have one in common,
-the rest of what is known of them decides.
+Nothing but its name, size and time says that a file was moved. So two files have `Look`s, and where they have one in common,
+the rest of what is known of them decides. A link, or a copy with the same bytes, shows as long as both files are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from persistent_state.sources.file_reader import FileReader
@@ -78,9 +78,30 @@ def moved_and_copied(
     return moved, {path: other for path, other in copies.items() if is_copy[path]}
 
 
+def alike_by(
+    mark: Callable[[File], Hashable], reader: FileReader, known: Sequence[File], new: Sequence[File]
+) -> dict[str, str]:
+    """Return the new files that have the mark of another file of their kind, each with the path of that file.
+
+    Args:
+        mark: Returns what only a file and its links have, or its copies; None if it can't be known.
+        reader: The reader of all of them.
+        known: The files that are read.
+        new: Files that are there and were not known.
+    """
+    first: dict[Hashable, str] = {}
+    others: dict[str, str] = {}
+    for file in (*known, *new):
+        if reader.is_opened(file.path) and (its := mark(file)) is not None:
+            other = first.setdefault((reader.kind(file.path), its), file.path)
+            if other != file.path:
+                others[file.path] = other
+    return {file.path: others[file.path] for file in new if file.path in others}
+
+
 def _looks_of_known(reader: FileReader, file: File) -> Iterator[Look]:
     yield from _looks(file, [*{None, *CODECS.values()} - {reader.kind(file.path)[1]}])
-    yield SAME_NAME, file.size, file.path, _columns(file)
+    yield SAME_NAME, file.size, file.path, columns(file)
 
 
 def _looks_of_new(reader: FileReader, file: File) -> Iterator[Look]:
@@ -88,7 +109,7 @@ def _looks_of_new(reader: FileReader, file: File) -> Iterator[Look]:
     # Any folders may stand before the whole path of a known one. Its name alone does not say which it is, as those of days may
     # all be `orders.csv`.
     parts = file.path.split("/")
-    yield from ((SAME_NAME, file.size, "/".join(parts[i:]), _columns(file)) for i in range(1, len(parts)))
+    yield from ((SAME_NAME, file.size, "/".join(parts[i:]), columns(file)) for i in range(1, len(parts)))
 
 
 def _looks(file: File, codecs: Sequence[Codec | None]) -> Iterator[Look]:
@@ -96,15 +117,15 @@ def _looks(file: File, codecs: Sequence[Codec | None]) -> Iterator[Look]:
     if file.modified is None:
         return
     name = name_of(file.path)
-    yield SAME_FILE, file.size, f"{file.modified} {name}", _columns(file)
+    yield SAME_FILE, file.size, f"{file.modified} {name}", columns(file)
     # Many files may be of one second, such as those of an archive that was unpacked.
     if _has_fraction(file):
         yield SAME_TIME, file.size, str(file.modified), ""
     # Some programs that compress a file give the result its time without a fraction.
-    yield from ((SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}", _columns(file)) for codec in codecs)
+    yield from ((SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}", columns(file)) for codec in codecs)
 
 
-def _columns(file: File) -> str:
+def columns(file: File) -> str:
     """Return the folders of a file that hold columns. Other values of these make other rows."""
     return "/".join(folder for folder in file.path.split("/")[:-1] if "=" in folder)
 
