@@ -38,6 +38,8 @@ _WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs", "memory"})
 """The protocols of stores that have no folders: an empty folder looks like one that never existed."""
 _ALIASES = {"local": "file", "s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs"}
 """Other names of protocols."""
+_GONE = (FileNotFoundError, NotADirectoryError)
+"""The errors of a path that is not there. A folder that it had may be a file by now."""
 _END = 1 << 16
 """The number of bytes at each end of a file that are compared with those of another one."""
 
@@ -94,7 +96,7 @@ class Folder:
             system.invalidate_cache()
             try:
                 kind = system.info(root)["type"]
-            except (FileNotFoundError, NotADirectoryError):
+            except _GONE:
                 kind = None
             if kind == "file" or (kind is None and any(mark in self.path for mark in "*?[")):
                 instead = "give one: all files in it and below are read, and a transform can leave out rows"
@@ -157,8 +159,10 @@ class Folder:
         system, root = self._system()
         with self._asking(path):
             try:
+                if type(system) is LocalFileSystem:
+                    return local_file(path, self._local(path))
                 return stored_file(path, system.info(f"{root}/{path}"))
-            except FileNotFoundError:
+            except _GONE:
                 return None
 
     def local_file(self, path: str) -> File | None:
@@ -245,8 +249,8 @@ class Folder:
         return translating(OSError, partial(self._as_ours, path, lost))
 
     def _as_ours(self, path: str, lost: Callable[[], StateError] | None, error: OSError) -> StateError:
-        if isinstance(error, FileNotFoundError):
-            return self.gone(path) if lost is None else lost()
+        if lost is not None and isinstance(error, _GONE):
+            return lost()
         what = f"{path!r} of {self!r}" if path else repr(self)
         return StoreUnavailableError(f"{what}: {without_secrets(error, self.options)}. Put it right, then try again.")
 

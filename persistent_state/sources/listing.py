@@ -140,14 +140,14 @@ def _why_left_out(root: str, entry: os.DirEntry[str]) -> str:
 
 
 def local_file(path: str, place: str) -> File:
-    """Return what a listing says of the file at a place. A link has its own time, and the size of what it links to.
+    """Return what a listing says of the file at a place. A link has the size of its file, and the later time of the two.
 
     Raises:
         OSError: There is no such file, or it links to nothing.
     """
     own = os.lstat(place)
-    size = os.stat(place).st_size if stat.S_ISLNK(own.st_mode) else own.st_size
-    return File(path, size, microseconds(own.st_mtime))
+    file = os.stat(place) if stat.S_ISLNK(own.st_mode) else own
+    return File(path, file.st_size, microseconds(max(own.st_mtime, file.st_mtime)))
 
 
 def stored_file(path: str, info: Mapping[str, Any]) -> File:

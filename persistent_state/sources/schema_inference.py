@@ -36,7 +36,7 @@ def first_schema(reader: FileReader, begun: Sequence[str], once: Collection[str 
     unread = None
     for file in (*first, *folder.in_order(there.values())):
         try:
-            return _schema_of(reader, file, once, warns)
+            return _schema_of(reader, file, file.path not in begun, once, warns)
         except formats.UNDECODABLE as error:
             # It is a bad record, which says nothing of the others.
             unread = unread or InvalidInputError(
@@ -45,9 +45,9 @@ def first_schema(reader: FileReader, begun: Sequence[str], once: Collection[str 
     raise unread or InvalidInputError(f"{folder!r} has no Parquet file to take the schema from; give it schema=.")
 
 
-def _schema_of(reader: FileReader, file: File, once: Collection[str | None], warns: bool) -> pa.Schema:
+def _schema_of(reader: FileReader, file: File, is_new: bool, once: Collection[str | None], warns: bool) -> pa.Schema:
     """Return the schema of the records of a Parquet file, with the columns that its folders say."""
-    with reader.folder.open(file.path, file.size) as stored:
+    with reader.folder.open(file.path, file.size, is_new) as stored:
         parquet = formats.open_parquet(pa.PythonFile(stored, mode="r"))
         schema = plain_schema(parquet.schema_arrow).remove_metadata()
     what = f"file={file.path!r} of {reader.folder!r}"

@@ -1101,6 +1101,47 @@ class TestReplay:
         with pytest.raises(InvalidInputError, match="is gone; bring it back"):
             list(source(tmp_path).read(split))
 
+    def test_a_file_whose_folder_has_become_a_file_is_gone(self, tmp_path: Path) -> None:
+        write(tmp_path, "day/a.csv", table(0, 1))
+        before = Driver(lambda: source(tmp_path))
+        before.next()
+        opened = source(tmp_path)
+        opened.open(before.journal, {"": FILE})
+        (split,) = opened.splits({}, opened.reach({}, False).ends, 1)
+        shutil.rmtree(tmp_path / "day")
+        (tmp_path / "day").touch()
+        with pytest.raises(InvalidInputError, match=r"file='day/a.csv' .* is gone; bring it back"):
+            list(source(tmp_path).read(split))
+        with pytest.raises(InvalidInputError, match=r"file='day/a.csv' .* is gone; bring it back"):
+            Driver(lambda: source(tmp_path), before.journal, 0, FILE).source.reach({}, False)
+
+    @pytest.mark.parametrize("is_gone", [True, False])
+    def test_a_new_file_that_changes_or_goes_before_its_schema_is_read_is_listed_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+    ) -> None:
+        write(tmp_path, "a.parquet", table(0, 1))
+        listed = folder.Folder.listing
+
+        def changes(of: folder.Folder) -> listing.Listing:
+            files = listed(of)
+            (tmp_path / "a.parquet").unlink()
+            if not is_gone:
+                write(tmp_path, "a.parquet", table(0, 1000))
+            return files
+
+        monkeypatch.setattr(folder.Folder, "listing", changes)
+        with pytest.raises(StoreUnavailableError, match=r"file='a.parquet' .* when the folder was listed\. None of"):
+            _ = FileSource(tmp_path, timestamp="ts").schema
+
+    def test_a_folder_that_goes_while_it_is_listed_is_unavailable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def gone(*args: Any, **options: Any) -> Any:
+            raise FileNotFoundError("listed")
+
+        fsspec.filesystem("memory").pipe_file("/goes/a.csv", encode(table(0, 1), ".csv"))
+        monkeypatch.setattr(MemoryFileSystem, "find", gone)
+        with pytest.raises(StoreUnavailableError, match=r"^FileSource\('memory://goes'\): .*listed. Put it right"):
+            source("memory://goes").open([], {})
+
     def test_the_journal_keeps_any_name(self, tmp_path: Path) -> None:
         names = ["a b.csv", "ü/é.csv", 'quo"te.csv', "new\nline.csv", os.fsdecode(b"\xff.csv"), "x" * 200 + ".csv"]
         for name in names:

@@ -708,6 +708,24 @@ def test_a_known_file_that_is_written_again_or_appended_to_is_named_once(
     assert ": written again since it was listed." in again
 
 
+def test_a_link_that_is_replayed_is_as_it_was_until_its_file_is_written_again(
+    tmp_path: Path, warnings: Warnings
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(tmp_path, "outside.csv", "value\n1\n", 1e9)
+    (folder / "a.csv").symlink_to(tmp_path / "outside.csv")
+    before = driver(folder)
+    before.next()
+    assert values(driver(folder, before).next()) == [1]
+    assert warnings() == []
+    write(tmp_path, "outside.csv", "value\n2\n", 3e9)
+    assert before.next() == []
+    assert ["'a.csv'" in text and "written again" in text for text in warnings()] == [True]
+    assert values(driver(folder, before).next()) == [2]
+    assert len(warnings()) == 2
+
+
 def test_many_files_are_named_in_one_warning(tmp_path: Path, warnings: Warnings) -> None:
     for i in range(7):
         (tmp_path / f"{i}.csv").symlink_to("gone")
