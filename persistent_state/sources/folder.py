@@ -150,9 +150,8 @@ class Folder:
 
     def has(self, path: str) -> bool:
         """Return whether a file is there, be it listed or not."""
-        system, root = self._system()
-        with self._asking(path):
-            return bool(system.exists(f"{root}/{path}"))
+        # `exists` of fsspec takes a file for gone where a store fails.
+        return self.file(path) is not None
 
     def file(self, path: str) -> File | None:
         """Return a file as it is now; None if it is gone."""

@@ -1013,6 +1013,26 @@ class TestReplay:
         with pytest.raises(InvalidInputError, match=r"1 of the 6 files .* have another size than they had: '2.csv'"):
             ask()
 
+    def test_a_rewind_takes_no_file_for_gone_where_a_store_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        system = fsspec.filesystem("memory")
+        for i in range(2):
+            system.pipe_file(f"/unsure/{i}.csv", encode(table(i, 1), ".csv"))
+        driver = Driver(lambda: source("memory://unsure"))
+        driver.next()
+        system.rm("/unsure/0.csv")
+        info = MemoryFileSystem.info
+
+        def fails(system: MemoryFileSystem, path: str, **options: Any) -> Any:
+            if path.endswith("0.csv"):
+                raise OSError("no route to host")
+            return info(system, path, **options)
+
+        monkeypatch.setattr(MemoryFileSystem, "info", fails)
+        with pytest.raises(
+            StoreUnavailableError, match=r"^'0.csv' of FileSource\('memory://unsure'\): .*no route to host"
+        ):
+            source("memory://unsure").check_again({}, driver.journal, driver.journal)
+
     def test_a_rewind_names_what_a_file_that_is_gone_may_be_called_now(self, tmp_path: Path) -> None:
         for i in range(4):
             write(tmp_path, f"{i}.csv", table(i, 1))
