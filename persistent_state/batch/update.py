@@ -249,8 +249,8 @@ class Recorder(PersistentState[Any]):
             self._row = i
             try:
                 value = item.as_py()
-            except (OverflowError, ValueError) as error:
-                # A time beyond those of Python, for one.
+            except (OverflowError, ValueError, KeyError) as error:
+                # A time beyond those of Python, for one, or a time zone that this machine lacks.
                 self._rows.append(i)
                 self._values.append(MonoidError(str(error)))
                 continue

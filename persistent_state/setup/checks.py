@@ -27,6 +27,7 @@ from persistent_state.partials.kinds import kind_of
 from persistent_state.redact import shown
 from persistent_state.setup.added import Added, by_spark, edge_of
 from persistent_state.sources.base import TIMESTAMP_UNITS, TimeReplayableSource
+from persistent_state.sources.casts import all_types
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
@@ -271,24 +272,30 @@ def _of_columns(plan: InputPlan) -> Iterator[str]:
 
 
 def _of_zones(plan: InputPlan) -> Iterator[str]:
-    """Refuse columns with a time zone that this machine does not know: no value of theirs can become Python's."""
-    for column in plan.schema:
-        for zone in _zones(column.type):
-            try:
-                pa.lib.string_to_tzinfo(zone)
-            except (KeyError, ValueError, OSError):
+    """Refuse columns that user code asks for, and whose time zone this machine lacks: Python has none of their values."""
+    for name in _handed(plan):
+        for type in all_types([plan.schema.field(name).type]):
+            if pa.types.is_timestamp(type) and type.tz and not _is_zone(type.tz):
                 yield (
-                    f"task={plan.named}: column {column.name!r} has times in zone={zone!r}, which this machine does not know; "
+                    f"task={plan.named}: column {name!r} has times in zone={type.tz!r}, which this machine does not know; "
                     "give a schema with a zone such as 'UTC' or 'Europe/Oslo'."
                 )
 
 
-def _zones(type: pa.DataType) -> set[str]:
-    """Return the time zones in a type."""
-    if pa.types.is_dictionary(type):
-        return _zones(type.value_type)
-    within = (_zones(type.field(place).type) for place in range(type.num_fields))
-    return {type.tz} - {None} if pa.types.is_timestamp(type) else set[str]().union(*within)
+def _handed(plan: InputPlan) -> tuple[str, ...]:
+    """Return the columns whose values user code may be handed as objects of Python: those of messages, or of `prepare`."""
+    # A part of an ordered task takes rows as batches, and hands them on as messages, with their keys.
+    if plan.update_way == "message" or plan.hands_keys:
+        return tuple(plan.schema.names)
+    return () if plan.task.value is None or plan.state.prepare is None else (plan.task.value,)
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        pa.lib.string_to_tzinfo(name)
+    except (KeyError, ValueError, OSError):
+        return False
+    return True
 
 
 def _of_key(plan: InputPlan) -> Iterator[str]:
