@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from persistent_state.batch.plan import EXACTLY_ONCE, KEEP, Plan
-from persistent_state.errors import InvalidInputError, check_whole
+from persistent_state.errors import InvalidInputError, check_whole, refuse
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.formatting import Clock
@@ -22,7 +22,6 @@ from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.redact import shown
 from persistent_state.setup import checks, graph
 from persistent_state.setup.added import Added, inputs_of, tasks_of
-from persistent_state.setup.checks import refuse
 from persistent_state.setup.compile import ColumnsOf, plans_of, take_up_schemas
 from persistent_state.show import definition, html
 from persistent_state.show.tables import Table

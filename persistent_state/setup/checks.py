@@ -1,7 +1,7 @@
 """Refusals of a set-up that need no store, by topic.
 
-A topic yields the sentences that refuse what it is given. `refuse` raises the first one, and asks no further: a condition may
-rest on those before it.
+A topic yields the sentences that refuse what it is given. `errors.refuse` raises the first one, so that a condition may rest on
+those before it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -34,16 +33,6 @@ from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
 from persistent_state.sources.tasks import TaskSource
 from persistent_state.task import LOCAL_TIMESTAMP, BaseTask, PersistentTask, check_process_message, instance_of
 from persistent_state.windows import length
-
-
-def refuse(*topics: Iterable[str]) -> None:
-    """Refuse a set-up for the first of these topics that has a sentence.
-
-    Raises:
-        InvalidInputError: One has.
-    """
-    for sentence in chain(*topics):
-        raise InvalidInputError(sentence)
 
 
 def of_task(task: object) -> Iterator[str]:

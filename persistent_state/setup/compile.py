@@ -14,14 +14,14 @@ from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import InputPlan, Plan
 from persistent_state.edges import parts as in_order
 from persistent_state.edges.base import check
-from persistent_state.errors import StateError
+from persistent_state.errors import StateError, refuse
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import duration, positive
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Input
 from persistent_state.setup import graph
 from persistent_state.setup.added import Added, by_spark, edge_of
-from persistent_state.setup.checks import of_plan, of_rows, of_update, refuse
+from persistent_state.setup.checks import of_plan, of_rows, of_update
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
