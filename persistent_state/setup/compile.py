@@ -57,16 +57,17 @@ def plans_of(
     Raises:
         InvalidInputError: A task does not fit what feeds it.
     """
-    apart, plans = graph.every(added, settings.interval), dict[str, Plan]()
-    settings = replace(settings, interval=graph.common_interval(added, settings.interval))
-    for each in graph.topological(added):
+    ordered, plans = graph.topological(added), dict[str, Plan]()
+    times = graph.every(ordered, settings.interval)
+    settings = replace(settings, interval=graph.common_interval(times, settings.interval))
+    for each in ordered:
         plan = Plan(
             application=application,
             files=files,
             task=each.task,
             # The plans of its inputs are made from this one.
             inputs={},
-            settings=replace(settings, every=math.gcd(*apart.get(each.name, ())) or None),
+            settings=replace(settings, every=math.gcd(*times.get(each.name, ())) or None),
             shards=shards,
             emits=bool(each.outputs.running),
             outputs=each.outputs.names,
