@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType, FrameType
@@ -134,6 +135,18 @@ def missing_package(package: str, needed_by: str, extra: str, otherwise: str = "
     """
     ways = ", or ".join(filter(None, (f"pip install 'persistent-state[{extra}]'", otherwise)))
     return InvalidInputError(f"package={package!r} is missing for {needed_by}; {ways}.")
+
+
+def refuse(*topics: Iterable[str]) -> None:
+    """Raise the first sentence of these topics as an error. A topic yields the sentences that refuse what it was given.
+
+    Later sentences are not asked for: the condition of one may rest on those before it, or it may be only their consequence.
+
+    Raises:
+        InvalidInputError: There is a sentence.
+    """
+    for sentence in chain(*topics):
+        raise InvalidInputError(sentence)
 
 
 def check_whole(name: str, given: object) -> None:

@@ -59,7 +59,7 @@ def in_python(value: pa.Scalar) -> Any:
     """Return an Arrow value as Python's, or as JSON knows it where Python has none, as of a time beyond the year 9999."""
     try:
         return value.as_py()
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError, KeyError):
         return plain(value)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from monoids.scalars import Scalar
 from persistent_state.batch.groups import NO_ROWS
@@ -24,7 +24,7 @@ from persistent_state.batch.judge import (
     Times,
     judge,
 )
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import FlowPlan, InputPlan
 from persistent_state.batch.rows import (
     Mask,
@@ -189,13 +189,11 @@ def _take_back(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted
 def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
     """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
     lacked = lacked_columns(plan, accepted.lacks, accepted.unseen)
-    if (unfit := unfit_rows(plan, accepted.rows, lacked)).any():
+    if unfit := unfit_rows(plan, accepted.rows, lacked):
         rows = accepted.rows.select(plan.schema.names)
-        keys_unfit = [f"{late_rows.UNFIT_KEY}: column {name}" for name in _stored(plan)]
-        for number, reason in enumerate([late_rows.NO_COLUMN + repr(lacked[0])] if lacked else keys_unfit, 1):
-            if (where := unfit == number).any():
-                lifted.put_aside(plan, side_table(plan, rows, where, reason, accepted.place))
-        accepted = accepted.take(unfit == 0)
+        for reason, where in unfit.items():
+            lifted.put_aside(plan, side_table(plan, rows, where, reason, accepted.place))
+        accepted = accepted.take(~np.any([*unfit.values()], axis=0))
     if accepted.rows.num_rows == 0:
         return
     rows, place = accepted.rows.select(plan.schema.names), accepted.place
@@ -256,25 +254,32 @@ def _count_unseen(plans: Sequence[InputPlan], chunk: Chunk, place: Place, codes:
     sightings.firsts[chunk.input] = replace(first, unseen=dict(unseen))
 
 
-def unfit_rows(plan: InputPlan, rows: pa.RecordBatch, lacked: Collection[str] = ()) -> NDArray[np.int32]:
-    """Return by row which column has a key or an id that can't be stored for a task, such as a time finer than microseconds.
+def unfit_rows(plan: InputPlan, rows: pa.RecordBatch, lacked: Sequence[str] = ()) -> dict[str, Mask]:
+    """Return by reason which rows can't count for a task; a row has one reason.
 
-    It is the number of the column among `_stored`, from 1 on, or 0 if all fit. Where user code is handed the key, a time that
-    Python does not have is none either. Rows without a column that the task needs, as `lacked_columns` returns them, do not fit
-    at all.
+    Their key or id can't be stored, such as a time finer than microseconds. Where user code is handed the key, a time that
+    Python does not have does not fit either. No row counts without a column that the task needs, as `lacked_columns` returns
+    them.
     """
-    unfit = np.full(rows.num_rows, 1 if lacked else 0, np.int32)
-    for number, name in enumerate([] if lacked else _stored(plan), 1):
-        column = rows.column(name)
+    if lacked:
+        return {late_rows.NO_COLUMN + repr(lacked[0]): np.ones(rows.num_rows, np.bool_)}
+    has_reasons = rows.schema.get_field_index(plan.unfit_column) >= 0
+    sent = rows.column(plan.unfit_column) if has_reasons else pa.nulls(0)
+    unfit = dict[str, Mask]()
+    for number, name in enumerate(_stored(plan)):
+        column, reason = rows.column(name), f"{late_rows.UNFIT_KEY}: column {name}"
         is_bad = np.zeros(rows.num_rows, np.bool_)
         if not _is_key(column):
             is_bad |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
-        type, is_handed = keys.normal_type(column.type), plan.hands_keys and number <= len(plan.task.key_columns)
+        type, is_handed = keys.normal_type(column.type), plan.hands_keys and number < len(plan.task.key_columns)
         if is_handed and pa.types.is_temporal(type):
             is_bad |= Scalar(type).cast(column)[1]
-        unfit[is_bad & (unfit == 0)] = number
-    if rows.schema.get_field_index(plan.unfit_column) >= 0:
-        unfit = np.maximum(unfit, rows.column(plan.unfit_column).to_numpy())
+        if sent.null_count < len(sent):
+            is_bad |= pc.equal(sent, reason).fill_null(False).to_numpy(zero_copy_only=False)
+        for known in unfit.values():
+            is_bad &= ~known
+        if is_bad.any():
+            unfit[reason] = is_bad
     return unfit
 
 

@@ -31,7 +31,7 @@ EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-le
 COLUMN = "_persistent_state_update_"
 """The beginning of the name of a column that holds the updates which Spark computed for a task."""
 UNFIT_COLUMN = "_persistent_state_unfit_"
-"""The beginning of the name of a column that tells which rows had a key that does not fit a task, before Spark changed them."""
+"""The beginning of the name of a column with the reasons of rows that did not fit a task before Spark changed them."""
 
 
 def without_case(name: str) -> str:
@@ -87,7 +87,10 @@ class InputPlan:
 
     @property
     def unfit_column(self) -> str:
-        """The column of a chunk's rows, beside those of the schema, that tells which keys do not fit. Few sources have it."""
+        """The column of a chunk's rows, beside those of the schema, that has the reason of each row that does not fit the task.
+
+        Few sources have it.
+        """
         return UNFIT_COLUMN + self.name
 
     @property

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from monoids import MonoidError
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.plan import InputPlan
-from persistent_state.batch.row_messages import UnreadableError, row_messages, unreadable
+from persistent_state.batch.row_messages import row_messages, unreadable
 from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
 from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, places, raised
 from persistent_state.partials import fold, keys
@@ -172,7 +172,7 @@ class Recorder(PersistentState[Any]):
     """The state that `process_message` is handed before the shuffle. It records updates, each as one of the current row."""
 
     # So no user code gives it another attribute, which would have no effect.
-    __slots__ = ("_plan", "_prepare", "_process_message", "_row", "_rows", "_timestamp", "_unread", "_values")
+    __slots__ = ("_bad", "_plan", "_prepare", "_process_message", "_row", "_rows", "_timestamp", "_values")
 
     def __init__(self, plan: InputPlan) -> None:
         self._plan = plan
@@ -180,7 +180,8 @@ class Recorder(PersistentState[Any]):
         self._prepare = plan.state.prepare
         self._rows: list[int] = []
         self._values: list[Any] = []
-        self._unread: dict[int, str] = {}
+        # The reason of each bad row. None of the updates that it makes counts.
+        self._bad: dict[int, str] = {}
         self._row = 0
         self._timestamp = 0
 
@@ -193,8 +194,13 @@ class Recorder(PersistentState[Any]):
             raise InvalidInputError(
                 f"update(timestamp={timestamp}) is not the message's {self._timestamp}; pass message.timestamp."
             )
-        # Prepared first: user code may catch what `prepare` raises, and then there is no update.
-        value = value if self._prepare is None else self._prepared(value)
+        if self._prepare is not None and value is not None:
+            # Prepared first: user code may catch what `prepare` raises, and then there is no update.
+            try:
+                value = self._prepare(value)
+            except MonoidError:
+                self._put_aside(UNFIT)
+                return
         if isinstance(value, _CONTAINERS):
             value = _copied(value)
         self._rows.append(self._row)
@@ -215,7 +221,7 @@ class Recorder(PersistentState[Any]):
         except Exception as error:
             if (cause := unreadable(error)) is None:
                 raise self._failed(error, where(row)) from error
-            self._put_aside(cause)
+            self._put_aside(str(cause))
             return
         if returned is not None:
             of = f"{self._plan.named}{at_definition(self._process_message)}"
@@ -224,11 +230,9 @@ class Recorder(PersistentState[Any]):
                 "state.update(message.timestamp, value), and return nothing."
             )
 
-    def _put_aside(self, error: UnreadableError) -> None:
-        """Make the current row a bad one."""
-        self._unread[self._row] = str(error)
-        self._rows.append(self._row)
-        self._values.append(MonoidError(str(error)))
+    def _put_aside(self, reason: str) -> None:
+        """Make the current row a bad one, with the updates that it makes."""
+        self._bad[self._row] = reason
 
     def _failed(self, error: Exception, where: str) -> TaskFailedError:
         """Return the error that says what the task raised, and where."""
@@ -249,10 +253,9 @@ class Recorder(PersistentState[Any]):
             self._row = i
             try:
                 value = item.as_py()
-            except (OverflowError, ValueError) as error:
-                # A time beyond those of Python, for one.
-                self._rows.append(i)
-                self._values.append(MonoidError(str(error)))
+            except (OverflowError, ValueError, KeyError):
+                # A time beyond those of Python, for one, or a time zone that this machine lacks.
+                self._put_aside(UNFIT)
                 continue
             try:
                 self.update(self._timestamp, value)
@@ -265,30 +268,22 @@ class Recorder(PersistentState[Any]):
         taken = np.array(self._rows, dtype=np.int64)
         unfit = np.zeros(rows, dtype=np.bool_)
         try:
-            return Updates(taken, self._column(self._values), unfit)
+            values = self.monoid.to_arrow(self._values)
         except MonoidError:
-            unfit[[row for row, value in zip(self._rows, self._values, strict=True) if not self._fits(value)]] = True
+            misfits = (row for row, value in zip(self._rows, self._values, strict=True) if not self._fits(value))
+            self._bad = dict.fromkeys(misfits, UNFIT) | self._bad
+        else:
+            if not self._bad:
+                return Updates(taken, values, unfit)
+        unfit[[*self._bad]] = True
         keep = ~unfit[taken]
-        values = [value for value, kept in zip(self._values, keep, strict=True) if kept]
-        reasons = [self._unread.get(row, UNFIT) for row in np.flatnonzero(unfit).tolist()]
-        return Updates(taken[keep], self._column(values), unfit, reasons)
-
-    def _prepared(self, value: Any) -> Any:
-        """Return a value as the monoid takes it, or the error that says why it can't."""
-        try:
-            return value if self._prepare is None or value is None else self._prepare(value)
-        except MonoidError as error:
-            return error
-
-    def _column(self, values: Sequence[Any]) -> pa.Array:
-        for value in values:
-            if isinstance(value, MonoidError):
-                raise value
-        return self.monoid.to_arrow(values)
+        kept = [value for value, is_kept in zip(self._values, keep, strict=True) if is_kept]
+        reasons = [reason for _, reason in sorted(self._bad.items())]
+        return Updates(taken[keep], self.monoid.to_arrow(kept), unfit, reasons)
 
     def _fits(self, value: Any) -> bool:
         try:
-            self._column([value])
+            self.monoid.to_arrow([value])
         except MonoidError:
             return False
         return True
@@ -315,22 +310,20 @@ class ReadingRecorder(Recorder):
 
     def update(self, timestamp: int, value: object) -> None:
         super().update(timestamp, value)
-        try:
-            (known,) = self.monoid.from_arrow(self._column(self._values[-1:]))
-        except MonoidError:
-            # The whole message is a bad row, and so are updates that it made before.
-            self._drop()
+        if not self._is_fit:
             return
-        if known is not None and self._is_fit:
+        try:
+            (known,) = self.monoid.from_arrow(self.monoid.to_arrow(self._values[-1:]))
+        except MonoidError:
+            self._put_aside(UNFIT)
+            return
+        if known is not None:
             with _naming_ways_out():
                 self._so_far.add(known)
 
-    def _put_aside(self, error: UnreadableError) -> None:
-        super()._put_aside(error)
-        self._drop()
-
-    def _drop(self) -> None:
-        """Drop what the current message has updated so far, and what it may update still."""
+    def _put_aside(self, reason: str) -> None:
+        """Make the current row a bad one: what its message has updated so far, and what it may update still, does not count."""
+        super()._put_aside(reason)
         self._is_fit = False
         self._so_far.undo()
 

@@ -189,7 +189,9 @@ def all_types(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
     """Yield types, and those within them."""
     for type in types:
         yield type
-        if pa.types.is_nested(type):
+        if pa.types.is_dictionary(type):
+            yield from all_types([type.value_type])
+        elif pa.types.is_nested(type):
             yield from all_types(type.field(i).type for i in range(type.num_fields))
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from monoids import List
+from monoids import Aggregator, List
 from persistent_state import (
     Application,
     Context,
@@ -162,11 +162,78 @@ def test_the_task_fails_if_bad_rows_are_to_fail(task: type[Any]) -> None:
 
 
 ZONED = pa.timestamp("us", "W. Europe Standard Time")
+ZONED_TYPES = [
+    ZONED,
+    pa.list_(pa.struct([("x", ZONED)])),
+    pa.map_(ZONED, pa.int64()),
+    pa.struct([("x", pa.dictionary(pa.int32(), ZONED))]),
+]
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("type", [ZONED, pa.list_(pa.struct([("x", ZONED)])), pa.map_(ZONED, pa.int64())], ids=str)
+@pytest.mark.parametrize("type", ZONED_TYPES, ids=str)
 def test_a_zone_that_this_machine_does_not_know_is_refused(task: type[Any], type: pa.DataType) -> None:
     sentence = f"^task={task.__name__}: column 'd' has times in zone='W. Europe Standard Time', which this machine"
     with pytest.raises(InvalidInputError, match=sentence):
         played(task, looks, pa.nulls(2, type))
+
+
+class Quiet(PersistentTask):
+    key = "k"
+
+    def __init__(self, use: Use) -> None:
+        pass
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(List(pa.int64()))
+
+
+class ByBatch(Quiet):
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([[n, -n] for n in batch["n"].to_pylist()], pa.list_(pa.int64()))
+
+
+class ByValue(Quiet):
+    value = "n"
+
+    def persistent_state(self) -> NonWindowState[Any]:
+        return NonWindowState(Aggregator(lambda n: [n, -n], List(pa.int64()), list, pa.list_(pa.int64())))
+
+
+ZONED_COLUMN = pa.array([0, 1], pa.int64()).cast(ZONED)
+
+
+@pytest.mark.parametrize("task", [ByBatch, ByValue])
+def test_an_unknown_zone_is_read_by_a_task_that_is_not_handed_its_values(task: type[Any]) -> None:
+    assert played(task, looks, ZONED_COLUMN) == ([1, -1, 2, -2, 3, -3, 4, -4], {})
+
+
+class ByZonedValue(ByValue):
+    value = "d"
+
+
+def test_an_unknown_zone_of_a_value_that_is_prepared_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"^task=ByZonedValue: column 'd' has times in zone="):
+        played(ByZonedValue, looks, ZONED_COLUMN)
+
+
+class ByZonedBatch(ByValue):
+    value = None
+
+    def process_batch(self, batch: pa.RecordBatch) -> pa.Array:
+        return batch["d"]
+
+
+def test_an_unknown_zone_in_a_batch_of_values_to_prepare_makes_bad_rows() -> None:
+    with pytest.raises(TaskFailedError, match=r"met a bad row \(value does not fit\) at channel"):
+        played(ByZonedBatch, looks, ZONED_COLUMN, on_bad_row="fail")
+
+
+class ByZonedKey(ByBatch):
+    key = "d"
+
+
+def test_a_bad_row_with_a_key_in_an_unknown_zone_is_named() -> None:
+    finer = pa.array([1, 2], pa.int64()).cast(pa.timestamp("ns", "W. Europe Standard Time"))
+    with pytest.raises(TaskFailedError, match=r"position=0 key=\{'d': 1\}; correct it"):
+        played(ByZonedKey, looks, finer, on_bad_row="fail")

@@ -17,7 +17,7 @@ from monoids import List, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.event_time.clocks import BEGINNING, Bounds, Settings
@@ -217,7 +217,7 @@ def test_a_row_whose_key_does_not_fit_a_task_steps_aside_for_that_task_only() ->
 def test_what_a_source_calls_unfit_for_a_task_is() -> None:
     plan, basis = planned(Sums())
     chunk = chunk_of([(110, "a", 1), (115, "b", 2), (90, "b", 4)])
-    marked = chunk.rows.append_column(plan.only.unfit_column, pa.array([0, 1, 1], pa.int32()))
+    marked = chunk.rows.append_column(plan.only.unfit_column, pa.array([None, *["key does not fit: column key"] * 2]))
     read, found = lifted(plan, basis, replace(chunk, rows=marked))
     assert (aside(read.late), aside(found.sides)) == ([("late", 2)], [("key does not fit: column key", 1)])
     assert found.tables[0]["value"].to_pylist() == [1]
