@@ -24,9 +24,12 @@ _LACKING = (OverflowError, ValueError, KeyError)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
 def to_json(value: Any) -> str:
     """Return a value as one line of JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _encoded(value)
 
 
 def plain(value: pa.Scalar) -> Any:
@@ -57,6 +60,14 @@ def plain(value: pa.Scalar) -> Any:
     return found
 
 
+def plain_values(column: pa.Array) -> list[Any]:
+    """Return the values of a column, each as `plain` does."""
+    kind = column.type
+    is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
+    values: list[Any] = column.to_pylist() if is_plain else [plain(value) for value in column]
+    return values
+
+
 def in_python(value: pa.Scalar) -> Any:
     """Return an Arrow value as Python's, or as JSON knows it where Python has none, as of a time beyond the year 9999."""
     try:
@@ -65,7 +76,7 @@ def in_python(value: pa.Scalar) -> Any:
         return plain(value)
 
 
-def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def values_in_python(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Return the values of a column, each as `in_python` does."""
     try:
         return list(column.to_pylist())

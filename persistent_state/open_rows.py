@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from persistent_state.formatting import full_clock, python_values, readable
+from persistent_state.formatting import full_clock, readable, values_in_python
 from persistent_state.show import html
 from persistent_state.store.asked import asked_keys
 from persistent_state.store.net_changes import NetChanges, change_rows, schema_of_changes
@@ -197,7 +197,7 @@ class OpenState(_Rows):
         """
         asked, places = asked_keys(self.state, [*keys])
         table, spans = self._answer(lambda state: state.of_keys(asked))
-        values = python_values(table["value"])
+        values = values_in_python(table["value"])
         windows = self.state.layout.kind.window_columns
         if not windows:
             return [values[spans[place][0]] if spans[place][0] < spans[place][1] else None for place in places]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state import InvalidInputError
-from persistent_state.formatting import beyond_python, in_python, plain, python_values, read_clock, readable
+from persistent_state.formatting import beyond_python, in_python, plain, read_clock, readable, values_in_python
 
 NOON = 1_763_640_000_000_000
 """2025-11-20T12:00:00Z"""
@@ -123,7 +123,7 @@ TIMES = [
 def test_a_time_that_python_lacks_is_iso_text_from_which_it_is_read(type: pa.DataType, tick: int) -> None:
     ticks = pa.array([tick >> (32 if pa.types.is_date(type) else 0), 0], pa.int64())
     column = ticks.cast(pa.int32() if pa.types.is_date(type) else pa.int64()).cast(type)
-    value, known = python_values(column)
+    value, known = values_in_python(column)
     assert [value, known] == [in_python(column[0]), column[1].as_py()]
     if isinstance(value, str):
         assert value == plain(column[0])

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from monoids.scalars import exact
 from persistent_state.errors import InvalidInputError
-from persistent_state.formatting import beyond_python, in_python, python_values, shortened
+from persistent_state.formatting import beyond_python, in_python, shortened, values_in_python
 from persistent_state.partials.keys import normalise
 from persistent_state.partials.lookup import each_once
 from persistent_state.store.state_at import StateAt
@@ -49,7 +49,7 @@ def key_column(state: StateAt, place: int, given: Sequence[Any]) -> pa.Array:
         wrong = next(value for value in given if not _is_of(type, value))
         raise _misfit(state, f"{shortened(repr(wrong))} of column {name!r} is not {type}") from None
     # Arrow would cut a fraction, or a time of the day, off.
-    for value, kept in zip(given, python_values(column), strict=True):
+    for value, kept in zip(given, values_in_python(column), strict=True):
         if value is not None and value != kept and value == value:
             raise _misfit(state, f"{value!r} of column {name!r} is not {type}")
     return normalise(column)
