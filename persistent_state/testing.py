@@ -23,6 +23,7 @@ from persistent_state.errors import InvalidInputError, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
+from persistent_state.formatting import values_in_python
 from persistent_state.inputs import AnySource, Inputs
 from persistent_state.ordered import InOrderTask
 from persistent_state.partials import layout
@@ -465,7 +466,7 @@ def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
     values = plan.layout.monoid.from_arrow(layout.one_chunk(table["value"]))
     # One NaN for all: a dictionary finds it only as the very same object.
     names = table.column_names[1:-1]
-    columns = [[math.nan if x != x else x for x in table[name].to_pylist()] for name in names]
+    columns = [[math.nan if x != x else x for x in values_in_python(table[name])] for name in names]
     keys = list(zip(*columns, strict=True))
     if len(names) == 1:
         return {key: value for (key,), value in zip(keys, values, strict=True)}

@@ -228,10 +228,13 @@ def commit(
     epoch: int | None = None,
     now: int = 0,
     keeping: Keeping | None = None,
+    to_the_end: bool = False,
 ) -> Entry:
     epoch = made.descriptors[0].epoch if epoch is None else epoch
     settings = alone(plan).first.settings
-    entry, _ = commits.commit(log, epoch, settings, made, now=now, new_id=new_id, keeping=keeping or Keeping())
+    entry, _ = commits.commit(
+        log, epoch, settings, made, now=now, new_id=new_id, keeping=keeping or Keeping(), to_the_end=to_the_end
+    )
     return entry
 
 

@@ -82,6 +82,8 @@ def test_what_is_no_task_or_no_source_is_refused_at_once(task: Any, source: Any,
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
+        ({"key": []}, "task=Odd has key=[]; name a column, or several, or say None for one state of all messages."),
+        ({"key": ()}, "task=Odd has key=(); name a column, or several"),
         ({"key": [1]}, "task=Odd has key=[1]; name a column, or several"),
         ({"key": 5}, "task=Odd has key=5; name a column, or several"),
         ({"name": 5}, "has name=5, which is not a text"),

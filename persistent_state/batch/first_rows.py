@@ -71,24 +71,31 @@ def check_wall_clock(reports: Sequence[Report]) -> None:
         )
 
 
-def check_columns(reports: Sequence[Report]) -> None:
+def check_columns(reports: Sequence[Report], to_the_end: bool = False) -> None:
     """Refuse the first micro-batch of an input if none of its rows has a column that a task needs, by the parts' reports.
 
     All of them would count under the key null, or none would count. Later such rows are only named in a warning: which records
     are read together is not the same each time, and must not decide what counts.
 
+    Args:
+        reports: The parts' reports.
+        to_the_end: True if the run ends at the present end of the sources. If the micro-batch is all that they have, a few rows
+            are enough.
+
     Raises:
         InvalidInputError: There is such a column.
     """
+    is_all = to_the_end and any(report.reach is not None and report.reach.unread == 0 for report in reports)
     notes = {about: note for report in reports for about, note in report.notes.items()}
     for input, first in _first_rows(reports):
         for (task, column), rows in sorted(first.unseen.items()):
-            if rows < max(first.rows, _FEWEST):
+            if rows < max(first.rows, 1 if is_all else _FEWEST):
                 continue
             # A transform may have made it of a column of another name.
             of_input = " ".join(note for about, note in sorted(notes.items()) if about[0] == input)
+            counted = f"none of the first {rows:,} row{'s' * (rows > 1)}"
             raise InvalidInputError(
-                f"task={task}: none of the first {rows:,} rows has the column {column!r}, without which they can't count. "
+                f"task={task}: {counted} has the column {column!r}, without which they can't count. "
                 f"{notes.get((input, column), of_input)} Correct the name, in the task or the schema; if records may be "
                 "without it, let a transform fill it."
             )

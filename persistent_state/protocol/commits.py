@@ -191,8 +191,11 @@ def commit(
     now: int,
     new_id: Callable[[], str],
     keeping: Keeping,
+    to_the_end: bool = False,
 ) -> tuple[Entry, Advance]:
     """Make a micro-batch, or a step of a flow that other tasks feed, part of the state: one new entry, or nothing.
+
+    `to_the_end` is True if the run ends at the present end of the sources.
 
     Returns:
         The entry, and where the micro-batch has moved its flow.
@@ -205,7 +208,7 @@ def commit(
     """
     first = _agreed(answers)
     check_wall_clock(answers.reports)
-    check_columns(answers.reports)
+    check_columns(answers.reports, to_the_end)
     planned = next((report.step for report in answers.reports if report.step is not None), None)
     asks_sources = any(report.reach is not None for report in answers.reports)
     visited = max(report.visited for report in answers.reports)

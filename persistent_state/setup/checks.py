@@ -49,7 +49,7 @@ def of_task(task: object) -> Iterator[str]:
         yield f"task={task!r} has name={given.name!r}, which is not a text; give one."
     name = task.task_name
     if not _is_key(given.key):
-        yield f"task={name} has key={given.key!r}; name a column, or several, or say None."
+        yield f"task={name} has key={given.key!r}; name a column, or several, or say None for one state of all messages."
     if isinstance(task, PersistentTask) and not isinstance(given.value, (str, type(None))):
         yield f"task={name} has value={given.value!r}; name the one column of the updates."
     # A log gives others back as something else: each start would take them for another version.
@@ -420,7 +420,7 @@ def _named_types(types: Sequence[pa.DataType]) -> str:
 
 
 def _is_key(key: object) -> bool:
-    """Return whether this names a column, several, or none."""
+    """Return whether this names a column or several, or is None. An empty list is more often a mistake than meant as None."""
     if isinstance(key, (str, type(None))):
         return True
-    return isinstance(key, Sequence) and all(isinstance(column, str) for column in key)
+    return isinstance(key, Sequence) and len(key) > 0 and all(isinstance(column, str) for column in key)

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, pairwise
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError, raised
-from persistent_state.formatting import plain, to_json
+from persistent_state.formatting import plain_values, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.calendars import calendars_of
 from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows
@@ -338,8 +338,8 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
         raw = batch.take(pa.array(np.delete(np.arange(batch.num_rows), [*old]))) if old else batch
         reasons, values = {row: str(why) for row, why in old.items()}, {row: why.value for row, why in old.items()}
         piece = _refused(_piece(raw, schema, reasons, values, batch.num_rows, lambda place: Original()), fault)
-        bad = {record.position for record in piece.bad}
-        original = partial(_parquet_original, batch, bad, first, piece.original)
+        records = cache(partial(_records, batch, [record.position for record in piece.bad]))
+        original = partial(_parquet_original, records, first, piece.original)
         yield replace(piece, original=original).without(absent)
         first += batch.num_rows
     if first - 1 != parquet.metadata.num_rows:
@@ -431,16 +431,23 @@ def _rows_of_piece(rows: int, size: int) -> int:
     return max(1, min(_PIECE_ROWS, _PIECE_BYTES * rows // max(1, size)))
 
 
+def _records(batch: pa.RecordBatch, places: Sequence[int]) -> dict[int, bytes]:
+    """Return the rows at these places as JSON. A row with a text that is not UTF-8 can't be shown, and is left out."""
+    rows = plain_rows(batch).take(pa.array(places, pa.int64()))
+    try:
+        columns = [plain_values(column) for column in rows.columns]
+    except ValueError:
+        middle = len(places) // 2
+        return _records(batch, places[:middle]) | _records(batch, places[middle:]) if middle else {}
+    records = (dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+    return {place: to_json(record).encode() for place, record in zip(places, records, strict=True)}
+
+
 def _parquet_original(
-    batch: pa.RecordBatch, bad: Container[int], first: int, known: Callable[[int], Original], place: int
+    records: Callable[[], Mapping[int, bytes]], first: int, known: Callable[[int], Original], place: int
 ) -> Original:
     """Return where a row of a Parquet file stood and, if it is a bad record, its columns as JSON."""
-    record = None
-    if place in bad:
-        # Text that is not UTF-8 can't be shown.
-        with suppress(ValueError):
-            record = to_json(plain(batch.slice(place, 1).to_struct_array()[0])).encode()
-    return replace(known(place), record=record, line=first + place)
+    return replace(known(place), record=records().get(place), line=first + place)
 
 
 def _text_pieces(

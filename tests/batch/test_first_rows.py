@@ -211,13 +211,31 @@ def test_a_first_micro_batch_of_which_nearly_all_rows_are_ahead_is_refused_howev
 
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize(
-    ("with_it", "rows", "has_begun", "is_refused"),
-    [(0, 100, False, True), (1, 100, False, False), (0, 99, False, False), (0, 100, True, False)],
+    ("with_it", "rows", "unread", "to_the_end", "has_begun", "is_refused"),
+    [
+        (0, 100, None, False, False, True),
+        (1, 100, None, True, False, False),
+        (0, 99, 0, False, False, False),
+        (0, 99, None, True, False, False),
+        (0, 99, 1, True, False, False),
+        (0, 99, 0, True, False, True),
+        (0, 1, 0, True, False, True),
+        (1, 2, 0, True, False, False),
+        (0, 100, 0, True, True, False),
+    ],
 )
 @pytest.mark.parametrize("column", ["k", "n"])
 def test_a_first_micro_batch_of_which_no_record_has_a_column_that_a_task_needs_is_refused(
-    with_it: int, rows: int, has_begun: bool, is_refused: bool, parts: int, column: str
+    with_it: int,
+    rows: int,
+    unread: int | None,
+    to_the_end: bool,
+    has_begun: bool,
+    is_refused: bool,
+    parts: int,
+    column: str,
 ) -> None:
+    """A few rows are enough where a run to the end has read all that there is."""
     schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
     plan = core.plan_of(Rows(), schema)
     log = Log(plan.files, plan.application)
@@ -226,7 +244,7 @@ def test_a_first_micro_batch_of_which_no_record_has_a_column_that_a_task_needs_i
         before = pa.RecordBatch.from_pylist([{"ts": 1, "k": "a", "n": 1}], schema)
         entry = core.play(log, plan, before, now=NOW, channels={"": False, "silent": False})
     first, flow = rows * has_begun, core.alone(plan)
-    basis = commits.plan_batch(entry, flow, Reach({"": first + rows}), NOW)
+    basis = commits.plan_batch(entry, flow, Reach({"": first + rows}, unread=unread), NOW)
     chunks = []
     for low in range(0, rows, 11):
         records = [
@@ -239,12 +257,14 @@ def test_a_first_micro_batch_of_which_no_record_has_a_column_that_a_task_needs_i
         )
         chunks.append(Chunk("", first + low, pa.RecordBatch.from_pylist(records, schema), **about))
     sent = [combine(flow, basis.of_part(part, None), part, parts, chunks[part::parts]) for part in range(parts)]
+    commit = partial(core.commit, log, plan, core.merged(plan, sent), now=NOW, to_the_end=to_the_end)
     if not is_refused:
-        assert core.commit(log, plan, core.merged(plan, sent), now=NOW).number > entry.number
+        assert commit().number > entry.number
         return
-    assert problem(lambda: core.commit(log, plan, core.merged(plan, sent), now=NOW)) == (
-        f"task=Rows: none of the first 100 rows has the column {column!r}, without which they can't count. Note of {column}, "
-        "and 'K'. Correct the name, in the task or the schema; if records may be without it, let a transform fill it."
+    assert problem(commit) == (
+        f"task=Rows: none of the first {rows} row{'s' * (rows > 1)} has the column {column!r}, without which they can't count. "
+        f"Note of {column}, and 'K'. Correct the name, in the task or the schema; if records may be without it, let "
+        "a transform fill it."
     )
     assert log.newest() == entry
 

@@ -122,6 +122,8 @@ class TestTasks:
         [
             (Task(key="wrod"), {}, "the key column 'wrod' is not in the source; it has "),
             (Task(key=("word", "wrod")), {}, "the key column 'wrod' is not in the source; it has "),
+            (Task(key=""), {}, "the key column '' is not in the source; it has "),
+            (Task(key=[""]), {}, "the key column '' is not in the source; it has "),
             (Task(value="m"), {}, "the value column 'm' is not in the source; it has "),
             (Task(), {"timestamp": "when"}, "the timestamp column 'when' is not in the source; it has "),
             (Task(), {"channel": "device"}, "the channel column 'device' is not in the source; it has "),

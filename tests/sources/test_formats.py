@@ -435,6 +435,41 @@ def test_rows_that_do_not_fit_are_not_asked_for_one_by_one(
     assert len(calls) < count / 8
 
 
+def test_lines_that_are_no_objects_do_not_part_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    read_json = json_lines.pa_json.read_json
+    monkeypatch.setattr(
+        json_lines.pa_json, "read_json", lambda *given, **by: calls.append(1) or read_json(*given, **by)
+    )
+    odd = ['{"a": 1', "[1]", '"a": 1}', " ", "1"] * 60
+    content = "".join(f'{line}\n{{"a": {number}}}\n' for number, line in enumerate(odd))
+    (piece,) = read_pieces(io.BytesIO(content.encode()), formats.JSON, None, pa.schema([("a", pa.int64())]))
+    assert piece.rows.column(0).to_pylist() == [*range(300)]
+    assert {record.position: record.reason for record in piece.bad} == {2 * i: "not a JSON object" for i in range(300)}
+    assert len(calls) < 5
+
+
+def test_bad_rows_of_parquet_are_shown_together_but_those_that_can_not_be_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = []
+    plain_values = formats.plain_values
+    monkeypatch.setattr(formats, "plain_values", lambda column: shown.append(1) or plain_values(column))
+    texts = [b"\xff" if i % 100 == 7 else f"t{i}".encode() for i in range(300)]
+    table = pa.table(
+        {"t": pa.array(texts, pa.binary()).view(pa.string()), "n": [f"{i}x" * (i % 3) for i in range(300)]}
+    )
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    (piece,) = read_pieces(out, formats.PARQUET, None, pa.schema([("t", pa.string()), ("n", pa.int64())]))
+    bad = {record.position for record in piece.bad}
+    assert bad == {*range(300)}
+    for i in range(300):
+        known = formats.to_json({"t": f"t{i}", "n": f"{i}x" * (i % 3)}).encode()
+        assert piece.original(i).record == (None if i % 100 == 7 else known)
+    assert len(shown) < 100
+
+
 @pytest.mark.parametrize(
     "type", [pa.string(), pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
 )

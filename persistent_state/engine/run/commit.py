@@ -68,6 +68,7 @@ class Commit:
         log: Log | None = None,
         turn: AbstractContextManager[object] | None = None,
         on_work: Callable[[Work], None] | None = None,
+        to_the_end: bool = False,
     ) -> None:
         self._flow = flow
         # The settings of all tasks: the global clock may wait for any of them.
@@ -82,6 +83,7 @@ class Commit:
         self._log = log or Log(flow.first.files, flow.first.application)
         self._turn = turn or nullcontext()
         self._on_work = on_work
+        self._to_the_end = to_the_end
         self._noted: set[tuple[str, str]] = set()
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
@@ -117,6 +119,7 @@ class Commit:
                 now=now_us(),
                 new_id=new_id,
                 keeping=self._keeping,
+                to_the_end=self._to_the_end,
             )
         for note in new_notes(answers.reports, self._noted):
             _logger.warning("%s", note)

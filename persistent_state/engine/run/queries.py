@@ -233,6 +233,7 @@ class Queries:
             setup.settings,
             note or self._watch,
             on_work=(note or self._listener).measure,
+            to_the_end=setup.to_the_end,
         )
         rows = micro_batch.control_rows(blobs, flow, labels, attempts)
         writer = (
