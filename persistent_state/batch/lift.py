@@ -36,10 +36,10 @@ from persistent_state.batch.rows import (
     place_of,
     side_table,
 )
-from persistent_state.batch.update import Updates, update_table, updates_of
+from persistent_state.batch.update import update_table, updates_of
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.positions import NO_POSITION, Position
-from persistent_state.partials import few, keys
+from persistent_state.partials import keys
 from persistent_state.partials.layout import ID, one_chunk, with_values
 from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
@@ -52,13 +52,11 @@ UNREAD = Position()
 class Lifted:
     """The result of a part of a micro-batch for one task, which grows chunk by chunk.
 
-    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task. Tables with the
-    column `start` are folded. `keys_are_few` is true as long as the rows of each chunk had few keys.
+    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
     sides: list[pa.Table] = field(default_factory=list)
-    keys_are_few: bool = True
 
     def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
         """Keep rows that are bad for the task.
@@ -207,25 +205,7 @@ def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted
     updates = updates_of(plan, rows, place, computed)
     if updates.unfit.any():
         lifted.put_aside(plan, side_table(plan, rows, updates.unfit, updates.reasons, place))
-    if (folded := _fold_few(plan, basis, key, accepted.times, updates, lifted)) is not None:
-        lifted.tables.append(folded)
-        return
     lifted.tables.append(update_table(plan, _key_and_order(plan, key, rows, place, accepted.times), updates))
-
-
-def _fold_few(
-    plan: InputPlan, basis: Basis, key: Sequence[pa.Array], times: Times, updates: Updates, lifted: Lifted
-) -> pa.Table | None:
-    """Return the updates folded, if they have few keys, as those of each chunk before had; else None."""
-    # A flow that is behind keeps more clocks apart than those of its intervals.
-    if not lifted.keys_are_few or basis.is_behind or updates.taken is not None or not few.can_fold(plan.layout):
-        return None
-    # A short chunk does not tell how many keys there are.
-    if len(times) < few.LEAST or few.has_nulls(updates.values):
-        return None
-    folded = few.fold_few(key[0], times, updates.values, plan.layout, basis.clock, plan.settings)
-    lifted.keys_are_few = folded is not None
-    return folded
 
 
 def lacked_columns(plan: InputPlan, lacks: Collection[str], unseen: Collection[str]) -> list[str]:
@@ -368,11 +348,7 @@ def _key_and_order(
     plan: InputPlan, key: Sequence[pa.Array], rows: pa.RecordBatch, place: Place, times: Times
 ) -> dict[str, pa.Array]:
     """Return the columns that an update has from its row: the key, the time, the id, and the order if that counts."""
-    columns = {
-        "hash": pa.array(keys.hash_keys(key, rows.num_rows)),
-        **{f"key{i}": column for i, column in enumerate(key)},
-        "time": pa.array(times),
-    }
+    columns = {**{f"key{i}": column for i, column in enumerate(key)}, "time": pa.array(times)}
     if plan.task.message_id is not None:
         columns[ID] = keys.normalise(rows.column(plan.task.message_id))
     if plan.layout.is_ordered or plan.task.reads_state:

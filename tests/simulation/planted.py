@@ -186,7 +186,7 @@ BUGS = (
         "coarse intervals forgotten",
         "A batch does not say how coarse its intervals are.",
         clocks.split_intervals,
-        ("fine), Coarse(low, high, step)", "fine), None"),
+        ("step), Coarse(low, high, step)", "step), None"),
     ),
     bug(
         "coarse intervals ignored",
@@ -225,14 +225,7 @@ BUGS = (
         "few keys folded over intervals",
         "Rows of few keys are folded into the first of their intervals.",
         few.fold_few,
-        ("groups[starts == start] += i * len(distinct)", "pass"),
-    ),
-    bug(
-        "few keys folded over retained clocks",
-        "Rows of few keys are folded as they come by a task that catches up, over clocks that are retained.",
-        lift._fold_few,
-        ("not lifted.keys_are_few or basis.is_behind or", "not lifted.keys_are_few or"),
-        theme="rebuilt",
+        ("groups += numbers", 'groups += numbers if name != "start" else 0'),
     ),
     bug(
         "a last message without its place",
@@ -360,7 +353,7 @@ BUGS = (
     bug(
         "behind folded over retained clocks",
         "An interval of a task that catches up reaches over a clock that is retained.",
-        combine.partial_sums,
+        combine._with_starts,
         ("if basis.is_behind:", "if False:"),
         theme="restless",
     ),
@@ -1347,8 +1340,8 @@ BUGS = (
     bug(
         "combined over panes",
         "An interval of a micro-batch reaches over the edge of a pane.",
-        combine.partial_sums,
-        ("kind.begin_apart(starts, times)", "starts"),
+        combine._with_starts,
+        ("plan.layout.kind.begin_apart(starts, times)", "starts"),
         theme="timely",
     ),
     bug(
@@ -1549,8 +1542,8 @@ BUGS = (
     bug(
         "sample is all",
         "A task that reads its state does not see what is in no window.",
-        combine.partial_sums,
-        ("table if plan.task.reads_state else kind.in_state(table)", "kind.in_state(table)"),
+        combine._with_starts,
+        ("table if plan.task.reads_state else plan.layout.kind", "plan.layout.kind"),
         theme="reading-windows",
     ),
     # Tasks that feed tasks
@@ -1906,7 +1899,7 @@ BUGS = (
         "change above the clock",
         "What another task gives counts from the flow's clock on, though it was at a clock before.",
         clocks.split_intervals,
-        ("if timestamps.min() < clock:", "if False:"),
+        ("if least < clock:", "if False:"),
         theme="inputs",
     ),
     bug(

@@ -569,7 +569,7 @@ class World:
             mock.patch.object(compaction, "LAZY", (self.growth, 3)),
             mock.patch.object(compaction, "MANY", 4),
             mock.patch.object(blocks, "BLOCK", 48 << self.seed % 4),
-            mock.patch.multiple(few, LEAST=1, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_KEY=1),
+            mock.patch.multiple(few, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_SUM=0.25),
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(panes, "WIDE", self.wide),
