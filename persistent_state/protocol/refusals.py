@@ -1,4 +1,4 @@
-"""Refusals of what no start can do after the newest entry, before anything is asked or changed."""
+"""Refusals of a start that can't go on from the newest entry, before a sink or a source is asked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def begins_with(plan: Plan, clock: int) -> str:
 
 
 def check(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> None:
-    """Refuse what no start can do after the newest entry, before a sink or a source is asked.
+    """Refuse a start that can't go on from the newest entry, before a sink or a source is asked.
 
     Raises:
         InvalidInputError: A task can't go on and would lose what it has, was written by another monoid or key, or is rebuilt

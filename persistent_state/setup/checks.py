@@ -36,7 +36,7 @@ from persistent_state.windows import length
 
 
 def of_task(task: object) -> Iterator[str]:
-    """Refuse what is not a task, but its class, for example, or has a wrong name, key, value or version."""
+    """Refuse an object that is not a task, such as the class of one, and a task with a wrong name, key, value or version."""
     if not isinstance(task, BaseTask):
         yield (
             f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as "
@@ -62,7 +62,7 @@ def of_task(task: object) -> Iterator[str]:
 
 
 def of_inputs(task: str, inputs: Mapping[str, Input]) -> Iterator[str]:
-    """Refuse inputs of a task of which one is not a source, or its name or its source can't be one of several."""
+    """Refuse an input that is not a source, a name that no input can have, and a source that can't be one of several."""
     if not inputs:
         yield f"task={task} has no input; give it a source."
     for name, each in inputs.items():
@@ -83,7 +83,7 @@ def of_inputs(task: str, inputs: Mapping[str, Input]) -> Iterator[str]:
 
 
 def of_source(task: str, source: object) -> Iterator[str]:
-    """Refuse what is not a source, and name the source that may be meant."""
+    """Refuse an object that is not a source, and name the source that may be meant."""
     if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource, TaskSource)):
         return
     named = repr(source)
@@ -103,7 +103,7 @@ def of_source(task: str, source: object) -> Iterator[str]:
 
 
 def of_input(task: str, name: str, input: Input) -> Iterator[str]:
-    """Refuse what an input of a task can't have."""
+    """Refuse a wrong key, value or batch function of an input, and settings of event time for one that a task feeds."""
     # The types of attributes promise what is asked here.
     given: Any = input
     if not _is_key(given.key):
@@ -122,7 +122,7 @@ def of_input(task: str, name: str, input: Input) -> Iterator[str]:
 
 
 def of_without(task: str, inputs: Mapping[str, Input], without: object) -> Iterator[str]:
-    """Refuse names of inputs that end: they are no list of names, or such an input is given all the same."""
+    """Refuse `without` if it is not a list of names, or names an input that is given."""
     if isinstance(without, str):
         yield f"task={task}: without={without!r} is a text; give a list, without=[{without!r}]."
     # Whether the task ever had them is not asked: the same code starts in a new store, too.
@@ -135,7 +135,7 @@ def of_without(task: str, inputs: Mapping[str, Input], without: object) -> Itera
 
 
 def of_delivery(delivery: str) -> Iterator[str]:
-    """Refuse a delivery that there is not."""
+    """Refuse a delivery other than exactly-once, at-least-once and at-most-once."""
     if delivery not in DELIVERIES:
         yield f"delivery={delivery!r}; say one of {', '.join(map(repr, DELIVERIES))}."
 
@@ -143,7 +143,10 @@ def of_delivery(delivery: str) -> Iterator[str]:
 def of_ordered(
     task: BaseTask, inputs: Mapping[str, Input], delivery: str, sink: Output | Sequence[Output] | None
 ) -> Iterator[str]:
-    """Refuse what a task that processes its messages in order can't have. Of other tasks it refuses nothing."""
+    """Refuse inputs, a delivery and outputs that a task can't have which processes its messages in order.
+
+    A task that does not process its messages in order is not refused.
+    """
     if not isinstance(task, InOrderTask):
         return
     for name, each in inputs.items():
@@ -166,7 +169,12 @@ def of_ordered(
 
 
 def of_names(known: Iterable[Added], more: Iterable[Added]) -> Iterator[str]:
-    """Refuse more tasks, which one task is in the graph, if the store would know a task that is there by one of their names."""
+    """Refuse a task if one of the names that it has in the store is taken.
+
+    Args:
+        known: The tasks of the graph that were added before.
+        more: The tasks of the graph that the new task is.
+    """
     taken = {each.name: each.named for each in known}
     for each in more:
         if taken.get(each.name) == each.named:
@@ -211,7 +219,7 @@ def of_plan(plan: Plan) -> Iterator[str]:
 
 
 def of_rows(plan: InputPlan, is_by_spark: bool) -> Iterator[str]:
-    """Refuse a task that can never work on the rows of an input, which Spark may plan."""
+    """Refuse a task that can never work on the rows of an input. `is_by_spark` says whether Spark plans the source."""
     name = plan.named
     if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
         yield f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'."
@@ -374,7 +382,7 @@ def _of_inputs_together(plan: Plan) -> Iterator[str]:
 
 
 def _of_one_of_several(plan: Plan, of_input: InputPlan) -> Iterator[str]:
-    """Refuse what does not fit of one of several inputs of a task."""
+    """Refuse one of several inputs that does not fit the task, or the first input."""
     yield from of_rows(of_input, plan.by_spark)
     if of_input.update_way == "column":
         yield f"task={plan.named} says its update in process_column, and has several inputs; say it in process_batch."

@@ -1,4 +1,4 @@
-"""Compile the tasks of an application to their plans, of which workers know all that they need."""
+"""Compile the tasks of an application to their plans, which hold all that a worker needs to know."""
 
 from __future__ import annotations
 
