@@ -15,7 +15,7 @@ from typing import Any, overload
 import pyarrow as pa
 
 from persistent_state.application import Application
-from persistent_state.batch.messages import ACTED, PROCESSED
+from persistent_state.batch.packets import ACTED, PROCESSED
 from persistent_state.batch.plan import KEEP, Plan
 from persistent_state.drive.local import LocalDriver, flows_of
 from persistent_state.edges.output_rows import output_rows

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.application import Application
-from persistent_state.batch.messages import Answers, Basis, Blob, Content, Report, Step
+from persistent_state.batch.packets import Answers, Basis, Blob, Content, Report, Step
 from persistent_state.batch.plan import FlowPlan, InputPlan, Plan
 from persistent_state.drive import local, turn
 from persistent_state.drive.turn import DueStep, Part

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis, Blob, Content, Report, Sender, slim
+from persistent_state.batch.packets import Basis, Blob, Content, Report, Sender, slim
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time import clocks
 from persistent_state.event_time.inputs import input_of

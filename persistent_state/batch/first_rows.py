@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.batch.messages import Basis, FirstRows, Report
+from persistent_state.batch.packets import Basis, FirstRows, Report
 from persistent_state.batch.plan import InputPlan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING

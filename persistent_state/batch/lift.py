@@ -24,7 +24,7 @@ from persistent_state.batch.judge import (
     Times,
     judge,
 )
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import FlowPlan, InputPlan
 from persistent_state.batch.rows import (
     Mask,

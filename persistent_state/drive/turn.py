@@ -14,7 +14,7 @@ from typing import Any
 
 from persistent_state.batch.combine import combine
 from persistent_state.batch.in_place import take_step
-from persistent_state.batch.messages import Basis, Blob, Descriptor, Report, Step
+from persistent_state.batch.packets import Basis, Blob, Descriptor, Report, Step
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.edges.base import Span
 from persistent_state.inputs import without_journals

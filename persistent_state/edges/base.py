@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from persistent_state.batch.messages import Step
+from persistent_state.batch.packets import Step
 from persistent_state.batch.part import part_of
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.errors import InvalidInputError
@@ -239,7 +239,7 @@ def _check_connected(plan: Plan, other: Plan) -> None:
         )
 
 
-def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
+def read_span(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
     """Yield what a shard of a task gives between two clocks to another.
 
     Args:

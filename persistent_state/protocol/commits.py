@@ -19,7 +19,7 @@ from itertools import groupby
 
 from persistent_state.batch.advance import advance
 from persistent_state.batch.first_rows import check_columns, check_wall_clock
-from persistent_state.batch.messages import (
+from persistent_state.batch.packets import (
     Advance,
     Answers,
     Basis,

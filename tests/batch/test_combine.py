@@ -13,11 +13,11 @@ import pytest
 from monoids import List, Monoid, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch import combine as combining
-from persistent_state.batch import messages
+from persistent_state.batch import packets
 from persistent_state.batch.combine import combine
 from persistent_state.batch.judge import Sightings
 from persistent_state.batch.lift import Read
-from persistent_state.batch.messages import Answers, Basis, Blob, Report
+from persistent_state.batch.packets import Answers, Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import DisagreementError
@@ -157,8 +157,8 @@ def test_what_a_blob_leaves_out_is_worked_out_again(task: PersistentTask, limits
         whole = [blob for blob in combine(core.alone(plan), basis, 0, 1, chunks(50)) if isinstance(blob, Blob)]
     slim = [Blob.from_bytes(replace_tables(blob).to_bytes()) for blob in whole]
     rows, size = limits
-    with mock.patch.multiple(messages, GATHERED_ROWS=rows, GATHERED_BYTES=size):
-        made = messages.whole_tables([table for blob in slim for table in blob.of(plan.name).tables])
+    with mock.patch.multiple(packets, GATHERED_ROWS=rows, GATHERED_BYTES=size):
+        made = packets.whole_tables([table for blob in slim for table in blob.of(plan.name).tables])
     expected = [table for blob in whole for table in blob.of(plan.name).tables]
     assert len(expected) > 2
     assert [table.to_pylist() for table in made] == [table.to_pylist() for table in expected]
@@ -168,7 +168,7 @@ def test_what_a_blob_leaves_out_is_worked_out_again(task: PersistentTask, limits
 def replace_tables(blob: Blob) -> Blob:
     """The blob with tables as they are sent."""
     contents = {
-        task: replace(content, tables=tuple(map(messages.slim, content.tables)))
+        task: replace(content, tables=tuple(map(packets.slim, content.tables)))
         for task, content in blob.contents.items()
     }
     return replace(blob, contents=contents)
@@ -192,7 +192,7 @@ def test_a_flow_that_is_behind_keeps_the_clocks_apart_that_it_passes() -> None:
     rows = pa.record_batch([pa.array([21, 24, 25, 29]), pa.array(["a"] * 4), pa.array([1, 2, 4, 8])], schema=SCHEMA)
     sent = combine(core.alone(plan), replace(basis, is_behind=True, apart=(25,)), 0, 1, [Chunk("", 0, rows)])
     tables = [table for blob in sent if isinstance(blob, Blob) for table in blob.of(plan.name).tables]
-    starts = sorted({start for table in messages.whole_tables(tables) for start in table["start"].to_pylist()})
+    starts = sorted({start for table in packets.whole_tables(tables) for start in table["start"].to_pylist()})
     assert starts == [20, 25]
 
 

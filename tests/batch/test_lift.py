@@ -17,7 +17,7 @@ from monoids import List, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.event_time.clocks import BEGINNING, Bounds, Settings

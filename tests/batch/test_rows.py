@@ -21,7 +21,7 @@ from pyspark.sql.datasource import InputPartition
 
 from monoids import Sum
 from persistent_state import FileSource, NonWindowState, PersistentTask
-from persistent_state.batch.messages import Basis, Blob, Report
+from persistent_state.batch.packets import Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.column_source import RowReader, _replaced

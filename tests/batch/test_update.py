@@ -60,7 +60,7 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.batch import compaction
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.packets import Answers
 from persistent_state.batch.plan import COLUMN
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive.turn import Part

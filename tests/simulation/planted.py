@@ -19,7 +19,7 @@ from persistent_state.batch import (
     in_place,
     judge,
     lift,
-    messages,
+    packets,
     plan,
     rows,
     shard,
@@ -769,7 +769,7 @@ BUGS = (
     bug(
         "parts not counted",
         "A part may miss in a shard, or come twice.",
-        messages.digest_of_parts,
+        packets.digest_of_parts,
         ("if parts != (sorted({*parts}) if first.parts is None else [*range(first.parts)]):", "if False:"),
         ("return short_digest(parts)", 'return ""'),
     ),
@@ -788,7 +788,7 @@ BUGS = (
     bug(
         "positions of others",
         "A part is not told how far its partitions were read.",
-        messages.Basis.of_part,
+        packets.Basis.of_part,
         ("for name in partitions if name in self.positions}", "for name in ()}"),
     ),
     bug(
@@ -2090,7 +2090,7 @@ BUGS = (
     bug(
         "multiples folded over",
         "What feeds a task folds over the times at which the task looks at it.",
-        messages.Ground.apart,
+        packets.Ground.apart,
         ("if self.grid is None:", "if True:"),
         theme="every",
     ),

@@ -17,7 +17,7 @@ from greenlet import getcurrent, greenlet
 from persistent_state.batch import compaction, in_place
 from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report
+from persistent_state.batch.packets import Advance, Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import turn

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
 from persistent_state.batch.lift import lacked_columns, unfit_rows
-from persistent_state.batch.messages import Basis, Blob, Report, to_ipc
+from persistent_state.batch.packets import Basis, Blob, Report, to_ipc
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.rows import microseconds
 from persistent_state.drive.turn import Part

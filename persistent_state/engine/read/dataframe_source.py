@@ -18,7 +18,7 @@ from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 from pyspark.taskcontext import TaskContext
 
 from persistent_state.batch.groups import Groups
-from persistent_state.batch.messages import FIRST, Basis, Blob, Report
+from persistent_state.batch.packets import FIRST, Basis, Blob, Report
 from persistent_state.batch.plan import COLUMN, UNFIT_COLUMN, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.drive.turn import Part

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from pyspark.sql import DataFrame
 
-from persistent_state.batch.messages import Advance, Answers, Descriptor, new_notes
+from persistent_state.batch.packets import Advance, Answers, Descriptor, new_notes
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.engine.run.micro_batch import answers_of, running_values
 from persistent_state.engine.run.progress import Progress, hand_on, progress_of

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from persistent_state.batch.messages import DRIVER, Step
+from persistent_state.batch.packets import DRIVER, Step
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep, Part

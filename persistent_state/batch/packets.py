@@ -1,4 +1,4 @@
-"""The messages of a micro-batch: everything that its planner, parts, shards and driver tell each other."""
+"""The packets of a micro-batch: all that its planner, parts, shards and driver send each other."""
 
 from __future__ import annotations
 

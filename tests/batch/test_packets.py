@@ -9,7 +9,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch.messages import Answers, Basis, Report, Sender, digest_of_parts, new_notes
+from persistent_state.batch.packets import Answers, Basis, Report, Sender, digest_of_parts, new_notes
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time.positions import Position
 from persistent_state.store.log import Log
