@@ -17,7 +17,7 @@ from persistent_state.kafka.ledger import NOTHING_READ, TIMEOUT
 from persistent_state.kafka.transactions import ClockWriter, Encode
 from persistent_state.partials.keys import Hashes, hash_keys, normalise
 from persistent_state.sinks.base import Origin, RecordingSink, known_clock
-from persistent_state.sinks.values import Values
+from persistent_state.sinks.values import Values, reader_of
 
 _OURS = {"bootstrap.servers", "transactional.id", "isolation.level"}
 
@@ -129,7 +129,7 @@ class KafkaSink(RecordingSink):
         return origin.is_unique
 
     def rewind(self, clock: int, values: Values) -> None:
-        origin, writer = self._origin, self._writer()
+        origin, writer, read = self._origin, self._writer(), reader_of(values)
         assert origin is not None, "open comes first"
         if not origin.is_unique:
             raise InvalidInputError(
@@ -137,7 +137,7 @@ class KafkaSink(RecordingSink):
             )
 
         def at_clock() -> Iterator[pa.RecordBatch]:
-            for batch in values.batches():
+            for batch in read():
                 yield batch.cast(origin.schema)
 
         self._known = NOTHING_READ
