@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.drive.backoff import Backoff
-from persistent_state.drive.places import Place
+from persistent_state.drive.output_sink import OutputSink
 from persistent_state.engine.run import frames
 from persistent_state.engine.run.progress import Progress
 from persistent_state.engine.spark.failures import NOT_RETRIED, OF_SPARK, as_own_error
@@ -65,7 +65,7 @@ class Delivery:
     def __init__(self, spark: SparkSession, plan: Plan, output: ValuesAtClock, tries: int) -> None:
         self._spark = spark
         self._plan = plan
-        self._place = Place(plan, output)
+        self._place = OutputSink(plan, output)
         self._tries = tries
         self._giver = self._place.giver(self._write, now_us)
         frames.check_types(plan, output)
