@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInputError
 from persistent_state.sources import fit, formats, json_lines, text_blocks
+from persistent_state.sources.files import FileSource
 from persistent_state.sources.formats import CSV, PARQUET, json_piece, read_pieces
+from persistent_state.sources.schemas import arrow_schema
 
 TYPES = [pa.decimal128(38, 2), pa.decimal128(10, 2), pa.decimal256(76, 5), pa.decimal128(38, 0), pa.decimal64(18, 2)]
 
@@ -526,6 +528,16 @@ def test_what_does_not_fit_in_a_line_is_shown() -> None:
             assert len(came) < 200
             assert came == value or (value is None and came.lstrip("[1.5,").startswith("999"))
     assert shown(CSV, b"k,d,l\nx\xe9,1,\n", schema.remove(2)) == [("column k is not UTF-8", "x\ufffd")]
+
+
+def test_a_member_that_the_schema_requires_may_be_missing() -> None:
+    required = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int64(), False)])
+    lines = [b'{"k": "a"}', b'{"n": 1}', b'{"k": null, "n": "x"}']
+    source = FileSource(".", timestamp="k", schema=required)
+    for columns in (source.schema, arrow_schema(required)):
+        piece = json_piece(lines, columns)
+        assert piece.rows.to_pylist() == [{"k": "a", "n": None}, {"k": None, "n": 1}]
+        assert [record.reason for record in piece.bad] == ["column n is not int64"]
 
 
 def test_a_zstd_window_that_is_too_large_is_named() -> None:
