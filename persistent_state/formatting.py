@@ -10,7 +10,9 @@ import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any, TypeAlias
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +31,8 @@ def to_json(value: Any) -> str:
 def plain(value: pa.Scalar) -> Any:
     """Return an Arrow value as JSON knows values.
 
-    Times are ISO text, or an integer of their unit where they are beyond the year 9999; bytes are base64, decimals, NaN and
-    infinities text, and maps objects whose keys are text.
+    Times are ISO text, or an integer of their unit where they are beyond the year 9999; bytes are base64, decimals, UUIDs, NaN
+    and infinities text, and maps objects whose keys are text.
     """
     kind = pa.types
     if not value.is_valid:
@@ -50,7 +52,7 @@ def plain(value: pa.Scalar) -> Any:
     found = value.as_py()
     if isinstance(found, bytes):
         return base64.b64encode(found).decode()
-    if kind.is_decimal(value.type) or (isinstance(found, float) and not math.isfinite(found)):
+    if isinstance(found, (Decimal, UUID)) or (isinstance(found, float) and not math.isfinite(found)):
         return str(found)
     return found
 

@@ -6,6 +6,7 @@ import base64
 import bz2
 import gzip
 import io
+import uuid
 from contextlib import suppress
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -528,6 +529,15 @@ def test_what_does_not_fit_in_a_line_is_shown() -> None:
             assert len(came) < 200
             assert came == value or (value is None and came.lstrip("[1.5,").startswith("999"))
     assert shown(CSV, b"k,d,l\nx\xe9,1,\n", schema.remove(2)) == [("column k is not UTF-8", "x\ufffd")]
+
+
+def test_a_row_that_does_not_fit_is_kept_with_a_uuid_beside_it() -> None:
+    given, out = uuid.UUID(int=5), io.BytesIO()
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([given.bytes], pa.binary(16)))
+    pq.write_table(pa.table({"id": ids, "n": [300]}), out)
+    (piece,) = formats.read_pieces(out, PARQUET, None, pa.schema({"id": pa.binary(), "n": pa.int8()}))
+    assert [record.reason for record in piece.bad] == ["column n is not int8"]
+    assert piece.original(0).record == f'{{"id":"{given}","n":300}}'.encode()
 
 
 def test_a_member_that_the_schema_requires_may_be_missing() -> None:
