@@ -457,6 +457,9 @@ def _text_pieces(
     line = 1
     for block in blocks:
         end = line + block.count(b"\n")
+        if format == JSON and codecs.BOM_UTF8 in block:
+            # Files that were joined have a mark where each of them began.
+            block = (b"\n" + block).replace(b"\n%b{" % codecs.BOM_UTF8, b"\n{")[1:]
         if parse is None:
             header, _, block = block.lstrip(b"\r\n").partition(b"\n")
             if header:

@@ -540,6 +540,19 @@ def test_a_row_that_does_not_fit_is_kept_with_a_uuid_beside_it() -> None:
     assert piece.original(0).record == f'{{"id":"{given}","n":300}}'.encode()
 
 
+def test_a_byte_order_mark_before_an_object_of_json_is_of_no_value_as_in_files_that_were_joined() -> None:
+    schema, mark = pa.schema({"k": pa.string(), "n": pa.int64()}), b"\xef\xbb\xbf"
+    content = b"".join(mark + b'{"k": "%c"}\n' % letter for letter in b"abc") + b'{"k": "%b"}' % mark
+    (piece,) = formats.read_pieces(io.BytesIO(content), formats.JSON, None, schema)
+    assert piece.rows.column("k").to_pylist() == ["a", "b", "c", "\ufeff"]
+    assert (piece.count, piece.bad, piece.lacks) == (4, (), ("n",))
+
+
+def test_objects_of_json_that_carriage_returns_keep_apart_are_several_in_one_line() -> None:
+    content = b'{"k": "a"}\r{"k": "b"}\r'
+    assert shown(formats.JSON, content, pa.schema({"k": pa.string()})) == [("several JSON objects in one line", None)]
+
+
 def test_a_member_that_the_schema_requires_may_be_missing() -> None:
     required = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int64(), False)])
     lines = [b'{"k": "a"}', b'{"n": 1}', b'{"k": null, "n": "x"}']
