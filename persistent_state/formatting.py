@@ -37,6 +37,8 @@ def plain(value: pa.Scalar) -> Any:
     kind = pa.types
     if not value.is_valid:
         return None
+    if isinstance(value, pa.ExtensionScalar) and kind.is_nested(value.type.storage_type):
+        return plain(value.value)
     if kind.is_struct(value.type):
         return {name: plain(value[place]) for place, name in enumerate(field.name for field in value.type)}
     if kind.is_map(value.type):
