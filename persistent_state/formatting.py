@@ -10,7 +10,9 @@ import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any, TypeAlias
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -35,11 +37,13 @@ def to_json(value: Any) -> str:
 def plain(value: pa.Scalar) -> Any:
     """Return an Arrow value as JSON knows values.
 
-    Times are ISO text; bytes are base64, decimals, NaN and infinities text, and maps objects whose keys are text.
+    Times are ISO text; bytes are base64, decimals, UUIDs, NaN and infinities text, and maps objects whose keys are text.
     """
     kind = pa.types
     if not value.is_valid:
         return None
+    if isinstance(value, pa.ExtensionScalar) and kind.is_nested(value.type.storage_type):
+        return plain(value.value)
     if kind.is_struct(value.type):
         return {name: plain(value[place]) for place, name in enumerate(field.name for field in value.type)}
     if kind.is_map(value.type):
@@ -55,7 +59,7 @@ def plain(value: pa.Scalar) -> Any:
     found = value.as_py()
     if isinstance(found, bytes):
         return base64.b64encode(found).decode()
-    if kind.is_decimal(value.type) or (isinstance(found, float) and not math.isfinite(found)):
+    if isinstance(found, (Decimal, UUID)) or (isinstance(found, float) and not math.isfinite(found)):
         return str(found)
     return found
 

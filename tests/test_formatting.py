@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state import InvalidInputError
-from persistent_state.formatting import beyond_python, in_python, plain, read_clock, readable, values_in_python
+from persistent_state.formatting import beyond_python, in_python, plain, read_clock, readable, to_json, values_in_python
 
 NOON = 1_763_640_000_000_000
 """2025-11-20T12:00:00Z"""
@@ -103,6 +106,20 @@ def test_a_column_is_text_where_python_lacks_a_value(column: pa.Array, texts: li
     assert readable(rows).to_pylist() == [
         None if hidden else row for hidden, row in zip(mask.to_pylist(), wanted, strict=True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("type", "value", "text"),
+    [
+        (pa.uuid(), UUID(int=5).bytes, f'"{UUID(int=5)}"'),
+        (pa.fixed_shape_tensor(pa.float32(), [2]), [1.5, math.nan], '[1.5,"nan"]'),
+        (pa.bool8(), 1, "true"),
+    ],
+)
+def test_a_value_of_an_extension_of_arrow_is_json(type: Any, value: Any, text: str) -> None:
+    column = pa.ExtensionArray.from_storage(type, pa.array([value, None], type.storage_type))
+    within = pa.ListArray.from_arrays([0, 2], column)
+    assert [to_json(plain(each)) for each in (column[0], column[1], within[0])] == [text, "null", f"[{text},null]"]
 
 
 def test_a_column_stays_as_it_is_where_python_has_all_values() -> None:

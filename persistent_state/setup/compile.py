@@ -23,6 +23,7 @@ from persistent_state.setup import graph
 from persistent_state.setup.added import Added, by_spark, edge_of
 from persistent_state.setup.checks import of_plan, of_rows, of_update
 from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources.casts import plain_schema
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.tasks import TIMESTAMP
@@ -140,7 +141,7 @@ def _of_input(plan: Plan, name: str, input: Input, on_bad_row: str, columns_of: 
     rows = InputPlan(
         name,
         task,
-        schema,
+        plain_schema(schema),
         source.timestamp,
         source.channel,
         settings,

@@ -21,7 +21,7 @@ from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain_values, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.calendars import calendars_of
-from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows
+from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows, plain_type
 from persistent_state.sources.csv_lines import (
     CsvOptions,
     Parser,
@@ -30,7 +30,7 @@ from persistent_state.sources.csv_lines import (
     csv_texts,
     header_names,
 )
-from persistent_state.sources.fit import fit, has_texts, type_of_texts, without_hopeless
+from persistent_state.sources.fit import fit, has_texts, without_hopeless
 from persistent_state.sources.json_lines import in_one_line, json_parser
 from persistent_state.sources.json_names import misnamed, unseen
 from persistent_state.sources.names import Path, absent_columns
@@ -349,7 +349,7 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
 
 def _batches(file: pa.NativeFile, parquet: pq.ParquetFile, fields: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file, with these columns, in batches of bounded size."""
-    texts = {field.name: type_of_texts(field.type) for field in fields if has_texts(field.type)}
+    texts = {field.name: plain_type(field.type) for field in fields if has_texts(field.type)}
     types = {name: texts[name] for name in _repeated(parquet.metadata, texts)}
     if types:
         parquet = open_parquet(file, [*types])
@@ -464,6 +464,9 @@ def _text_pieces(
     line = 1
     for block in blocks:
         end = line + block.count(b"\n")
+        if format == JSON and codecs.BOM_UTF8 in block:
+            # Files that were joined have a mark where each of them began.
+            block = (b"\n" + block).replace(b"\n%b{" % codecs.BOM_UTF8, b"\n{")[1:]
         if parse is None:
             header, _, block = block.lstrip(b"\r\n").partition(b"\n")
             if header:

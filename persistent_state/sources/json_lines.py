@@ -233,7 +233,7 @@ def _not_an_object(line: bytes) -> str:
     try:
         text = line.decode().strip()
         end = json.JSONDecoder().raw_decode(text)[1]
-        if text.startswith("{") and text[end:].lstrip(" \t,").startswith("{"):
+        if text.startswith("{") and text[end:].lstrip(" \t\r,").startswith("{"):
             return _SEVERAL
     except (ValueError, RecursionError):
         pass

@@ -466,7 +466,9 @@ def test_odd_names_times_and_partitions_come_out_right(spark: SparkSession, tmp_
         F.col("number").alias("num.ber"), F.col("ts").alias("t`s"), F.col("lane").alias("the lane"),
         F.col("number").alias("up.`date s"),
     )  # fmt: skip
-    later = plain.where("number >= 8").repartition(3)
+    # A literal makes a field that Spark's type requires, and the struct around it is null here and there.
+    struct = F.when(F.col("number") > 9, F.struct(F.lit(1).alias("x")))
+    later = plain.where("number >= 8").repartition(3).withColumn("some", F.array(struct)).withColumn("one", struct)
     tasks: list[tuple[PersistentTask, DataFrameSource]] = [
         (ColumnTotals("Odd", Sum(), ["the lane", "t`s"]), DataFrameSource(odd, "t`s", "the lane", position="num.ber")),
         (Totals("Local", "local", "ts", Max(INSTANT)), DataFrameSource(plain, "local")),
@@ -677,14 +679,21 @@ def test_a_frame_that_could_not_be_replayed_is_refused_before_anything_is_writte
     refused(shut, Totals("Total", None, "ts", Max(INSTANT)), DataFrameSource(make(shut[0]), "ts"), sentence)
 
 
+class Once(Totals):
+    message_id, horizon = "lane", "1 day"
+
+
 @pytest.mark.parametrize("collation", ["UTF8_LCASE", "UNICODE_CI", "UTF8_BINARY_RTRIM"])
-def test_a_key_that_spark_compares_loosely_is_refused_and_any_other_column_is_taken(
+def test_a_key_or_an_id_that_spark_compares_loosely_is_refused_and_any_other_column_is_taken(
     shut: tuple[DataFrame, Path], collation: str
 ) -> None:
     rows = shut[0].withColumn("lane", functions().collate("lane", collation))
-    sentence = rf"its key 'lane' has the collation {collation}, .* take F.collate\('lane', 'UTF8_BINARY'\)"
-    refused(shut, Totals("Total", "lane", "ts", Max(INSTANT)), DataFrameSource(rows, "ts"), sentence)
+    sentence = rf"'lane' has the collation {collation}, .* take F.collate\('lane', 'UTF8_BINARY'\)"
+    refused(shut, Totals("Total", "lane", "ts", Max(INSTANT)), DataFrameSource(rows, "ts"), f"its key {sentence}")
+    once = Once("Total", None, "ts", Max(INSTANT))
+    refused(shut, once, DataFrameSource(rows, "ts"), f"its message id {sentence}")
     exact = rows.withColumn("lane", functions().collate("lane", "UTF8_BINARY"))
+    columns_of(rows.sparkSession, once, DataFrameSource(exact, "ts"))
     for key, taken in ((None, rows), ("lane", exact)):
         columns_of(rows.sparkSession, Totals("Total", key, "ts", Max(INSTANT)), DataFrameSource(taken, "ts"))
 

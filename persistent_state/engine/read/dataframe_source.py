@@ -205,18 +205,19 @@ def _field_twice(type: pa.DataType) -> str | None:
 
 
 def _check_collations(task: PersistentTask, columns: StructType) -> None:
-    """Refuse a key of texts that Spark compares loosely: the keys here are their bytes.
+    """Refuse a key, or an id of messages, of texts that Spark compares loosely: here they are their bytes.
 
     Raises:
         InvalidInputError: There is one.
     """
+    roles: dict[str | None, str] = {task.message_id: "message id", **dict.fromkeys(task.key_columns, "key")}
     for column in columns:
         type = column.dataType
-        if column.name in task.key_columns and isinstance(type, StringType) and not type.isUTF8BinaryCollation():
+        if column.name in roles and isinstance(type, StringType) and not type.isUTF8BinaryCollation():
             raise InvalidInputError(
-                f"task={task.task_name}: its key {column.name!r} has the collation {type.collation}, by which Spark takes "
-                "different texts for equal, while keys here are equal if their bytes are. Make equal texts the same, for "
-                f"example by F.lower, and take F.collate({column.name!r}, 'UTF8_BINARY')."
+                f"task={task.task_name}: its {roles[column.name]} {column.name!r} has the collation {type.collation}, by which "
+                "Spark takes different texts for equal, while here they are equal if their bytes are. Make equal texts the "
+                f"same, for example by F.lower, and take F.collate({column.name!r}, 'UTF8_BINARY')."
             )
 
 
