@@ -176,8 +176,11 @@ def split_intervals(
         return np.where(timestamps < clock, timestamps, _on_grid(timestamps, low, interval)), None
     if settings.every or high <= low or (step := grid_step(low, high, interval, MOST_IN_BATCH)) == interval:
         return _on_grid(timestamps, low, interval), None
-    starts, coarse = _on_grid(timestamps, low, step), Coarse(low, high, step)
-    return (starts if most < high else np.where(timestamps < high, starts, _on_grid(timestamps, low, interval))), coarse
+    starts = _on_grid(timestamps, low, step)
+    if most >= high:
+        above = timestamps >= high
+        starts[above] = _on_grid(timestamps[above], low, interval)
+    return starts, Coarse(low, high, step)
 
 
 def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.int64]:

@@ -22,6 +22,9 @@ EVERY = 16
 MOST_DISTINCT = 0.8
 """The largest share of different values in a sample."""
 
+ROWS_OF_A_RUN = 16
+"""The least rows in a row that must have the same value on the average, so that to number the runs is faster."""
+
 ROWS_OF_A_SUM = 2
 """The least rows that a sum must have on the average, so that to fold them now pays."""
 
@@ -54,15 +57,15 @@ def fold_few(updates: pa.Table, layout: Layout) -> pa.Table | None:
     values = one_chunk(updates["value"])
     if not len(updates) or _has_nulls(values):
         return None
-    names, groups, distinct = [*layout.key_names, "start"], np.zeros(len(updates), np.intp), list[pa.Array]()
+    names, groups, distinct = [*layout.key_names, "start"], np.zeros(1, np.intp), list[pa.Array]()
     for name in names:
         numbers, choices = _numbered(one_chunk(updates[name]))
         distinct.append(choices)
         if prod(map(len, distinct)) * ROWS_OF_A_SUM > len(updates):
             return None
-        groups *= len(choices)
-        groups += numbers
-    count = prod(map(len, distinct))
+        if len(choices) > 1:
+            groups = groups * len(choices) + numbers
+    groups, count = np.broadcast_to(groups, len(updates)), prod(map(len, distinct))
     filled = np.flatnonzero(np.bincount(groups, minlength=count))
     places = np.unravel_index(filled, [*map(len, distinct)])
     columns = [choices.take(pa.array(place)) for choices, place in zip(distinct, places, strict=True)]
@@ -84,6 +87,10 @@ def _numbered(column: pa.Array) -> tuple[NDArray[Any], pa.Array]:
         low, high = int(numbers.min()), int(numbers.max())
         if (high - low) * ROWS_OF_A_SUM < len(numbers):
             return numbers - low, pa.array(low + np.arange(high - low + 1))
+        begins = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
+        if len(begins) * ROWS_OF_A_RUN < len(numbers):
+            of_runs, choices = _numbered(column.take(pa.array(begins)))
+            return np.repeat(of_runs, np.diff(begins, append=len(numbers))), choices
     encoded = column.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy(), encoded.dictionary
 

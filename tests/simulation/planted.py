@@ -186,7 +186,7 @@ BUGS = (
         "coarse intervals forgotten",
         "A batch does not say how coarse its intervals are.",
         clocks.split_intervals,
-        ("step), Coarse(low, high, step)", "step), None"),
+        ("return starts, Coarse(low, high, step)", "return starts, None"),
     ),
     bug(
         "coarse intervals ignored",
@@ -225,7 +225,7 @@ BUGS = (
         "few keys folded over intervals",
         "Rows of few keys are folded into the first of their intervals.",
         few.fold_few,
-        ("groups += numbers", 'groups += numbers if name != "start" else 0'),
+        ("+ numbers", '+ (numbers if name != "start" else 0)'),
     ),
     bug(
         "a last message without its place",
