@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
+from persistent_state.sources.casts import plain_schema
 from persistent_state.sources.listing import File
 
 WHOLE = '{"finite": true}'
@@ -50,6 +51,7 @@ def schema_in(journal: Sequence[str]) -> pa.Schema | None:
     """Return the schema that a file gave at the first start; None if the journal has none."""
     try:
         text = json.loads(journal[0])["schema"] if journal else None
-        return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+        # Older versions wrote it with categories, of which a first file may have had few.
+        return None if text is None else plain_schema(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))))
     except (ValueError, TypeError, KeyError, OSError):
         return None

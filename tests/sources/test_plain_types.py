@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -118,12 +120,21 @@ def test_rows_of_each_type_count_or_go_aside_and_starts_go_on(task: type[Any], n
     assert sorted(row["n"] for row in rows) == [n for stamp, n in source.rows if stamp is None]
 
 
-def test_a_file_with_more_categories_than_the_first_one_is_read(tmp_path: Path) -> None:
+def _journal_of_an_older_version(folder: Path) -> list[str]:
+    """The line of the first file, with its schema as it is."""
+    schema = pq.read_schema(folder / "0.parquet").remove_metadata().serialize()
+    file = {"file": 0, "path": "0.parquet", "size": 1, "modified": 1.0}
+    return [json.dumps({**file, "schema": base64.b64encode(schema).decode()})]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_file_with_more_categories_than_the_first_one_is_read(has_begun: bool, tmp_path: Path) -> None:
     for number, names in enumerate([["a", "b"], [f"k{n}" for n in range(300)]]):
         times = pd.to_datetime(["2026-01-01"] * len(names), utc=True)
         pd.DataFrame({"ts": times, "k": pd.Categorical(names)}).to_parquet(tmp_path / f"{number}.parquet")
     assert pq.read_schema(tmp_path / "0.parquet").field("k").type == pa.dictionary(pa.int8(), TEXT)
     source = FileSource(tmp_path, timestamp="ts")
+    source.go_on_from(_journal_of_an_older_version(tmp_path) if has_begun else [])
     source.open([], {})
     (split,) = source.splits({}, source.reach({}, True).ends, 1)
     chunks = [*source.read(split)]

@@ -174,8 +174,8 @@ def test_files_of_an_older_version_are_joined_and_taken_back_whatever_types_thei
     start(log, [plan])
     texts = [f"k{n}" for n in range(10 * (late_rows.MANY + 4))]
     for first in range(0, len(texts), 10):
-        some = pa.array([*texts[first : first + 9], None], pa.string())
-        column = some.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else some
+        column = pa.array([*texts[first : first + 9], None], pa.string())
+        column = column.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else column
         nulls = pa.nulls(10, pa.int64())
         entry = play(log, plan, pa.RecordBatch.from_arrays([nulls, nulls, column], schema=rows), placed=False)
     side = entry.late_rows_of("Total")
