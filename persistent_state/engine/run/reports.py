@@ -132,7 +132,7 @@ class Reports:
         if is_whole:
             holder = holding.holder(entry, self._settings)
             level = logging.WARNING if holder is not None and holder.why in holding.STUCK else logging.INFO
-            _logger.log(level, "%s", holding.sentence(holder))
+            _logger.log(level, "%s", holding.sentence(holder, is_at_end=True))
 
     def close(self) -> None:
         """Take in no further commits."""
