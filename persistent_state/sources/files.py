@@ -329,6 +329,7 @@ class FileSource(TimeReplayableSource):
         for ordinal, path, size, place, is_new in split:
             start = position = ordinal << ROW_BITS
             # The only record of a file that is never opened says so. It may be gone by now, under the name of a format.
+            noted = dict[str, str]()
             with self._open(place, size, is_new) if reader.is_opened(path) else io.BytesIO() as file:
                 for piece in reader.pieces(file, path):
                     if self._transform is not None:
@@ -336,6 +337,9 @@ class FileSource(TimeReplayableSource):
                     if position + piece.count > start + (1 << ROW_BITS):
                         raise InvalidInputError(f"file={path!r} of {self!r} has more than 2**32 rows; cut it up.")
                     bad = tuple(replace(record, position=position + record.position) for record in piece.bad)
+                    # The pieces of one file use up one warning of a column.
+                    notes = {column: note for column, note in reader.notes(path, piece).items() if column not in noted}
+                    noted |= notes
                     if piece.count or piece.absent:
                         yield Chunk(
                             PARTITION,
@@ -346,7 +350,7 @@ class FileSource(TimeReplayableSource):
                             originals=partial(file_reader.originals, path, position, piece.original),
                             lacks=piece.lacks,
                             unseen=piece.lacks if reader.kind(path)[0] == formats.JSON else (),
-                            notes=reader.notes(path, piece),
+                            notes=notes,
                         )
                     position += piece.count
 

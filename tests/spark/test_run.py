@@ -242,7 +242,7 @@ def test_a_module_that_starts_its_application_is_refused_in_the_worker_that_impo
     assert process.wait(PATIENCE) == 1
     log = (tmp_path / "log").read_text()
     assert log.splitlines()[-1] == (
-        f"persistent_state.errors.InvalidInputError: application=words is started at {tmp_path}/starting_words.py:36 in "
+        f"persistent_state.errors.InvalidInputError: application=words is started at {tmp_path}/starting_words.py:32 in "
         '<module> while a worker of Spark loads its module; put that below `if __name__ == "__main__":`.'
     )
 
