@@ -278,8 +278,8 @@ def add_notes(noted: list[str], notes: Iterable[str]) -> list[str]:
 
 def new_notes(reports: Iterable[Report], noted: dict[tuple[str, str], list[str]]) -> list[str]:
     """Return what sources want people to read and that was not noted before, and note it."""
-    notes = sorted((about, some) for report in reports for about, some in report.notes.items())
-    return [note for about, some in notes for note in add_notes(noted.setdefault(about, []), some)]
+    notes = sorted((about, texts) for report in reports for about, texts in report.notes.items())
+    return [note for about, texts in notes for note in add_notes(noted.setdefault(about, []), texts)]
 
 
 @dataclass(frozen=True)
