@@ -241,6 +241,8 @@ def test_an_error_of_the_users_code_is_told_without_secrets(folder: Path) -> Non
 
 
 def test_to_load_an_application_starts_no_session(folder: Path) -> None:
+    # A program in this folder would take it for Python's own.
+    (folder / "json.py").unlink()
     program = (
         "import sys\nfrom persistent_state.cli.loader import load_application\nload_application('streams_of_shop:app')\n"
         "assert not {'pyspark', 'py4j'} & set(sys.modules)"
