@@ -23,6 +23,7 @@ from persistent_state.redact import shown
 from persistent_state.setup import checks
 from persistent_state.setup.added import Added, inputs_of, tasks_of
 from persistent_state.setup.compile import ColumnsOf, plans_of, take_up_schemas
+from persistent_state.setup.loading import of_place
 from persistent_state.show import definition, html
 from persistent_state.show.tables import Table
 from persistent_state.sources.dataframe import DataFrameSource
@@ -291,6 +292,7 @@ class Application:
         from persistent_state.engine.run.running import run, start
         from persistent_state.engine.spark.session import check_session
 
+        refuse(of_place(self.name, "started"))
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
         endpoint = None if metrics is None else address(metrics)
@@ -370,6 +372,7 @@ class Application:
         """
         from persistent_state.engine.run import rewinds
 
+        refuse(of_place(self.name, "rewound"))
         setup = self._rewind_setup()
         if not isinstance(to, RewindPlan):
             to = rewinds.plan(setup, to, outputs or {})

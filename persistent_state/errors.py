@@ -48,6 +48,16 @@ def at_line(frame: FrameType) -> str:
     return naming_cells(f" at {_place(frame.f_code, frame.f_lineno)}")
 
 
+def at_caller() -> str:
+    """Return " at " and the place outside this package that a call has come from; "" if it has come from none."""
+    frame = sys._getframe(1)
+    while not _is_outside(frame.f_code):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return at_line(frame)
+
+
 def at_definition(function: Callable[..., Any]) -> str:
     """Return " at " and the place where a function is defined; "" if it is not in Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)

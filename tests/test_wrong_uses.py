@@ -668,6 +668,8 @@ def test_a_unit_of_timestamps_that_is_none_is_refused_where_it_is_written() -> N
     assert problem(lambda: FileSource("a", timestamp="ts", timestamp_unit="sec")) == said
     assert problem(lambda: KafkaSource("t", "a:1", timestamp_unit="sec")) == said
     assert problem(lambda: DataFrameSource(lambda spark, clock: None, "ts", timestamp_unit="sec")) == said  # type: ignore[arg-type, return-value]
+    takes = "takes (spark): too many positional arguments; give a function of (spark, clock)."
+    assert takes in problem(lambda: DataFrameSource(lambda spark: None, "ts"))  # type: ignore[arg-type, misc]
 
 
 @pytest.mark.parametrize("type", [pa.map_(pa.string(), pa.string()), pa.list_(pa.map_(pa.string(), pa.int64()))])

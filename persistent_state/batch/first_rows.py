@@ -86,7 +86,7 @@ def check_columns(reports: Sequence[Report], to_the_end: bool = False) -> None:
         InvalidInputError: There is such a column.
     """
     is_all = to_the_end and any(report.reach is not None and report.reach.unread == 0 for report in reports)
-    notes = {about: note for report in reports for about, note in report.notes.items()}
+    notes = {about: texts[0] for report in reports for about, texts in report.notes.items()}
     for input, first in _first_rows(reports):
         for (task, column), rows in sorted(first.unseen.items()):
             if rows < max(first.rows, 1 if is_all else _FEWEST):

@@ -24,7 +24,7 @@ from persistent_state.batch.judge import (
     Times,
     judge,
 )
-from persistent_state.batch.packets import Basis
+from persistent_state.batch.packets import Basis, add_notes
 from persistent_state.batch.plan import FlowPlan, InputPlan
 from persistent_state.batch.rows import (
     Mask,
@@ -90,7 +90,7 @@ class Read:
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    notes: dict[tuple[str, str], str] = field(default_factory=dict)
+    notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def put_aside(self, plans: Sequence[InputPlan], table: pa.Table) -> None:
         """Keep and count rows that are late or bad for every task.
@@ -143,7 +143,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
         if chunk.aside is not None:
             # The step has asked whether they are to fail: their inputs say that.
             lifted[0].sides.append(chunk.aside)
-    read.notes = {(chunk.input, column): note for column, note in chunk.notes.items()} | read.notes
+    for column, note in chunk.notes.items():
+        add_notes(read.notes.setdefault((chunk.input, column), []), [note])
     place = place_of(first, chunk)
     reasons = ASIDE
     if first.channel in chunk.lacks:

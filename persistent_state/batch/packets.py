@@ -32,6 +32,9 @@ DRIVER = -1
 GATHERED_ROWS, GATHERED_BYTES = 1 << 16, 1 << 25
 """The most rows and bytes of small tables whose hashes are worked out together."""
 
+MOST_NOTES = 3
+"""The most texts about one column that people are to read, as of three files."""
+
 _ALIGNED = 8
 
 PROCESSED, ACTED = "processed", "acted"
@@ -244,8 +247,8 @@ class Report:
     """The numbers of "messages" and "replayed" ones, of late and bad rows of the flow by reason, and as "outside" of new rows
     outside their bounds, which are not kept. After a step of an ordered task also `PROCESSED` and `ACTED`."""
 
-    notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """By input and column: a text of the source that people should read."""
+    notes: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
+    """By input and column: texts of the source that people should read."""
 
     firsts: Mapping[str, FirstRows] = field(default_factory=dict)
     """By input that begins: the counts of its first rows."""
@@ -266,11 +269,17 @@ class Report:
         return report
 
 
-def new_notes(reports: Iterable[Report], noted: set[tuple[str, str]]) -> list[str]:
+def add_notes(noted: list[str], notes: Iterable[str]) -> list[str]:
+    """Add notes about one column to those that are known, up to `MOST_NOTES`, and return those that were added."""
+    new = [note for note in dict.fromkeys(notes) if note not in noted][: MOST_NOTES - len(noted)]
+    noted += new
+    return new
+
+
+def new_notes(reports: Iterable[Report], noted: dict[tuple[str, str], list[str]]) -> list[str]:
     """Return what sources want people to read and that was not noted before, and note it."""
-    notes = {about: note for report in reports for about, note in report.notes.items() if about not in noted}
-    noted.update(notes)
-    return [notes[about] for about in sorted(notes)]
+    notes = sorted((about, texts) for report in reports for about, texts in report.notes.items())
+    return [note for about, texts in notes for note in add_notes(noted.setdefault(about, []), texts)]
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
     state = command("state", "show the state of a task at a clock")
     state.add_argument("application", metavar="APP")
-    state.add_argument("task", metavar="TASK")
+    state.add_argument("task", metavar="TASK", nargs="?")
     state.add_argument(
         "--clock",
         metavar="CLOCK",
@@ -368,6 +368,9 @@ def _graph(arguments: argparse.Namespace) -> int:
 
 
 def _state(arguments: argparse.Namespace) -> int:
+    if arguments.task is None:
+        tasks = ", ".join(_opened(arguments).tasks())
+        raise InvalidInputError(f"TASK is missing; application {arguments.application} has {tasks}.")
     files = open_files(arguments.store, _storage_options(arguments.storage_options))
     clock = None if arguments.clock is None else clock_named(Log(files, arguments.application), arguments.clock)
     with _progress() as show_progress, _prints_aside():

@@ -176,7 +176,8 @@ class Lookups:
             raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")
         if clock not in (*entry.readable, newest):
             near = nearest_clocks({*entry.readable, newest} - {BEGINNING}, clock)
-            raise NotThereError(f"clock={full_clock(clock)} of {question.application} is not kept; take {near}.")
+            there = f"take {near}" if near else "no clock is kept yet"
+            raise NotThereError(f"clock={full_clock(clock)} of {question.application} is not kept; {there}.")
         return clock
 
     def _state(self, entry: Entry, question: Question, clock: int) -> OpenState:

@@ -17,7 +17,7 @@ from persistent_state.sources.casts import Unfit
 from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.folder import Folder
 from persistent_state.sources.listing import File, name_of
-from persistent_state.sources.names import folder_column_twice, folder_columns, listed, other_name
+from persistent_state.sources.names import ALIKE, folder_column_twice, folder_columns, listed, other_name
 
 _ORIGIN = pa.struct([("file", pa.string()), ("line", pa.int64()), ("value", pa.string())])
 
@@ -115,8 +115,14 @@ class FileReader:
 
     def notes(self, path: str, piece: formats.Piece) -> dict[str, str]:
         """Return the sentences on columns that a file lacks, or has at another place, by column."""
-        notes = {name: self._note(path, name, words) for name, words in piece.instead.items()}
         columns = [name for name in self.schema().names if name not in folder_columns(path)]
+        instead = [piece.instead.get(name, "") for name in columns]
+        notes = {name: self._note(path, name, words) for name, words in piece.instead.items()}
+        # The file may be broken, or of another kind. It uses up no warning of a column that another file has renamed.
+        if len(columns) > 1 and all(instead) and not any(words.startswith(ALIKE) for words in instead):
+            notes = {
+                "": f"file={path!r} of {self.folder!r} has no column of the schema{instead[0]}: all are null there."
+            }
         if piece.misplaced and columns:
             notes[columns[0]] = (
                 f"file={path!r} of {self.folder!r} has a first line that names {listed(piece.misplaced)}, and "

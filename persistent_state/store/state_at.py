@@ -538,7 +538,9 @@ def entry_at(files: Files, application: str, clock: int, task: str | None = None
 
 def no_application(files: Files, application: str) -> NotThereError:
     """Return the error for an application that the store does not have."""
-    return NotThereError(f"there is no application {application} in store={files.url}; look at its name and address.")
+    there = find_applications(files)
+    has = f"it has {', '.join(sorted(there))}" if there else "look at its name and address"
+    return NotThereError(f"there is no application {application} in store={files.url}; {has}.")
 
 
 def find_task(entry: Entry, application: str, name: str) -> TaskState:

@@ -125,7 +125,7 @@ def test_rows_that_lack_a_column_which_the_task_needs_step_aside_and_move_the_cl
     assert [row["timestamp"] for table in found.sides for row in table.to_pylist()] == reasons * 2
     assert {reason for reason, _ in aside(found.sides)} <= {f"its file has no column {lacks!r}"}
     assert read.sightings.newest == {"p": 120}
-    assert read.notes == {("", lacks): "No."}
+    assert read.notes == {("", lacks): ["No.", "Again."]}
 
 
 @pytest.mark.parametrize("files", [["ab"], ["a", "b"], ["b", "a"], ["aab", "b", "bb"]])
@@ -172,7 +172,7 @@ def test_the_notes_of_a_chunk_without_rows_are_kept() -> None:
     plan, basis = planned(Sums())
     chunk = chunk_of([(110, "a", 1)], notes={"n": "No."})
     read, _ = lifted(plan, basis, replace(chunk, rows=chunk.rows.slice(0, 0)))
-    assert read.notes == {("", "n"): "No."}
+    assert read.notes == {("", "n"): ["No."]}
 
 
 def test_rows_that_lack_the_channel_column_step_aside_and_are_of_no_channel() -> None:

@@ -156,11 +156,21 @@ def test_a_line_that_is_put_aside_is_kept_as_it_came_with_its_number(
 def test_what_a_file_lacks_is_noted_however_its_rows_come(tmp_path: Path, task: PersistentTask) -> None:
     (tmp_path / "a.csv").write_text(f"ts,N\n{ON_TIME},1\nsoon,2\n")
     ((blob, report),) = first_blobs(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), task)
-    assert [(about, "has no column 'n', but 'N'" in note) for about, note in report.notes.items()] == [
-        (("", "n"), True)
-    ]
+    ((about, (note,)),) = report.notes.items()
+    assert (about, "has no column 'n', but 'N'" in note) == (("", "n"), True)
     assert [table["reason"].to_pylist() for table in blob.late] == [["column ts is not timestamp[us, tz=UTC]"]]
     assert report.counts["messages"] == 1
+
+
+def test_three_files_that_lack_a_column_are_named_and_a_broken_one_is_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("\0\1broken\n")
+    for name in "abcd":
+        (tmp_path / f"{name}.csv").write_text(f"ts,{name}\n{ON_TIME},1\n")
+    ((_, report),) = first_blobs(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), Total())
+    files = {column: [note[: note.index(" of ")] for note in notes] for (_, column), notes in report.notes.items()}
+    assert files == {"": ["file='0.csv'"], "n": [f"file='{name}.csv'" for name in "abc"]}
+    (note,) = report.notes["", ""]
+    assert "has no column of the schema, only '\\x00\\x01broken': all are null there." in note
 
 
 @pytest.mark.parametrize("task", [Total(), Said()])

@@ -133,13 +133,14 @@ def test_problems_are_told_by_file_and_make_the_status_1(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["show", STORE, "shop"], "there is no application shop in store="),
+        (["show", STORE, "shop"], "/store-v1; it has app."),
         (["show", "tests"], "there is no application in store="),
         (["show", "ftp://x/y"], "ftp"),
         (["verify", STORE, "shop"], "there is no application shop in store="),
         (["verify", "tests"], "there is no application in store="),
         (["verify", "tests", "--json"], "there is no application in store="),
         (["verify", "no-such-folder"], "there is no application in store="),
+        (["state", STORE, "app"], "TASK is missing; application app has Notes, Totals."),
         (["state", STORE, "app", "Sales"], "application app has no task Sales; it has Notes, Totals."),
         (
             ["state", STORE, "app", "Notes", "--clock", "-7"],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from monoids import List, Map, Max, Min, Monoid, Struct, Sum
@@ -532,6 +533,24 @@ def test_a_row_without_a_position_makes_no_other_be_taken_for_read_and_a_negativ
         run(2, (8, 70), (-1, 80))
 
 
+def test_a_file_of_another_type_than_spark_is_to_read_ends_the_run_at_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    # As pandas writes times.
+    rows = pa.table({"ts": pa.array([START * 1000], pa.timestamp("ns"))})
+    pq.write_table(rows, tmp_path / "in" / "0.parquet")
+    app = Application("nanoseconds", str(tmp_path / "store"), shards=1)
+    frames = spark.readStream.schema("ts timestamp").parquet(str(tmp_path / "in"))
+    app.add(Totals("Times", None, "ts", Max(INSTANT)), DataFrameSource(frames, "ts"))
+    sentence = (
+        r"^task=Times: \[FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH\] .*0.parquet.*Give Spark's schema the type"
+    )
+    with pytest.raises(InvalidInputError, match=f"(?s){sentence}"):
+        app.run(spark)
+    assert "starts again" not in caplog.text
+
+
 class MostRecent(Kept):
     """The greatest number, said as a Column."""
 
@@ -610,6 +629,11 @@ FRAMES: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "outer join": (lambda rows: static(rows).join(rows, "lane", "left"), "that Spark can't run as a stream: "),
     "static": (lambda rows: static(rows), "not a streaming DataFrame; make one with spark.readStream"),
     "nothing": (lambda rows: lambda spark, clock: None, "DataFrameSource has None, not a streaming DataFrame"),
+    "no schema": (
+        lambda rows: lambda spark, clock: spark.readStream.parquet(str(Path(__file__).parent)),
+        r"the function of DataFrameSource raised IllegalArgumentException: Schema must be specified [^\n]* at [^\n]*/"
+        r"test_dataframe.py:\d+ in <lambda>; fix it\.$",
+    ),
     "same names": (lambda rows: rows.select("ts", "lane", "ts"), "columns of the same name, .*; rename them"),
     "no type": (
         lambda rows: rows.selectExpr("*", "make_interval(1, 2) AS gap"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType, StructField, StructType
@@ -24,6 +24,7 @@ from persistent_state.batch.rows import MixedChunk
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load
 from persistent_state.engine.read.idle_source import IdleReader
+from persistent_state.engine.spark import failures
 from persistent_state.engine.spark.versions import arrow_types, spark_types
 from persistent_state.engine.spark.wall_clock import now_us
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
@@ -67,12 +68,21 @@ _STATEFUL = {
 }
 
 
+_LASTING = (
+    AnalysisException,
+    IllegalArgumentException,
+    *(TypeError, ValueError, AttributeError, NameError, LookupError, ImportError, AssertionError, ArithmeticError),
+)
+"""The errors of a DataFrameSource's function that do not pass. Others may, as those of a network."""
+
+
 def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING) -> DataFrame:
     """Return the DataFrame of a source, to be replayed from a clock.
 
     Raises:
-        InvalidInputError: It is not a streaming DataFrame that can be replayed, or lacks a column that the source names.
-        StateError: The function that makes the DataFrame raised.
+        InvalidInputError: It is not a streaming DataFrame that can be replayed, or lacks a column that the source names, or the
+            function that makes it raised what would come again.
+        StateError: The function that makes the DataFrame raised what may pass.
     """
     rows = _stream_of(source.stream, spark, None if clock == BEGINNING else clock)
     if not isinstance(rows, DataFrame) or not rows.isStreaming:
@@ -107,7 +117,21 @@ def _stream_of(stream: DataFrame | Opener, spark: SparkSession, clock: int | Non
     except StateError:
         raise
     except Exception as error:
-        raise StateError(f"the function of DataFrameSource raised {raised(error)}; fix it.") from error
+        raise of_opener(error) from error
+
+
+def of_opener(error: Exception) -> StateError:
+    """Return the error of this package for one that the function of a DataFrameSource raised.
+
+    It is an InvalidInputError if the function would raise the same at the next start.
+    """
+    kind = InvalidInputError if isinstance(error, _LASTING) else StateError
+    if isinstance(error, PySparkException):
+        # Its repr has nothing of what Spark says.
+        text = f"{type(error).__name__}: {failures.without_trace(str(error)).rstrip('.')}{places(error)}"
+    else:
+        text = raised(error)
+    return kind(f"the function of DataFrameSource raised {text}; fix it.")
 
 
 def _check_streams(rows: DataFrame) -> None:

@@ -84,7 +84,7 @@ class Commit:
         self._turn = turn or nullcontext()
         self._on_work = on_work
         self._to_the_end = to_the_end
-        self._noted: set[tuple[str, str]] = set()
+        self._noted: dict[tuple[str, str], list[str]] = {}
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         # Spark's plan must not leave this method: if it ran twice, or in part, the state would fork.
