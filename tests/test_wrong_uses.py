@@ -187,9 +187,61 @@ def test_a_run_without_any_update_warns(caplog: pytest.LogCaptureFixture) -> Non
     assert (
         warnings(Task(lambda s, m: s.update(m.timestamp, 1) if m["k"] == "b" else None), MESSAGES, batch_size=1) == []
     )
-    (told,) = warnings(Task(lambda s, m: s.update(m.timestamp, "1")), MESSAGES)
-    assert told == ("task=Task: 2 rows did not count: 2 'value does not fit' (Sum holds int64). See `late` of the run.")
+    (warning,) = warnings(Task(lambda s, m: s.update(m.timestamp, "1")), MESSAGES)
+    place = f"{__file__}:{Task.process_message.__code__.co_firstlineno} in process_message"
+    assert warning == (
+        f"task=Task: 2 rows did not count: 2 'value does not fit' (updated at {place}: Sum: value='1' does not fit int64, "
+        "which takes integers of 64 bits, at channel='' partition='' position=0 key={'k': 'a'}). See `late` of the run, or "
+        "stop at the first with on_bad_row='fail'."
+    )
+    (warning,) = warnings(Reading(lambda s, m: s.update(m.timestamp, "1")), MESSAGES, batch_size=1)
+    assert "2 'value does not fit' (Sum holds int64)." in warning
     assert warnings(Task(no_update), []) == []
+
+
+@pytest.mark.parametrize("kind", [Task, Reading])
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        (
+            {"n": 1, "totl": 5},
+            "Struct: unknown field 'totl': value={'n': 1, 'totl': 5} does not fit struct<n: int64, total",
+        ),
+        (
+            {"n": 1, "total": 2.5},
+            "Struct: field 'total': Sum: value=2.5 does not fit int64, which takes integers of 64 bits)",
+        ),
+    ],
+)
+def test_an_update_that_does_not_fit_is_named_with_the_task_that_made_it(
+    kind: type[Task], update: Any, said: str
+) -> None:
+    task = kind(lambda s, m: s.update(m.timestamp, update if m["k"] == "b" else {"n": 1}), Struct(n=Sum(), total=Sum()))
+    place = f"updated at {__file__}:{Task.process_message.__code__.co_firstlineno} in process_message: "
+    error = problem(lambda: run_local(task, MESSAGES, on_bad_row="fail"), TaskFailedError)
+    assert f"met a bad row (value does not fit, {place}{said}" in error
+    assert " at channel='' partition='' position=1 key={'k': 'b'};" in error
+
+
+def test_a_column_of_updates_names_the_first_that_does_not_fit() -> None:
+    class OfBatch(Column):
+        value = None
+
+        def process_batch(self, batch: pa.RecordBatch) -> Any:
+            return batch["v"]
+
+    messages = [Message(1, {"k": "a", "v": 1}), Message(2, {"k": "b", "v": 2**63})]
+    place = f"updated at {__file__}:{OfBatch.process_batch.__code__.co_firstlineno} in process_batch"
+    for task, made in ((Column(), "column 'v'"), (OfBatch(), place)):
+        error = problem(
+            lambda task=task: run_local(task, messages, schema=pa.schema([("k", pa.string()), ("v", pa.uint64())]),
+                                        on_bad_row="fail"),
+            TaskFailedError,
+        )  # fmt: skip
+        assert (
+            f"(value does not fit, {made}: Sum: value={2**63} does not fit int64, which takes integers of 64 bits)"
+            in error
+        )
 
 
 class OfColumn(Column):
@@ -544,7 +596,8 @@ def test_a_transform_that_returns_no_batch_is_a_sentence(tmp_path: Path) -> None
     pq.write_table(pa.table({"ts": [1], "k": ["a"]}), tmp_path / "0.parquet")
     source = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows.to_pandas())
     assert problem(lambda: source.schema) == (
-        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch, for a batch without rows."
+        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch, for a batch without rows, which it is "
+        "given at the start to learn its columns."
     )
     late = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows if rows.num_rows == 0 else rows.to_pylist())
     late.open([], {})

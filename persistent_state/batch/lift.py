@@ -34,6 +34,7 @@ from persistent_state.batch.rows import (
     bad_record_table,
     check_bad_rows,
     place_of,
+    place_of_first,
     side_table,
 )
 from persistent_state.batch.update import update_table, updates_of
@@ -52,26 +53,30 @@ UNREAD = Position()
 class Lifted:
     """The result of a part of a micro-batch for one task, which grows chunk by chunk.
 
-    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task.
+    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task. `misfit` says
+    what did not fit first, and where.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
     sides: list[pa.Table] = field(default_factory=list)
+    misfit: str = ""
 
-    def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
-        """Keep rows that are bad for the task.
+    def put_aside(self, plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
+        """Keep rows that are bad for the task. `misfit` is what did not fit in the first of them, if it is known.
 
         Raises:
             TaskFailedError: Bad rows are to fail.
         """
-        check_bad_rows(plan, table)
+        check_bad_rows(plan, table, misfit)
         self.sides.append(table)
+        if misfit and not self.misfit:
+            self.misfit = f"{misfit}, at {place_of_first(plan, table)}"
 
 
 class Inverses(Lifted):
     """The updates that a task once made of rows, of which the inverses are wanted. Rows that are bad for the task made none."""
 
-    def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
+    def put_aside(self, plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
         """Leave such rows out: they were put aside when they came."""
 
 
@@ -204,7 +209,7 @@ def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted
     computed = accepted.rows.column(plan.column) if plan.update_way == "column" else None
     updates = updates_of(plan, rows, place, computed)
     if updates.unfit.any():
-        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, updates.reasons, place))
+        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, updates.reasons, place), updates.misfit)
     lifted.tables.append(update_table(plan, _key_and_order(plan, key, rows, place, accepted.times), updates))
 
 

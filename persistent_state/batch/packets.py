@@ -24,6 +24,7 @@ from persistent_state.event_time.clocks import Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys, layout
 from persistent_state.sources.base import Reach
+from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.named_files import Run, ShardRuns, SideFile, Stored
 
 DRIVER = -1
@@ -247,6 +248,9 @@ class Report:
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By input and column: a text of the source that people should read."""
 
+    misfits: Mapping[str, str] = field(default_factory=dict)
+    """By task: the first update that does not fit, and where its row stood, in words."""
+
     firsts: Mapping[str, FirstRows] = field(default_factory=dict)
     """By input that begins: the counts of its first rows."""
 
@@ -267,8 +271,15 @@ class Report:
 
 
 def new_notes(reports: Iterable[Report], noted: set[tuple[str, str]]) -> list[str]:
-    """Return what sources want people to read and that was not noted before, and note it."""
-    notes = {about: note for report in reports for about, note in report.notes.items() if about not in noted}
+    """Return what sources want people to read, and updates that do not fit, if that was not noted before, and note it."""
+    notes = dict[tuple[str, str], str]()
+    for report in reports:
+        notes |= report.notes
+        for task, misfit in report.misfits.items():
+            notes.setdefault(
+                (UNFIT, task), f"task={task}: an update does not fit, and its row does not count: {misfit}."
+            )
+    notes = {about: note for about, note in notes.items() if about not in noted}
     noted.update(notes)
     return [notes[about] for about in sorted(notes)]
 

@@ -55,6 +55,9 @@ def test_a_note_of_a_source_is_new_once() -> None:
     noted: set[tuple[str, str]] = set()
     assert len(new_notes(reports, noted)) == 2
     assert new_notes([*reports, Report(sender, notes={("", "a"): "four"})], noted) == ["four"]
+    unfit = [Report(sender, misfits={"t": "value=1.0"}), Report(sender, misfits={"t": "value=2.0"})]
+    assert new_notes(unfit, noted) == ["task=t: an update does not fit, and its row does not count: value=1.0."]
+    assert new_notes(unfit, noted) == []
 
 
 def test_a_commit_needs_the_report_of_each_part_and_shards_that_heard_from_the_same() -> None:
