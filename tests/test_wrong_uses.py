@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -29,6 +31,7 @@ from persistent_state import (
     PersistentTask,
     SlidingWindow,
     TaskFailedError,
+    TumblingWindow,
     WindowState,
     open_store,
     run_local,
@@ -74,7 +77,7 @@ class Column(PersistentTask):
 MESSAGES = [Message(1, {"k": "a", "v": 1}), Message(2, {"k": "b", "v": 2})]
 
 
-def failure(task: PersistentTask) -> str:
+def failure(task: PersistentTask | OrderedTask) -> str:
     return problem(lambda: run_local(task, MESSAGES), TaskFailedError)
 
 
@@ -161,10 +164,67 @@ def test_an_attribute_of_the_state_is_an_error_with_the_file_and_the_line(
     assert f"attribute={name!r} of the state can't be read or set; call state.update(message.timestamp, value)" in said
 
 
-def test_an_attribute_of_the_users_own_objects_is_told_as_python_has_it() -> None:
-    said = failure(Task(lambda state, message: message.value))
-    assert "object has no attribute 'value'\")" in said
-    assert "of the state" not in said
+@pytest.mark.parametrize("kind", [Task, Reading])
+@pytest.mark.parametrize(
+    "use", [lambda state: state + 1, lambda state: state["n"], lambda state: int(state), len, iter]
+)
+def test_a_state_that_is_taken_for_a_value_is_an_error_with_the_file_and_the_line(
+    kind: type[Task], use: Callable[[Any], Any]
+) -> None:
+    def process(state: Any, message: Message) -> None:
+        use(state)
+
+    error = failure(kind(process))
+    assert f"{__file__}:{process.__code__.co_firstlineno + 1} in process" in error
+    assert (
+        ": the state is not a value; call state.update(message.timestamp, value) to add a value, or state.get()"
+        in error
+    )
+    assert "Recorder" not in error
+
+
+class Processing(OrderedTask):
+    key, state = "k", pa.struct([("n", pa.int64())])
+
+    def __init__(self, act: Callable[[Any, Any], Any]) -> None:
+        self.act = act
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return self.act(state, message)
+
+
+def test_a_column_that_is_taken_for_an_attribute_of_the_message_is_an_error_with_what_to_write() -> None:
+    for task in (Task(lambda state, message: message.v), Processing(lambda state, message: message.v)):
+        error = failure(task)
+        assert "raised AttributeError(\"a message has no attribute 'v'; write message['v']\") at " in error
+        assert "of the state" not in error
+    assert getattr(Message(1, {"v": 2}), "v", 3) == 3
+    assert (
+        copy.deepcopy(Message(1, {"v": 2}, "in")) == pickle.loads(pickle.dumps(Message(1, {"v": 2}, "in"))) == {"v": 2}
+    )
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda state, message: state["n"], lambda state, message: state + 1, lambda state, message: state.update(n=1)],
+)
+def test_a_state_that_a_key_does_not_have_yet_is_named(use: Callable[[Any, Any], Any]) -> None:
+    error = failure(Processing(use))
+    assert error.endswith(" The state is None, as the key has none: let process return the first one.")
+
+
+def test_an_error_of_another_kind_says_nothing_of_the_state() -> None:
+    error = failure(Processing(lambda state, message: message["v"] + "x"))
+    assert "TypeError" in error
+    assert "The state" not in error
+
+
+def test_windows_of_a_state_without_windows_are_refused_with_what_to_write() -> None:
+    window = TumblingWindow("1 hour")
+    wrong: Any = window
+    assert problem(lambda: NonWindowState(Sum(), wrong)) == (
+        f"NonWindowState(..., {window!r}) has no windows; write WindowState(..., {window!r})."
+    )
 
 
 def no_update(state: Any, message: Message) -> None:

@@ -201,6 +201,9 @@ class FirstRows:
         ahead: How many of them are ahead of the wall clock.
         example: The timestamp of one of these; None without any.
         unseen: By task and column that it needs: how many of the rows were read beside no record that has the column.
+        unfit: By task: how many of the rows hold an update that does not fit.
+        unread: How many records beside the rows have no time that counts, or a value that does not fit its column.
+        first_unread: The first of these, in words; "" without any.
     """
 
     task: str
@@ -208,12 +211,23 @@ class FirstRows:
     ahead: int
     example: int | None
     unseen: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    unfit: Mapping[str, int] = field(default_factory=dict)
+    unread: int = 0
+    first_unread: str = ""
 
     def plus(self, other: FirstRows) -> FirstRows:
         """Return the counts of these rows and of others, as of one chunk."""
         example = self.example if self.example is not None else other.example
-        unseen = Counter(self.unseen) + Counter(other.unseen)
-        return FirstRows(self.task, self.rows + other.rows, self.ahead + other.ahead, example, dict(unseen))
+        return FirstRows(
+            self.task,
+            self.rows + other.rows,
+            self.ahead + other.ahead,
+            example,
+            unseen=Counter(self.unseen) + Counter(other.unseen),
+            unfit=Counter(self.unfit) + Counter(other.unfit),
+            unread=self.unread + other.unread,
+            first_unread=self.first_unread or other.first_unread,
+        )
 
 
 @dataclass(frozen=True)

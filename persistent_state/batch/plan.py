@@ -392,6 +392,13 @@ def of_item(monoid: Monoid[Any]) -> str:
     return f"; {monoid.name}(...).of(item) makes one of an item" if isinstance(monoid, Summary) else ""
 
 
+def needs_order(plan: Plan | InputPlan) -> str:
+    """Return in words why messages of one time must have an order."""
+    if part_of(plan.task) is not None:
+        return "it takes messages in their order"
+    return f"{plan.layout.monoid.name} does not commute"
+
+
 def takes_back(task: PersistentTask) -> bool:
     """Return whether what a task made of a row can be taken back: it is the sum of a group, without bounds in time."""
     state = state_of(task)

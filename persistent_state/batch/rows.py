@@ -191,14 +191,24 @@ def check_bad_rows(plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
     """
     if plan.on_bad_row != FAIL:
         return
-    reason = table["reason"][0].as_py()
-    if reason in (LATE, OUTSIDE):
+    if table["reason"][0].as_py() in (LATE, OUTSIDE):
         return
-    reasons = ", ".join(filter(None, [reason, misfit or _unread(plan, table)]))
     raise TaskFailedError(
-        f"task={plan.named} met a bad row ({reasons}) at {place_of_first(plan, table)}; correct it, or set on_bad_row='keep' "
-        "to put bad rows aside."
+        f"task={plan.named} met a bad row {reason_of_first(plan, table, misfit)}; correct it, or set on_bad_row='keep' to put "
+        "bad rows aside."
     )
+
+
+def reason_of_first(plan: InputPlan, table: pa.Table, misfit: str = "") -> str:
+    """Return why the first row of a side table is there, and where it stood, for people.
+
+    Args:
+        plan: The plan of the rows.
+        table: The side table.
+        misfit: What did not fit in the row, if more is known than the reason.
+    """
+    reasons = [table["reason"][0].as_py(), misfit or _unread(plan, table)]
+    return f"({', '.join(filter(None, reasons))}) at {place_of_first(plan, table)}"
 
 
 def place_of_first(plan: InputPlan, table: pa.Table) -> str:

@@ -272,6 +272,8 @@ class Recorder(PersistentState[Any]):
         of = f"process_message of task={self._plan.named}"
         if isinstance(error, AttributeError) and f"'{type(self).__name__}' object" in str(error):
             return TaskFailedError(f"{of}{places(error)}, at {where}: {_NO_ATTRIBUTE.format(_named_in(error))}")
+        if isinstance(error, TypeError) and f"'{type(self).__name__}'" in str(error):
+            return TaskFailedError(f"{of}{places(error)}, at {where}: the state is not a value; {_WAYS}")
         return TaskFailedError(f"{of} raised {raised(error)}, at {where}.")
 
     def prepare_all(self, column: pa.Array, where: Callable[[int], str]) -> None:
@@ -376,10 +378,8 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, (set, bytearray)) else value
 
 
-_NO_ATTRIBUTE = (
-    "attribute={!r} of the state can't be read or set; call state.update(message.timestamp, value) to add a value, or "
-    "state.get() to read the sum."
-)
+_WAYS = "call state.update(message.timestamp, value) to add a value, or state.get() to read the sum."
+_NO_ATTRIBUTE = f"attribute={{!r}} of the state can't be read or set; {_WAYS}"
 
 
 def _named_in(error: AttributeError) -> str:
