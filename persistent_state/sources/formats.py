@@ -177,7 +177,7 @@ class NoRowsError(Exception):
 
 
 OF_NO_ROWS = "for a batch without rows, which it is given at the start to learn its columns"
-"""What a `transform` was given when it fails before any row is read."""
+"""The end of an error of a `transform` that fails before any row is read."""
 
 
 def what_it_did(error: Exception) -> str:
