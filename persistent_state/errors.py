@@ -19,6 +19,8 @@ import monoids
 
 _LIBRARY = tuple(f"{Path(file).parent}/" for file in (__file__, monoids.__file__))
 _STANDARD = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
+_CYTHON = (".pyx", ".pxi", ".pxd")
+"""The ends of the names of Cython's files, by which compiled code goes wherever it is installed."""
 
 _CELL = re.compile(r"[^\s'\"]*[/\\]ipykernel_\d+[/\\]\d+\.py|<ipython-input-[^\s>]+>")
 """The files that code of a notebook's cells says it is of."""
@@ -87,7 +89,8 @@ def _is_outside(code: CodeType) -> bool:
 
 def _is_installed(code: CodeType) -> bool:
     place = code.co_filename
-    return place.startswith(_STANDARD) or "/site-packages/" in place or "/dist-packages/" in place
+    is_package = "/site-packages/" in place or "/dist-packages/" in place
+    return is_package or place.startswith(_STANDARD) or place.endswith(_CYTHON)
 
 
 class StateError(Exception):

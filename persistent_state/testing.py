@@ -378,11 +378,14 @@ class _Driver:
         self._driver = LocalDriver(log, flows, sources, keeping=_KEEPING, now=lambda: 0, new_id=new_id)
         self.messages, self._updated = Counter[str](), set[str]()
         self._processed, self._acted = Counter[str](), Counter[str]()
+        self.misfits = dict[str, str]()
 
     def run(self) -> Entry:
         """Read all messages, take all steps, give all tasks one clock, and return the last entry."""
         for answers in self._driver.drain():
             counts = sum((Counter(report.counts) for report in answers.reports), Counter[str]())
+            for report in answers.reports:
+                self.misfits = {**report.misfits, **self.misfits}
             for descriptor in answers.descriptors:
                 self.messages[descriptor.task] += counts["messages"] - descriptor.copies
                 self._updated |= {descriptor.task} if descriptor.runs else set()
@@ -424,10 +427,12 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
     # The user has asked for these to be left out.
     reasons.pop(late_rows.OUTSIDE, None)
     if reasons:
-        hints = {late_rows.UNFIT: f" ({plan.fitting})"}
+        hints = {late_rows.UNFIT: f" ({driver.misfits.get(name, plan.fitting)})"}
         counts = ", ".join(f"{count:,} {reason!r}{hints.get(reason, '')}" for reason, count in reasons.most_common())
+        is_kept = any(of.on_bad_row == KEEP for of in plans[names[0]].inputs.values())
+        stop = ", or stop at the first with on_bad_row='fail'" if is_kept and {*reasons} != {late_rows.LATE} else ""
         _logger.warning(
-            "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts
+            "task=%s: %s rows did not count: %s. See `late` of the run%s.", plan.name, reasons.total(), counts, stop
         )
     if driver.made_no_update(names[0]) or driver.had_no_effect(name):
         read = driver.messages[names[0]]

@@ -61,6 +61,7 @@ def combine(
         coarse=_coarsest([coarse for of_task in sums for coarse in of_task.coarse]),
         counts=dict(read.counts),
         notes=dict(read.notes),
+        misfits={of_task.name: of_task.lifted.misfit for of_task in sums if of_task.lifted.misfit},
         firsts=dict(read.sightings.firsts),
         silent_for=basis.silent_for,
         visited=basis.visited,

@@ -19,6 +19,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import input_of
 from persistent_state.formatting import show_clock
+from persistent_state.store.late_rows import BEYOND, NO_TIMESTAMP
 from persistent_state.task import LOCAL_TIMESTAMP
 
 _USUAL = (946_684_800, 4_102_444_800)
@@ -99,6 +100,35 @@ def check_columns(reports: Sequence[Report], to_the_end: bool = False) -> None:
                 f"{notes.get((input, column), of_input)} Correct the name, in the task or the schema; if records may be "
                 "without it, let a transform fill it."
             )
+
+
+def is_unread(reason: str) -> bool:
+    """Return whether a record has no time that counts, or a value that does not fit its column, by its reason."""
+    return reason in (NO_TIMESTAMP, BEYOND) or reason.startswith("column ")
+
+
+def check_readable(reports: Sequence[Report]) -> None:
+    """Refuse the first micro-batch of an input if none of its rows has a time and fits the schema, by the parts' reports.
+
+    Nor may all updates of a task be ones that do not fit.
+
+    Raises:
+        InvalidInputError: That is so.
+    """
+    misfits = {task: misfit for report in reports for task, misfit in report.misfits.items()}
+    for _, first in _first_rows(reports):
+        if first.rows == 0 and first.unread >= _FEWEST:
+            raise InvalidInputError(
+                f"task={first.task}: none of the first {first.unread:,} rows has a time and values that fit their columns. One "
+                f"is a bad row {first.first_unread} Correct the schema or the source's options. In texts a time is "
+                "ISO 8601: read another one as a string, and let a transform make the time."
+            )
+        for task, rows in sorted(first.unfit.items()):
+            if rows >= max(first.rows, _FEWEST):
+                raise InvalidInputError(
+                    f"task={task}: of the first {rows:,} rows each makes an update that does not fit: {misfits[task]}. Correct "
+                    "the update, or give the task another state."
+                )
 
 
 def _first_rows(reports: Sequence[Report]) -> Iterator[tuple[str, FirstRows]]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from monoids.scalars import Scalar
+from persistent_state.batch.first_rows import is_unread
 from persistent_state.batch.groups import NO_ROWS
 from persistent_state.batch.judge import (
     ACCEPTED,
@@ -34,6 +35,8 @@ from persistent_state.batch.rows import (
     bad_record_table,
     check_bad_rows,
     place_of,
+    place_of_first,
+    reason_of_first,
     side_table,
 )
 from persistent_state.batch.update import update_table, updates_of
@@ -52,26 +55,30 @@ UNREAD = Position()
 class Lifted:
     """The result of a part of a micro-batch for one task, which grows chunk by chunk.
 
-    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task.
+    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task. `misfit` says
+    what did not fit first, and where.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
     sides: list[pa.Table] = field(default_factory=list)
+    misfit: str = ""
 
-    def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
-        """Keep rows that are bad for the task.
+    def put_aside(self, plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
+        """Keep rows that are bad for the task. `misfit` is what did not fit in the first of them, if it is known.
 
         Raises:
             TaskFailedError: Bad rows are to fail.
         """
-        check_bad_rows(plan, table)
+        check_bad_rows(plan, table, misfit)
         self.sides.append(table)
+        if misfit and not self.misfit:
+            self.misfit = f"{misfit}, at {place_of_first(plan, table)}"
 
 
 class Inverses(Lifted):
     """The updates that a task once made of rows, of which the inverses are wanted. Rows that are bad for the task made none."""
 
-    def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
+    def put_aside(self, plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
         """Leave such rows out: they were put aside when they came."""
 
 
@@ -102,7 +109,23 @@ class Read:
             check_bad_rows(plan, table)
         self.late.append(table)
         self.late_bytes += table.nbytes
-        self.counts.update(table["reason"].to_pylist())
+        reasons = table["reason"].to_pylist()
+        self.counts.update(reasons)
+        self._count_unread(plans[0], table, reasons)
+
+    def _count_unread(self, plan: InputPlan, table: pa.Table, reasons: Sequence[str]) -> None:
+        """Count the first records of an input that have no time that counts, or a value that does not fit its column."""
+        unread = [is_unread(reason) for reason in reasons]
+        if (first := self.sightings.firsts.get(plan.input)) is None or not any(unread):
+            return
+        example = first.first_unread
+        if not example:
+            example = f"{reason_of_first(plan, table.filter(pa.array(unread)))}."
+            if late_rows.NO_TIMESTAMP in reasons:
+                # A transform may have made it of a column of another name.
+                of_input = " ".join(note for about, note in sorted(self.notes.items()) if about[0] == plan.input)
+                example = f"{example} {self.notes.get((plan.input, plan.timestamp), of_input)}".rstrip()
+        self.sightings.firsts[plan.input] = replace(first, unread=first.unread + sum(unread), first_unread=example)
 
     def take_late(self) -> list[pa.Table]:
         """Return the late rows that were kept so far, and keep them no more."""
@@ -173,8 +196,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     for plan, result in zip(plans, lifted, strict=True):
         if isinstance(chunk, TakenBack):
             _take_back(plan, basis, accepted, result)
-        else:
-            _lift_task(plan, basis, accepted, result)
+        elif unfit := _lift_task(plan, basis, accepted, result):
+            _count_unfit(plan, unfit, read.sightings)
 
 
 def _take_back(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
@@ -185,8 +208,12 @@ def _take_back(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted
     lifted.tables += [with_values(table, inverses(one_chunk(table["value"]))) for table in once.tables]
 
 
-def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
-    """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
+def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> int:
+    """Add the updates that a task makes of rows to its result, and the rows that are bad for it.
+
+    Returns:
+        How many rows hold an update that does not fit.
+    """
     lacked = lacked_columns(plan, accepted.lacks, accepted.unseen)
     if unfit := unfit_rows(plan, accepted.rows, lacked):
         rows = accepted.rows.select(plan.schema.names)
@@ -194,19 +221,20 @@ def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted
             lifted.put_aside(plan, side_table(plan, rows, where, reason, accepted.place))
         accepted = accepted.take(~np.any([*unfit.values()], axis=0))
     if accepted.rows.num_rows == 0:
-        return
+        return 0
     rows, place = accepted.rows.select(plan.schema.names), accepted.place
     key = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
     if plan.task.reads_state:
         columns = _key_and_order(plan, key, rows, place, accepted.times)
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
         lifted.tables.append(pa.table({**columns, "row": row}))
-        return
+        return 0
     computed = accepted.rows.column(plan.column) if plan.update_way == "column" else None
     updates = updates_of(plan, rows, place, computed)
     if updates.unfit.any():
-        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, updates.reasons, place))
+        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, updates.reasons, place), updates.misfit)
     lifted.tables.append(update_table(plan, _key_and_order(plan, key, rows, place, accepted.times), updates))
+    return int(np.count_nonzero(updates.unfit)) if updates.misfit else 0
 
 
 def lacked_columns(plan: InputPlan, lacks: Collection[str], unseen: Collection[str]) -> list[str]:
@@ -233,6 +261,12 @@ def _count_unseen(plans: Sequence[InputPlan], chunk: Chunk, place: Place, codes:
             {(plan.named, name): rows for name in _needed(plan) if name in chunk.unseen and name not in lacked}
         )
     sightings.firsts[chunk.input] = replace(first, unseen=dict(unseen))
+
+
+def _count_unfit(plan: InputPlan, rows: int, sightings: Sightings) -> None:
+    """Count the first rows of an input that hold an update of a task which does not fit."""
+    if (first := sightings.firsts.get(plan.input)) is not None:
+        sightings.firsts[plan.input] = replace(first, unfit=Counter(first.unfit) + Counter({plan.name: rows}))
 
 
 def unfit_rows(plan: InputPlan, rows: pa.RecordBatch, lacked: Sequence[str] = ()) -> dict[str, Mask]:

@@ -24,6 +24,7 @@ from persistent_state.event_time.clocks import Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys, layout
 from persistent_state.sources.base import Reach
+from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.named_files import Run, ShardRuns, SideFile, Stored
 
 DRIVER = -1
@@ -203,6 +204,9 @@ class FirstRows:
         ahead: How many of them are ahead of the wall clock.
         example: The timestamp of one of these; None without any.
         unseen: By task and column that it needs: how many of the rows were read beside no record that has the column.
+        unfit: By task: how many of the rows hold an update that does not fit.
+        unread: How many records beside the rows have no time that counts, or a value that does not fit its column.
+        first_unread: The first of these, in words; "" without any.
     """
 
     task: str
@@ -210,12 +214,23 @@ class FirstRows:
     ahead: int
     example: int | None
     unseen: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    unfit: Mapping[str, int] = field(default_factory=dict)
+    unread: int = 0
+    first_unread: str = ""
 
     def plus(self, other: FirstRows) -> FirstRows:
         """Return the counts of these rows and of others, as of one chunk."""
         example = self.example if self.example is not None else other.example
-        unseen = Counter(self.unseen) + Counter(other.unseen)
-        return FirstRows(self.task, self.rows + other.rows, self.ahead + other.ahead, example, dict(unseen))
+        return FirstRows(
+            self.task,
+            self.rows + other.rows,
+            self.ahead + other.ahead,
+            example,
+            unseen=Counter(self.unseen) + Counter(other.unseen),
+            unfit=Counter(self.unfit) + Counter(other.unfit),
+            unread=self.unread + other.unread,
+            first_unread=self.first_unread or other.first_unread,
+        )
 
 
 @dataclass(frozen=True)
@@ -250,6 +265,9 @@ class Report:
     notes: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     """By input and column: texts of the source that people should read."""
 
+    misfits: Mapping[str, str] = field(default_factory=dict)
+    """By task: the first update that does not fit, and where its row stood, in words."""
+
     firsts: Mapping[str, FirstRows] = field(default_factory=dict)
     """By input that begins: the counts of its first rows."""
 
@@ -276,10 +294,14 @@ def add_notes(noted: list[str], notes: Iterable[str]) -> list[str]:
     return new
 
 
-def new_notes(reports: Iterable[Report], noted: dict[tuple[str, str], list[str]]) -> list[str]:
-    """Return what sources want people to read and that was not noted before, and note it."""
+def new_notes(reports: Sequence[Report], noted: dict[tuple[str, str], list[str]]) -> list[str]:
+    """Return what sources want people to read, and updates that do not fit, if that was not noted before, and note it."""
     notes = sorted((about, texts) for report in reports for about, texts in report.notes.items())
-    return [note for about, texts in notes for note in add_notes(noted.setdefault(about, []), texts)]
+    new = [note for about, texts in notes for note in add_notes(noted.setdefault(about, []), texts)]
+    for task, misfit in (each for report in reports for each in report.misfits.items()):
+        if not (known := noted.setdefault((UNFIT, task), [])):
+            new += add_notes(known, [f"task={task}: an update does not fit, and its row does not count: {misfit}."])
+    return new
 
 
 @dataclass(frozen=True)

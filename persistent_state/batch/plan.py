@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from monoids import Summary
+from monoids import Monoid, Summary
 from persistent_state.batch.part import TaskPart, named, part_of
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
@@ -185,8 +185,7 @@ class Plan:
         if self.part is not None:
             return self.part.fitting
         monoid = self.layout.monoid
-        of = f"; {monoid.name}(...).of(item) makes one of an item" if isinstance(monoid, Summary) else ""
-        return f"{monoid.name} holds {monoid.type}{of}"
+        return f"{monoid.name} holds {monoid.type}{of_item(monoid)}"
 
     @property
     def without_updates(self) -> str:
@@ -386,6 +385,18 @@ def state_of(task: PersistentTask) -> KeptState[Any]:
             f"task={named(task)}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
         )
     return state
+
+
+def of_item(monoid: Monoid[Any]) -> str:
+    """Return the end of a sentence about a value that does not fit: what makes one of an item, if anything does."""
+    return f"; {monoid.name}(...).of(item) makes one of an item" if isinstance(monoid, Summary) else ""
+
+
+def needs_order(plan: Plan | InputPlan) -> str:
+    """Return in words why messages of one time must have an order."""
+    if part_of(plan.task) is not None:
+        return "it takes messages in their order"
+    return f"{plan.layout.monoid.name} does not commute"
 
 
 def takes_back(task: PersistentTask) -> bool:

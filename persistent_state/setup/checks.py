@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, InputPlan, Plan
+from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, InputPlan, Plan, needs_order
 from persistent_state.edges import parts as in_order
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.inputs import UNNAMED
@@ -355,8 +355,8 @@ def _of_order(plan: InputPlan, is_by_spark: bool) -> Iterator[str]:
     """Refuse rows whose order is needed, and is not known."""
     if plan.layout.is_ordered and not plan.has_positions:
         yield (
-            f"task={plan.named}: {plan.layout.monoid.name} does not commute, and its source gives messages of one time no "
-            "order; name a column of positions."
+            f"task={plan.named}: {needs_order(plan)}, and its source gives messages of one time no order; name a column of "
+            "positions, as in DataFrameSource(..., position='offset')."
         )
     if plan.settings.jump is not None and is_by_spark:
         yield (

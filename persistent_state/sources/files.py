@@ -161,7 +161,7 @@ class FileSource(TimeReplayableSource):
                 self._made = formats.transformed(self._transform, nothing).schema
             except Exception as error:
                 raise InvalidInputError(
-                    f"transform of {self!r} {formats.what_it_did(error)}, for a batch without rows."
+                    f"transform of {self!r} {formats.what_it_did(error)}, {formats.OF_NO_ROWS}."
                 ) from error
         return self._made
 

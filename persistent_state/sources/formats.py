@@ -176,6 +176,10 @@ class NoRowsError(Exception):
     """A `transform` has returned something that is no batch of Arrow, or one name for two columns."""
 
 
+OF_NO_ROWS = "for a batch without rows, which it is given at the start to learn its columns"
+"""The end of an error of a `transform` that fails before any row is read."""
+
+
 def what_it_did(error: Exception) -> str:
     """Return in words what a `transform` did that failed with this error."""
     return str(error) if isinstance(error, NoRowsError) else f"raised {raised(error)}"

@@ -61,6 +61,9 @@ def test_a_note_of_a_source_is_new_once() -> None:
     # Three of a column are enough, also where they come at once.
     more = Report(sender, notes={("", "k"): ["three", "four"], ("", "b"): ["1", "2", "3", "4"]})
     assert new_notes([more], noted) == ["1", "2", "3", "three"]
+    unfit = [Report(sender, misfits={"t": "value=1.0"}), Report(sender, misfits={"t": "value=2.0"})]
+    assert new_notes(unfit, noted) == ["task=t: an update does not fit, and its row does not count: value=1.0."]
+    assert new_notes(unfit, noted) == []
 
 
 def test_a_commit_needs_the_report_of_each_part_and_shards_that_heard_from_the_same() -> None:

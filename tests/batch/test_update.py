@@ -668,7 +668,8 @@ class TestAggregators:
     @pytest.mark.parametrize("way", PREPARED)
     def test_a_bad_row_stops_where_that_is_wanted(self, way: type[Prepared]) -> None:
         with pytest.raises(
-            TaskFailedError, match=r"met a bad row \(value does not fit\) .* position=1 key=\{'k': 'b'\}"
+            TaskFailedError,
+            match=r"\(value does not fit, .*: the word is secret\) .* position=1 key=\{'k': 'b'\}",
         ):
             play_prepared(way(), pa.array(["x", SECRET]), ["a", "b"], [5], on_bad_row="fail")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -21,6 +22,8 @@ from persistent_state import (
     RunningValues,
     run_local,
 )
+from persistent_state.setup.checks import of_rows
+from persistent_state.task import name_of_messages
 from tests import core
 from tests.setup.tasks import ROWS, SCHEMA, ByMessage, Task, Visits, compiled, refused
 
@@ -287,6 +290,18 @@ class TestOrderedTasks:
         self.plans(Decorated())
         renamed = FileSource("rows/", timestamp="ts", schema=pa.schema([("ts", pa.int64()), ("state", pa.string())]))
         self.plans(Visits(key="state"), renamed)
+
+    def test_messages_without_an_order_are_refused_by_words_that_a_user_knows(self) -> None:
+        plans = compiled((Visits(), ROWS), (Task(monoid=List(pa.string()), value="tags"), ROWS))
+        waiting, listing = (plans[name].only for name in (name_of_messages("Visits"), "totals"))
+        for plan, needs in (
+            (waiting, "Visits: it takes messages in their order"),
+            (listing, "totals: List does not commute"),
+        ):
+            assert [*of_rows(replace(plan, has_positions=False), is_by_spark=False)] == [
+                f"task={needs}, and its source gives messages of one time no order; name a column of positions, as in "
+                "DataFrameSource(..., position='offset')."
+            ]
 
     @pytest.mark.parametrize(
         ("task", "sentence"),

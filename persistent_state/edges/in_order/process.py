@@ -374,7 +374,11 @@ class _Turn(Context):
         moment = f"at key={self.key!r} {where} timestamp={self.timestamp}"
         if isinstance(error, InvalidInputError):
             return TaskFailedError(f"{of}{places(error)}, {moment}: {error}")
-        return TaskFailedError(f"{of} raised {raised(error)}, {moment}.")
+        lacks_state = (
+            self._state is None and isinstance(error, (TypeError, AttributeError)) and "NoneType" in str(error)
+        )
+        hint = " The state is None, as the key has none: let process return the first one." if lacks_state else ""
+        return TaskFailedError(f"{of} raised {raised(error)}, {moment}.{hint}")
 
 
 def _time_of(given: TimerTime, name: str, moment: int) -> int:

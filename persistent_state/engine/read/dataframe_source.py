@@ -19,7 +19,7 @@ from pyspark.taskcontext import TaskContext
 
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.packets import FIRST, Basis, Blob, Report
-from persistent_state.batch.plan import COLUMN, UNFIT_COLUMN, FlowPlan, Plan
+from persistent_state.batch.plan import COLUMN, UNFIT_COLUMN, FlowPlan, Plan, needs_order
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load
@@ -386,8 +386,7 @@ def _positions(batch: pa.RecordBatch, flow: FlowPlan, position: str) -> NDArray[
     ordered = next((plan for plan in flow.tasks if plan.layout.is_ordered), None)
     if ordered is not None and batch.column(position).null_count:
         raise TaskFailedError(
-            f"task={ordered.name}: {ordered.layout.monoid.name} does not commute, and a row has no position={position!r}; "
-            "leave such rows out."
+            f"task={ordered.named}: {needs_order(ordered)}, and a row has no position={position!r}; leave such rows out."
         )
     positions: NDArray[np.int64] = batch.column(position).cast(pa.int64()).fill_null(NO_POSITION).to_numpy()
     if (lowest := int(positions.min())) < 0:
