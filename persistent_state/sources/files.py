@@ -36,7 +36,7 @@ PARTITION = ""
 ROW_BITS = 32
 
 _OPENING_BYTES = 1 << 16
-"""What it costs to open a file, in bytes."""
+"""The cost of opening a file, in bytes of its content."""
 
 
 class FileSource(TimeReplayableSource):

@@ -1,4 +1,4 @@
-"""What a start knows of the files of a folder, by ordinal: new ones are numbered, and changes of the others are seen.
+"""Files of a folder that a start knows, by ordinal: it numbers new ones, and sees changes of the others.
 
 A file is known by its path, and must stay where it is, as it was. So each listing looks for known files that were written
 again, and for new files that are known ones under another path. A file that is to be read again must be there.
@@ -72,7 +72,7 @@ class KnownFiles:
     places: dict[str, str] = field(default_factory=dict)
     """The paths under which files are read that are gone from their own."""
     is_frozen: bool = False
-    """Whether the start takes no more files."""
+    """True if the start takes no more files."""
     most: int | None = None
     """The number of files to stay within."""
     last_reach: dict[str, int] | None = None
