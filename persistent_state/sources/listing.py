@@ -174,13 +174,13 @@ def table_mark(path: str) -> dict[str, str]:
 
 def is_ignored(path: str) -> bool:
     """Return whether a name of a path is one that is not read."""
-    return any(map(is_left_out, path.split("/")))
+    # An object store marks a folder by a file with an empty name. There a folder may have such a name, too, as in "in//0.csv".
+    return path.endswith("/") or any(map(is_left_out, path.split("/")))
 
 
 def is_left_out(name: str) -> bool:
     """Return whether files and folders of this name are not read."""
-    # An object store marks a folder by a file with an empty name.
-    return name[:1] in ("", ".", "_") or name == "tmp" or name.endswith(".tmp")
+    return name[:1] in (".", "_") or name == "tmp" or name.endswith(".tmp")
 
 
 def name_of(path: str) -> str:

@@ -1411,7 +1411,7 @@ class TestSetUp:
         find = MemoryFileSystem.find
 
         def marked(*arguments: Any, **options: Any) -> dict[str, Any]:
-            marks = {f"/marked/{name}": {"size": 0, "type": "file"} for name in ("", "sub/", "a//b.parquet")}
+            marks = {f"/marked/{name}": {"size": 0, "type": "file"} for name in ("", "sub/", "a//")}
             return {**find(*arguments, **options), **marks}
 
         monkeypatch.setattr(MemoryFileSystem, "find", marked)
