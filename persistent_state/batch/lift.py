@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from monoids.scalars import Scalar
+from persistent_state.batch.first_rows import is_first, unit_note
 from persistent_state.batch.groups import NO_ROWS
 from persistent_state.batch.judge import (
     ACCEPTED,
@@ -154,6 +155,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if not first.is_fed_by_task:
         _note_ends(basis, place, read.ends)
     codes = judge(first, basis, place, before, read.sightings, takes_late)
+    if is_first(first, basis) and (note := unit_note(first, place.timestamps[place.valid])):
+        read.notes.setdefault((chunk.input, first.timestamp), note)
     _count_unseen(plans, chunk, place, codes, read.sightings)
     _put_aside(plans, chunk, place, before[0], codes, reasons, read)
     if not first.settings.bounds.keep:
