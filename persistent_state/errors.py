@@ -146,7 +146,8 @@ def missing_package(package: str, needed_by: str, extra: str, otherwise: str = "
         extra: The extra of this package that brings it.
         otherwise: What else there is to do, if anything.
     """
-    ways = ", or ".join(filter(None, (f"pip install 'persistent-state[{extra}]'", otherwise)))
+    install = f"pip install 'persistent-state[{extra}]', in a checkout '.[{extra}]'"
+    ways = ", or ".join(filter(None, (install, otherwise)))
     return InvalidInputError(f"package={package!r} is missing for {needed_by}; {ways}.")
 
 

@@ -190,12 +190,13 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
     running, at_clock = [], []
     for output in listed:
         chosen = output if isinstance(output, (RunningValues, ValuesAtClock)) else ValuesAtClock(output)
-        given_to = chosen.function if isinstance(chosen, RunningValues) else chosen.sink
+        given_to: Any = chosen.function if isinstance(chosen, RunningValues) else chosen.sink
         # A class is a function too, but only by mistake.
         if isinstance(given_to, type) or not (callable(given_to) or isinstance(given_to, Sink)):
+            such_as = f", such as ParquetSink({given_to!r})" if isinstance(given_to, str) else ""
             raise InvalidInputError(
-                f"task={task}: sink={given_to!r} is not an output; give a Sink, a function of (values, clock), ValuesAtClock "
-                "or RunningValues."
+                f"task={task}: sink={given_to!r} is not an output; give a Sink{such_as}, a function of (values, clock), "
+                "ValuesAtClock or RunningValues."
             )
         if not isinstance(given_to, Sink):
             check_takes(

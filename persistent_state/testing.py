@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, overload
 
 import pyarrow as pa
@@ -48,8 +50,8 @@ _logger = logging.getLogger("persistent_state")
 _STORE = "memory://run-local"
 _NO_LIMIT = timedelta(microseconds=LONGEST)
 _NO_BOUNDS = Bounds()
-_LACKS_COLUMN = ("has no column", "does not exist in schema")
-"""Words in the error of a message, and in that of an Arrow batch, which lacks a column."""
+_LACKED = re.compile(r"""(?:has no column|Field) \\?['"](.+?)\\?['"](?:, but| does not exist in schema)""")
+"""The error of a message, and that of an Arrow batch, which lacks a column."""
 _KEEPING = Keeping(clocks=2**31, grace=0)
 
 
@@ -331,10 +333,12 @@ def _run(app: Application) -> dict[str, LocalRun]:
         return {name: _result(name, plans, entry, driver) for name in dict.fromkeys(added.named for added in app.added)}
     except TaskFailedError as error:
         cause = error.__cause__
-        if isinstance(cause, KeyError) and any(words in str(cause) for words in _LACKS_COLUMN):
+        lacked = _LACKED.search(str(cause)) if isinstance(cause, KeyError) else None
+        columns = {name for plan in plans.values() for each in plan.inputs.values() for name in each.schema.names}
+        if lacked and not get_close_matches(lacked[1], columns, 1, 0.8):
             raise TaskFailedError(
-                f"{error} A message has the columns that you write, and that of the source's timestamps only in an application "
-                "whose source has a schema with it: write it, too."
+                f"{error} A message has the columns that you write: if this is the column of the source's timestamps, write "
+                "it, too."
             ) from cause
         raise
     finally:
@@ -431,9 +435,8 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
         counts = ", ".join(f"{count:,} {reason!r}{hints.get(reason, '')}" for reason, count in reasons.most_common())
         is_kept = any(of.on_bad_row == KEEP for of in plans[names[0]].inputs.values())
         stop = ", or stop at the first with on_bad_row='fail'" if is_kept and {*reasons} != {late_rows.LATE} else ""
-        _logger.warning(
-            "task=%s: %s rows did not count: %s. See `late` of the run%s.", plan.name, reasons.total(), counts, stop
-        )
+        rows = f"{reasons.total():,} row{'s' * (reasons.total() != 1)}"
+        _logger.warning("task=%s: %s did not count: %s. See `late` of the run%s.", plan.name, rows, counts, stop)
     if driver.made_no_update(names[0]) or driver.had_no_effect(name):
         read = driver.messages[names[0]]
         _logger.warning("task=%s: %s message%s read%s.", name, f"{read:,}", "s" * (read != 1), plan.without_updates)

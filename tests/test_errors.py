@@ -119,9 +119,10 @@ def test_the_places_of_installed_packages_are_named_where_there_are_no_others() 
 
 def test_a_missing_package_is_a_sentence_with_an_extra_that_there_is() -> None:
     error = missing_package("rich", "a live view", "terminal")
-    assert str(error) == "package='rich' is missing for a live view; pip install 'persistent-state[terminal]'."
+    ways = "pip install 'persistent-state[terminal]', in a checkout '.[terminal]'"
+    assert str(error) == f"package='rich' is missing for a live view; {ways}."
     error = missing_package("rich", "a live view", "terminal", otherwise="say --once")
-    assert str(error).endswith("pip install 'persistent-state[terminal]', or say --once.")
+    assert str(error).endswith(f"{ways}, or say --once.")
     root, setup = Path(errors.__file__).parents[1], ConfigParser()
     setup.read(root / "setup.cfg")
     calls = [

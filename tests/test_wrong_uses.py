@@ -369,7 +369,26 @@ def test_a_run_says_of_bad_rows_that_they_are_bad_and_not_that_they_had_no_effec
 
     assert warnings(lambda state, message, context: "text") == [" 2 rows did not count: 2"]
     text_of_a = lambda state, message, context: "text" if message["k"] == "a" else None  # noqa: E731
-    assert warnings(text_of_a) == [" 1 rows did not count: 1", " 2 messages read, and pr"]
+    assert warnings(text_of_a) == [" 1 row did not count: 1 ", " 2 messages read, and pr"]
+
+
+def test_a_timer_with_a_name_that_is_to_be_forgotten_without_it_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgets(Rule):
+        def on_timer(self, state: Any, timer: Any, context: Any) -> Any:
+            return state
+
+    def process(state: Any, message: Message, context: Context) -> Any:
+        context.set_timer(message.timestamp + 10, message["name"])
+        context.delete_timer(message.timestamp + 11)
+        context.delete_timer(message.timestamp + 10)
+        return 1
+
+    run_local(Forgets(process), [Message(at, {"k": "a", "name": ""}) for at in range(3)])
+    assert caplog.messages == []
+    run_local(Forgets(process), [Message(at, {"k": "a", "name": "bell"}) for at in range(3)])
+    assert caplog.messages == [
+        "task=Forgets: delete_timer() of a time forgot nothing, as the timer of this time has name='bell'; give the name, too."
+    ]
 
 
 # Messages without a key
@@ -468,10 +487,7 @@ def test_a_run_has_the_columns_of_all_messages_whichever_comes_first() -> None:
     assert run_local(Task(process), [Message(1, row) for row in rows]).state == {"a": 6}
 
 
-WRITE_IT = (
-    " A message has the columns that you write, and that of the source's timestamps only in an application whose source has a "
-    "schema with it: write it, too."
-)
+WRITE_IT = " A message has the columns that you write: if this is the column of the source's timestamps, write it, too."
 
 
 @pytest.mark.parametrize("column", ["ts", "V"])
@@ -483,6 +499,13 @@ def test_a_task_alone_that_looks_at_a_column_which_messages_lack_is_told_whose_c
     assert f"the message has no column {column!r}, but k, v" in told
     assert told.endswith(WRITE_IT)
     assert "A message has" not in run(lambda state, message: {}["v"])
+
+
+def test_a_column_that_is_nearly_one_of_the_message_is_not_taken_for_that_of_timestamps() -> None:
+    misspelt = Task(lambda state, message: state.update(1, message["amuont"]))
+    sentence = problem(lambda: run_local(misspelt, [Message(1, {"k": "a", "amount": 1})]), TaskFailedError)
+    assert "the message has no column 'amuont', but k, amount" in sentence
+    assert "A message has" not in sentence
 
 
 def test_an_application_whose_source_tells_no_schema_is_told_to_write_the_column_of_timestamps() -> None:

@@ -160,3 +160,31 @@ def check_unit(plan: InputPlan, timestamps: NDArray[np.int64]) -> None:
                 f"and in {name} it would be {show_clock(first * 1_000_000 // per_second)}. Say timestamp_unit={unit!r}, or "
                 "timestamp_unit='us' if microseconds are right."
             )
+
+
+def unit_note(plan: InputPlan, timestamps: NDArray[np.int64]) -> str:
+    """Return a sentence if the first timestamps of an input are usual ones in another unit than its source names; else "".
+
+    The source may be right all the same. Those that would be ahead of the wall clock are refused, and "us" is how a source
+    says that microseconds are right.
+
+    Args:
+        plan: The input.
+        timestamps: Its first timestamps, in microseconds.
+    """
+    named = plan.timestamp_unit
+    if named not in _OTHERS:
+        return ""
+    ticks = timestamps / 1_000_000 * _OTHERS[named][1]
+    for unit, per_second in {"s": 1, "ms": 1_000, "us": 1_000_000}.items():
+        is_usual = (ticks >= _USUAL[0] * per_second) & (ticks < _USUAL[1] * per_second)
+        is_usual &= timestamps < _USUAL[0] * 1_000_000
+        if 2 * np.count_nonzero(is_usual) > len(timestamps):
+            place = is_usual.argmax()
+            as_read, would_be = int(timestamps[place]), int(ticks[place] / per_second * 1_000_000)
+            return (
+                f"task={plan.named}: column {plan.timestamp!r} begins with {show_clock(as_read)} by timestamp_unit={named!r}, "
+                f"and with timestamp_unit={unit!r} it would be {show_clock(would_be)}: if that is right, correct the unit, and "
+                "name the task in reset."
+            )
+    return ""

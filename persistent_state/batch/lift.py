@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from monoids.scalars import Scalar
-from persistent_state.batch.first_rows import is_unread
+from persistent_state.batch.first_rows import is_first, is_unread, unit_note
 from persistent_state.batch.groups import NO_ROWS
 from persistent_state.batch.judge import (
     ACCEPTED,
@@ -123,8 +123,10 @@ class Read:
             example = f"{reason_of_first(plan, table.filter(pa.array(unread)))}."
             if late_rows.NO_TIMESTAMP in reasons:
                 # A transform may have made it of a column of another name.
-                of_input = " ".join(note for about, note in sorted(self.notes.items()) if about[0] == plan.input)
-                example = f"{example} {self.notes.get((plan.input, plan.timestamp), of_input)}".rstrip()
+                of_input = [
+                    note for about, notes in sorted(self.notes.items()) if about[0] == plan.input for note in notes
+                ]
+                example = " ".join([example, *self.notes.get((plan.input, plan.timestamp), of_input)])
         self.sightings.firsts[plan.input] = replace(first, unread=first.unread + sum(unread), first_unread=example)
 
     def take_late(self) -> list[pa.Table]:
@@ -178,6 +180,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if not first.is_fed_by_task:
         _note_ends(basis, place, read.ends)
     codes = judge(first, basis, place, before, read.sightings, takes_late)
+    if is_first(first, basis) and (note := unit_note(first, place.timestamps[place.valid])):
+        add_notes(read.notes.setdefault((chunk.input, first.timestamp), []), [note])
     _count_unseen(plans, chunk, place, codes, read.sightings)
     _put_aside(plans, chunk, place, before[0], codes, reasons, read)
     if not first.settings.bounds.keep:

@@ -238,7 +238,10 @@ class Recorder(PersistentState[Any]):
         self._values.append(value)
 
     def get(self) -> Any:
-        raise InvalidInputError(f"task={self._plan.named} calls get(); set reads_state = True to read the state.")
+        raise InvalidInputError(
+            f"task={self._plan.named} calls get(); set reads_state = True to read the state, and never compute an update "
+            "of it: take a monoid or an OrderedTask for that."
+        )
 
     def process(self, message: Message, row: int, where: Callable[[int], str]) -> None:
         """Let the task process a message; `where` describes a row for people.

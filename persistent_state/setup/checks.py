@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from monoids import Max, Min, Monoid, Product, Sum
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, InputPlan, Plan, needs_order
 from persistent_state.edges import parts as in_order
 from persistent_state.errors import InvalidInputError
@@ -246,8 +247,14 @@ def of_update(plan: InputPlan, type: pa.DataType) -> Iterator[str]:
         column = "the column" if plan.task.value is None else f"column {plan.task.value!r}"
         yield (
             f"task={plan.named}: {monoid.name} holds {monoid.type} and can't take {column} of {type}; "
-            "cast the column or choose another monoid."
+            f"cast the column or choose another monoid{_such_as(monoid, type)}."
         )
+
+
+def _such_as(monoid: Monoid[Any], type: pa.DataType) -> str:
+    """Return the words that name the same monoid for floats, if the column has floats; else ""."""
+    is_known = monoid.__class__ in (Sum, Product, Min, Max)
+    return f", such as {monoid.name}(pa.float64())" if is_known and pa.types.is_floating(type) else ""
 
 
 def _of_columns(plan: InputPlan) -> Iterator[str]:
@@ -265,6 +272,9 @@ def _of_columns(plan: InputPlan) -> Iterator[str]:
     for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
         if column is not None and plan.schema.get_field_index(column) < 0:
             known = ", ".join(known for known in plan.schema.names if known != LOCAL_TIMESTAMP) or "no columns"
+            struct, point, _ = column.partition(".")
+            if point and struct in plan.schema.names:
+                known += f"; take a field out of {struct!r} by the source's transform"
             yield f"task={name}: the {role} column {column!r} is not in {source.rstrip(',')}; it has {known}."
 
 
@@ -340,7 +350,7 @@ def _of_timestamp(plan: InputPlan) -> Iterator[str]:
     if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
         yield (
             f"task={plan.named}: the timestamp column {plan.timestamp!r} is {stamp}; "
-            "make it a timestamp, or int64 microseconds UTC."
+            "make it a timestamp, or int64 microseconds UTC, by its type in the schema or in the source's transform."
         )
     if unit not in (None, *TIMESTAMP_UNITS):
         yield f"task={plan.named}: timestamp_unit={unit!r}; say one of {', '.join(map(repr, TIMESTAMP_UNITS))}."

@@ -208,6 +208,9 @@ class Folder:
             return self._not_as_listed(path, "is gone, and was there") if is_new else (gone or self.gone)(path)
 
         system, root = self._system()
+        if "//" in f"/{path}":
+            # By its cache of a listing gcsfs takes a file whose folder has no name for a folder.
+            system.invalidate_cache()
         with self._asking(path, lost):
             file = StoredFile(system.open(f"{root}/{path}", "rb"), lambda: self._asking(path, lost))
         if (now := file.seek(0, io.SEEK_END)) != size:

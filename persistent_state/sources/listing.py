@@ -180,7 +180,8 @@ def is_ignored(path: str) -> bool:
 
 def is_left_out(name: str) -> bool:
     """Return whether files and folders of this name are not read."""
-    return name[:1] in (".", "_") or name == "tmp" or name.endswith(".tmp")
+    # EMR marks the folder x of a bucket by a file x_$folder$ beside it.
+    return name[:1] in (".", "_") or name == "tmp" or name.endswith((".tmp", "_$folder$"))
 
 
 def name_of(path: str) -> str:

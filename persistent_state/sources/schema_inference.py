@@ -40,7 +40,7 @@ def first_schema(reader: FileReader, begun: Sequence[str], once: Collection[str 
         except formats.UNDECODABLE as error:
             # It is a bad record, which says nothing of the others.
             unread = unread or InvalidInputError(
-                f"file={file.path!r} of {folder!r} has no schema: {error}; give schema=."
+                f"file={file.path!r} of {folder!r} has no schema: {str(error).rstrip('.')}; give schema=."
             )
     raise unread or InvalidInputError(f"{folder!r} has no Parquet file to take the schema from; give it schema=.")
 

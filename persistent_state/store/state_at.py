@@ -554,6 +554,10 @@ def find_task(entry: Entry, application: str, name: str) -> TaskState:
     return entry.tasks[name]
 
 
+_YEARS = range(1900, 2101)
+"""The numbers that a person means as a year, and not as microseconds."""
+
+
 def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> int:
     """Return the clock to read at, a retained one at which the task existed. A stopped task is read at its own clock."""
     newest = min(entry.clock, entry.flows[task.flow].visited)
@@ -585,8 +589,9 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
                     f"{show_clock(at * factor)}: read clock={full_clock(min(kept))} to clock={full_clock(max(kept))}."
                 )
         nearest = nearest_clocks(kept, at)
+        as_year = f" ({at} is taken for microseconds; write {at}-01-01 for the year)" if at in _YEARS else ""
         raise NotThereError(
-            f"clock={full_clock(at)} of task={name} is not retained; read {nearest}. "
+            f"clock={full_clock(at)} of task={name} is not retained{as_year}; read {nearest}. "
             "open_store(store).application(application).clocks() and `persistent-state show STORE APP` list all."
         )
     return at

@@ -167,6 +167,45 @@ def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
         combine(core.alone(plan), basis, 0, 1, chunks[::-1])
 
 
+@pytest.mark.parametrize(
+    ("unit", "of", "as_read"),
+    [
+        ("ms", "s", "1970-01-21T10:53:45.600000Z"),
+        ("ns", "s", "1970-01-01T00:00:01.767225Z"),
+        ("ns", "ms", "1970-01-01T00:29:27.225600Z"),
+        ("ns", "us", "1970-01-21T10:53:45.600000Z"),
+    ],
+)
+def test_first_timestamps_that_look_like_another_unit_than_the_one_that_is_said_are_noted(
+    unit: str, of: str, as_read: str
+) -> None:
+    noted = note_of(unit, *stamps(of, 0, 1), *stamps(unit, 0))
+    assert noted.startswith(f"task=Rows: column 'ts' begins with {as_read} by timestamp_unit={unit!r}, and with ")
+    assert f" timestamp_unit={of!r} it would be 2026-01-01T00:00:00Z: " in noted or (unit, of) == ("ns", "s")
+    assert note_of(unit, *stamps(of, 0), *stamps(unit, 0, 1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("unit", "timestamps"),
+    [(None, [BEGIN]), ("us", [BEGIN]), ("s", [BEGIN]), ("s", [0]), ("ms", [0, 7]), ("ms", stamps("us", 0)), ("ns", [])],
+)
+def test_a_unit_that_may_well_be_right_is_not_noted(unit: str | None, timestamps: list[int]) -> None:
+    # Times that are ahead of the clock are refused as such.
+    assert note_of(unit, *timestamps) == ""
+
+
+def note_of(unit: str | None, *timestamps: int) -> str:
+    """What the report of a first micro-batch with these timestamps says of their unit."""
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
+    settings = Settings(10, ahead=2**62)
+    plan = core.plan_of(Rows(), schema, settings=settings, timestamp_unit=unit or "us")
+    log = Log(plan.files, plan.application)
+    basis = commits.plan_batch(core.start(log, [plan]), core.alone(plan), Reach({"": len(timestamps)}), 0)
+    rows = pa.RecordBatch.from_pylist([{"ts": at, "k": "a", "n": 1} for at in timestamps], schema)
+    _, report = combine(core.alone(plan), basis, 0, 1, [Chunk("", 0, rows)])
+    return report.notes.get(("", "ts"), "")
+
+
 NOW = 10_000
 """The wall clock of a start."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from monoids import List, Map, Max, Monoid, Sum
+from monoids import Count, List, Map, Max, Monoid, Sum
 from persistent_state import (
     Application,
     DataFrameSource,
@@ -135,11 +135,20 @@ class TestTasks:
     def test_an_unknown_column(self, task: PersistentTask, options: dict[str, Any], sentence: str) -> None:
         refused(lambda: check(task, **options), f"task=totals: {sentence}ts, word, n, f, tags, value.")
 
+    def test_a_field_of_a_struct_is_taken_out_by_a_transform(self) -> None:
+        schema = SCHEMA.append(pa.field("user", pa.struct([("country", pa.string())])))
+        refused(
+            lambda: core.check(core.plan_of(Task(key="user.country"), schema)),
+            "task=totals: the key column 'user.country' is not in the source; it has ts, word, n, f, tags, value, user; take a "
+            "field out of 'user' by the source's transform.",
+        )
+
     @pytest.mark.parametrize(("column", "type"), [("word", "string"), ("f", "double"), ("tags", "list<item: string>")])
     def test_a_timestamp_that_is_none(self, column: str, type: str) -> None:
         refused(
             lambda: check(Task(), timestamp=column),
-            f"task=totals: the timestamp column {column!r} is {type}; make it a timestamp, or int64 microseconds UTC.",
+            f"task=totals: the timestamp column {column!r} is {type}; make it a timestamp, or int64 microseconds UTC, by "
+            "its type in the schema or in the source's transform.",
         )
 
     @pytest.mark.parametrize(
@@ -156,6 +165,7 @@ class TestTasks:
         [
             (Sum(), "word", "Sum holds int64", "string"),
             (Sum(), "f", "Sum holds int64", "double"),
+            (Count(), "f", "Count holds int64", "double"),
             (Max(pa.timestamp("us")), "n", "Max holds timestamp[us]", "int64"),
             (List(pa.int64()), "n", "List holds list<item: int64>", "int64"),
             (Map(pa.string(), Sum()), "tags", "Map holds map<string, int64>", "list<item: string>"),
@@ -164,9 +174,11 @@ class TestTasks:
     def test_a_monoid_that_does_not_fit_its_column(
         self, monoid: Monoid[Any], column: str, holds: str, found: str
     ) -> None:
+        such_as = ", such as Sum(pa.float64())" if type(monoid) is Sum and column == "f" else ""
         refused(
             lambda: check(Task(monoid=monoid, value=column)),
-            f"task=totals: {holds} and can't take column {column!r} of {found}; cast the column or choose another monoid.",
+            f"task=totals: {holds} and can't take column {column!r} of {found}; cast the column or choose another "
+            f"monoid{such_as}.",
         )
 
     @pytest.mark.parametrize(

@@ -302,7 +302,9 @@ class TaskReport:
             hint = "they came after the clock had passed them; allowed_delay waits for longer"
         elif reason == NO_TIMESTAMP:
             columns = " or ".join(dict.fromkeys(repr(each.timestamp) for each in inputs))
-            hint = f"column {columns} is null or missing; the first line of a CSV file must name the columns"
+            hint = f"column {columns} is null or missing"
+            if any(other.startswith("its first line ") for other in self._aside):
+                hint += "; the first line of a CSV file must name the columns"
         elif reason == BEYOND:
             hint = "it is no time within 146,000 years of 1970; timestamp_unit says what an int64 counts"
         elif reason == UNFIT:

@@ -277,7 +277,7 @@ def test_a_time_out_of_range_is_told_as_one_and_not_as_none(tmp_path: Path) -> N
     (tmp_path / "0.csv").write_text(f"ts,word\n{2**62 + 1},a\n,b\n")
     said = Run(tmp_path, Words()).read() or ""
     assert "1 'timestamp out of range' (it is no time within 146,000 years of 1970; timestamp_unit says" in said
-    assert "1 'no timestamp' (column 'ts' is null" in said
+    assert "1 'no timestamp' (column 'ts' is null or missing)" in said
 
 
 def test_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
