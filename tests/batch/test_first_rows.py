@@ -203,7 +203,7 @@ def note_of(unit: str | None, *timestamps: int) -> str:
     basis = commits.plan_batch(core.start(log, [plan]), core.alone(plan), Reach({"": len(timestamps)}), 0)
     rows = pa.RecordBatch.from_pylist([{"ts": at, "k": "a", "n": 1} for at in timestamps], schema)
     _, report = combine(core.alone(plan), basis, 0, 1, [Chunk("", 0, rows)])
-    return report.notes.get(("", "ts"), "")
+    return " ".join(report.notes.get(("", "ts"), ()))
 
 
 NOW = 10_000
