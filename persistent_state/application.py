@@ -9,14 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from persistent_state.batch.plan import EXACTLY_ONCE, KEEP, Plan
-from persistent_state.errors import InvalidInputError, check_whole, refuse
+from persistent_state.errors import InvalidInputError, check_takes, check_whole, refuse
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.formatting import Clock
 from persistent_state.inputs import AnySource, Input
 from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask
-from persistent_state.outputs import Output, check_takes
+from persistent_state.outputs import Output
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.redact import shown

@@ -173,6 +173,26 @@ def check_whole(name: str, given: object) -> None:
         raise InvalidInputError(f"{name}={given!r} is not a whole number; give one, such as {name}=2.")
 
 
+def check_takes(name: str, function: Any, *arguments: str) -> None:
+    """Refuse what can't be called with these arguments; `name` is the parameter that it was given as.
+
+    Raises:
+        InvalidInputError: It is not a function, or takes other arguments.
+    """
+    wanted = f"a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise InvalidInputError(f"{name}={function!r} is not a function; give {wanted}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some functions that are written in C have no signature.
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InvalidInputError(f"{name}={function!r} takes {signature}: {error}; give {wanted}.") from None
+
+
 def check_path(name: str, given: str) -> None:
     """Refuse a text that can't be the path of a file; `name` is the parameter that it was given as.
 

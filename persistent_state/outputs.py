@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, check_takes
 from persistent_state.sinks.base import Sink
 from persistent_state.sinks.function import Function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-def check_takes(name: str, function: Any, *arguments: str) -> None:
-    """Refuse what can't be called with these arguments; `name` is the parameter that it was given as.
-
-    Raises:
-        InvalidInputError: It is not a function, or takes other arguments.
-    """
-    wanted = f"a function of ({', '.join(arguments)})"
-    if not callable(function):
-        raise InvalidInputError(f"{name}={function!r} is not a function; give {wanted}.")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        # Some functions that are written in C have no signature.
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        raise InvalidInputError(f"{name}={function!r} takes {signature}: {error}; give {wanted}.") from None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from persistent_state.outputs import check_takes
+from persistent_state.errors import check_takes
 from persistent_state.sources.base import check_timestamp_unit
 
 if TYPE_CHECKING:

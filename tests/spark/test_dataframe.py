@@ -116,7 +116,7 @@ KINDS = {
 class Kept(PersistentTask):
     """One task, said in each of the ways by its subclasses."""
 
-    def __init__(self, name: str, monoid: Monoid[Any], key: Sequence[str]) -> None:
+    def __init__(self, name: str, monoid: Monoid[Any], key: Sequence[str] | None) -> None:
         self.name, self.monoid, self.key = name, monoid, key
 
     def persistent_state(self) -> NonWindowState[Any]:
@@ -560,7 +560,7 @@ class MostRecent(Kept):
 
 def test_a_rate_goes_on_where_it_was_after_another_start(spark: SparkSession, tmp_path: Path) -> None:
     begin = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
-    tasks = [Totals("Total", None, "value", Sum()), MostRecent("MostRecent", Max(), ())]
+    tasks = [Totals("Total", None, "value", Sum()), MostRecent("MostRecent", Max(), None)]
 
     def run(seconds: int, shards: int) -> list[Any]:
         now = int(begin.timestamp() + seconds) * SECOND
@@ -582,7 +582,7 @@ class Says(Kept):
     """Its update is whatever it is given to say."""
 
     def __init__(self, said: Callable[[DataFrame], Any], monoid: Monoid[Any]) -> None:
-        super().__init__("Says", monoid, ())
+        super().__init__("Says", monoid, None)
         self.said = said
 
     def process_column(self, rows: DataFrame) -> Column:

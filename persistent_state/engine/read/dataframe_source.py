@@ -125,7 +125,9 @@ def of_opener(error: Exception) -> StateError:
 
     It is an InvalidInputError if the function would raise the same at the next start.
     """
-    kind = InvalidInputError if isinstance(error, _LASTING) else StateError
+    # Spark wraps what Hive's metastore does not answer as an error of the query.
+    lasts = isinstance(error, _LASTING) and "HiveException" not in str(error)
+    kind = InvalidInputError if lasts else StateError
     if isinstance(error, PySparkException):
         # Its repr has nothing of what Spark says.
         text = f"{type(error).__name__}: {failures.without_trace(str(error)).rstrip('.')}{places(error)}"

@@ -122,6 +122,7 @@ def test_a_file_of_another_type_than_the_schema_is_not_tried_again_and_spark_say
         (IllegalArgumentException("No schema."), InvalidInputError, "IllegalArgumentException: No schema"),
         (AnalysisException("[NO] a\n\nJVM stacktrace:\nb"), InvalidInputError, "AnalysisException: [NO] a"),
         (SparkRuntimeException("[DOWN] busy"), StateError, "SparkRuntimeException: [DOWN] busy"),
+        (AnalysisException("a.HiveException: down"), StateError, "AnalysisException: a.HiveException: down"),
         (KeyError("ts"), InvalidInputError, "KeyError('ts')"),
         (ConnectionError("no"), StateError, "ConnectionError('no')"),
     ],
