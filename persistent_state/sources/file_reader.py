@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -162,18 +163,35 @@ def transformed(
             f"transform of {source} made columns ({_columns(rows.schema)}) of file={path!r}, "
             f"and ({_columns(schema)}) of a batch without rows; make them alike."
         )
-    # It is unknown which rows a transform made of which record.
     bad = tuple(replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
+
+    @cache
+    def places() -> NDArray[np.int64]:
+        return np.delete(np.arange(piece.count), [record.position for record in piece.bad])
+
+    hands_on = _hands_on(piece.rows, rows)
 
     def original(place: int) -> formats.Original:
         if place < rows.num_rows:
-            return formats.Original()
+            # Otherwise it is unknown which rows a transform made of which record.
+            return piece.original(int(places()[place])) if hands_on else formats.Original()
         return piece.original(piece.bad[place - rows.num_rows].position)
 
     # A transform may fill what the file lacks, or give it another name.
     absent = [path for path, _ in piece.absent]
     lacks = formats.absent_behind(rows, piece.rows.schema.names, absent, piece.lacks)
     return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks, piece.misplaced)
+
+
+def _hands_on(rows: pa.RecordBatch, made: pa.RecordBatch) -> bool:
+    """Return whether a transform handed a column on as it was, and made no copy. Then each row is of the row at its place."""
+    given = {_memory(column) for column in rows.columns}
+    return made.num_rows == rows.num_rows and any(_memory(column) in given for column in made.columns if column.nbytes)
+
+
+def _memory(column: pa.Array) -> tuple[int, ...]:
+    """Return where the values of a column lie in memory."""
+    return column.offset, *(buffer.address if buffer else 0 for buffer in column.buffers())
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -34,8 +34,8 @@ from persistent_state.errors import InvalidInputError, StateError, StoreUnavaila
 from persistent_state.event_time.inputs import named_in
 from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
-from persistent_state.sources import folder, formats, listing, text_blocks
-from persistent_state.sources.base import Chunk, Reach
+from persistent_state.sources import file_reader, folder, formats, listing, text_blocks
+from persistent_state.sources.base import BadRecord, Chunk, Reach
 from persistent_state.sources.files import FileSource
 from tests import core
 from tests.sentences import problem
@@ -1209,6 +1209,29 @@ class TestTransform:
         assert values(chunks) == [1, 3, 3, 3]
         assert at(chunks) == [0, 1, 2, 3]
         assert [(position, record) for position, _, record in bad(chunks)] == [(4, "x"), (5, "y")]
+
+    @pytest.mark.parametrize(
+        ("transform", "places"),
+        [
+            (lambda rows: rows.append_column("one", rows["value"]), [1, 3]),
+            (lambda rows: rows.set_column(2, "value", pc.multiply(rows["value"], 2)), [1, 3]),
+            (lambda rows: pa.table({"ts": rows["ts"], "value": pc.negate(rows["value"])}), [1, 3]),
+            # One of two records is left out, and the other makes two rows.
+            (lambda rows: rows.take(pa.array([0, 0][: rows.num_rows], pa.int64())), [None, None]),
+            (lambda rows: rows.take(pa.array(range(rows.num_rows), pa.int64())), [None, None]),
+            (lambda rows: rows.append_column("one", rows["value"]).slice(1), [None]),
+        ],
+        ids=["another column", "another value", "a table", "other rows", "a copy", "fewer rows"],
+    )
+    def test_rows_have_their_record_if_a_transform_hands_a_column_on(
+        self, transform: Any, places: list[int | None]
+    ) -> None:
+        rows = table(0, 2).to_batches()[0]
+        bad = tuple(BadRecord(place, "bad") for place in (0, 2))
+        piece = formats.Piece(rows, 4, bad, lambda place: formats.Original(b"record", place))
+        schema = formats.transformed(transform, rows.slice(0, 0)).schema
+        made = file_reader.transformed(piece, transform, schema, "a.csv", "a source")
+        assert [made.original(place).line for place in range(made.count)] == [*places, 0, 2]
 
     def test_the_schema_is_that_after_the_transform(self, tmp_path: Path) -> None:
         def add(rows: pa.RecordBatch) -> pa.RecordBatch:
