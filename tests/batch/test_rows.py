@@ -248,12 +248,19 @@ def test_a_late_row_of_a_file_with_views_is_put_aside(tmp_path: Path, task: Pers
     ]
 
 
-def test_of_what_a_transform_has_made_only_the_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("\n".join(["{", json.dumps({"ts": EARLY, "n": 1}), "}"]))
-    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, transform=lambda rows: rows)
-    found = aside(source, Total()).sort_by("reason").select(["record", "origin"]).to_pylist()
-    assert found == [
-        {"record": None, "origin": {"file": "a.json", "line": None, "value": None}},
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_what_a_transform_has_made_has_its_record_only_if_a_column_is_handed_on(tmp_path: Path, hands_on: bool) -> None:
+    record = json.dumps({"ts": EARLY, "n": 1})
+    (tmp_path / "a.json").write_text("\n".join(["{", record, "}"]))
+    copied = lambda rows: rows.take(pa.array(range(rows.num_rows), pa.int64()))  # noqa: E731
+    transform = (lambda rows: rows) if hands_on else copied
+    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, transform=transform)
+    kept = aside(source, Total()).sort_by("reason").select(["record", "origin"]).to_pylist()
+    assert kept == [
+        {
+            "record": record.encode() if hands_on else None,
+            "origin": {"file": "a.json", "line": 2 if hands_on else None, "value": None},
+        },
         {"record": b"{", "origin": {"file": "a.json", "line": 1, "value": None}},
         {"record": b"}", "origin": {"file": "a.json", "line": 3, "value": None}},
     ]
