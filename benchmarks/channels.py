@@ -23,7 +23,7 @@ from benchmarks.measure import write_json
 from benchmarks.plans import plan_of
 from benchmarks.streams import SCHEMA, START
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.engine.read.dataframe_source import chunks_of
 from persistent_state.event_time.channels import Channel

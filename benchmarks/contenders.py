@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -31,11 +33,13 @@ from persistent_state import (
     WindowState,
 )
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.drive.local import LocalDriver
 from persistent_state.engine import Running
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import positive
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import takeover
+from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
@@ -117,8 +121,11 @@ def queries_of(run: Running) -> list[StreamingQuery]:
     """Return the queries of an application, which does not run on Spark Connect."""
     from pyspark.sql.streaming.query import StreamingQuery
 
-    queries = run._supervisor.queries.by_flow.values()
-    return [query for query in queries if isinstance(query, StreamingQuery)]
+    from persistent_state.engine.run.queries import Queries
+
+    flows = run._supervisor.queries
+    assert isinstance(flows, Queries), "benchmarks run on Spark"
+    return [query for query in flows.by_flow.values() if isinstance(query, StreamingQuery)]
 
 
 def spark_query(setting: HasScratch, frame: DataFrame, mode: str = "append") -> Pass:
@@ -210,6 +217,36 @@ def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> P
         return query, run.stop if setting.window is None or not setting.emits else run.drain
 
     return drained(start)
+
+
+def in_process(setting: Setting) -> Pass:
+    """This library without Spark: parts and shards run one after the other in this process, and sinks are given nothing."""
+    files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)
+    channel = CHANNEL if setting.workload.channels else None
+    source = FileSource(
+        setting.folder, timestamp="ts", channel=channel, max_files_per_batch=setting.max_files_per_batch
+    )
+    settings, shards = Settings(interval), setting.spark.sparkContext.defaultParallelism
+    task, emits = task_of(setting), setting.emits and setting.window is None
+    plan = plan_of("benchmark", files, task, source.schema, settings, shards, channel=channel, emits=emits)
+    flow, log = FlowPlan((plan,)), Log(files, "benchmark")
+
+    def now() -> int:
+        return time.time_ns() // 1_000
+
+    with measured() as taken:
+        takeover.take_over(log, [flow], interval=interval, shards=shards, writer="benchmark", now=now())
+        source.open([], {})
+        driver = LocalDriver(
+            log, [flow], {flow.id: source}, keeping=Keeping(), now=now, new_id=lambda: uuid.uuid4().hex[:8]
+        )
+        while True:
+            with measured() as batch:
+                answers = driver.take_turn(flow)
+            if answers is None:
+                break
+            taken.batches.append(batch.wall)
+    return taken
 
 
 def to_nowhere(values: DataFrame, batch: int) -> None:
@@ -329,16 +366,32 @@ def to_python_and_back(setting: Setting) -> Pass:
     return spark_query(setting, frame.mapInArrow(same, frame.schema))
 
 
-def pyarrow_scan(setting: Setting) -> Pass:
-    """pyarrow reads the files in this process, as many threads as it likes."""
+def by_files(setting: Setting, work: Callable[[list[Path]], object]) -> Pass:
+    """Work on the files of each micro-batch in this process."""
     files = sorted(setting.folder.glob("*.parquet"))
     with measured() as taken:
         for first in range(0, len(files), setting.max_files_per_batch):
             with measured() as batch:
-                for file in files[first : first + setting.max_files_per_batch]:
-                    pq.read_table(file, columns=["ts", "k", "v"])
+                work(files[first : first + setting.max_files_per_batch])
             taken.batches.append(batch.wall)
     return taken
+
+
+def read_by_pyarrow(files: list[Path]) -> pa.Table:
+    """Read files by as many threads as pyarrow likes."""
+    return pa.concat_tables(pq.read_table(file, columns=["ts", "k", "v"]) for file in files)
+
+
+def grouped_by_pyarrow(files: list[Path]) -> pa.Table:
+    """Read and group files, and keep nothing."""
+    return read_by_pyarrow(files).group_by("k").aggregate([("v", "sum")])
+
+
+def grouped_by_duckdb(files: list[Path]) -> pa.Table:
+    """The same by DuckDB, which reads the timestamps too."""
+    with duckdb.connect() as database:
+        read = database.read_parquet([*map(str, files)])
+        return read.aggregate("k, sum(v) AS v_sum, max(ts) AS newest", "k").to_arrow_table()
 
 
 CONTENDERS: Mapping[str, Contender] = {
@@ -349,9 +402,12 @@ CONTENDERS: Mapping[str, Contender] = {
     "applyInPandasWithState": by_key,
     "transformWithState": transform,
     "messages": partial(ours, source="files", task=MessageSum()),
+    "in process": in_process,
     "scan": scan,
     "scan to Python and back": to_python_and_back,
-    "pyarrow": pyarrow_scan,
+    "pyarrow": partial(by_files, work=read_by_pyarrow),
+    "pyarrow, grouped": partial(by_files, work=grouped_by_pyarrow),
+    "DuckDB, grouped": partial(by_files, work=grouped_by_duckdb),
     "combine": combined,
     "combine and shuffle": shuffled,
 }

@@ -23,7 +23,7 @@ from benchmarks.plans import plan_of
 from benchmarks.streams import ROWS_PER_FILE, START
 from monoids import First, Last, List, Monoid, Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch.messages import Blob
+from persistent_state.batch.packets import Blob
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive import local
 from persistent_state.drive.turn import Part

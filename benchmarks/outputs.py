@@ -22,7 +22,7 @@ from benchmarks.cost import checkpoints, planned
 from benchmarks.measure import write_json
 from benchmarks.throughput import session
 from persistent_state import ParquetSink, SqlSink, ValuesAtClock
-from persistent_state.drive.places import origin
+from persistent_state.drive.output_sink import origin
 from persistent_state.partials.since import Since
 from persistent_state.sinks import Origin, Values
 from persistent_state.store.files.local import LocalFiles

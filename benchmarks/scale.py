@@ -30,7 +30,7 @@ from benchmarks.contenders import Sum
 from benchmarks.measure import write_json
 from benchmarks.plans import plan_of
 from benchmarks.streams import SCHEMA, START
-from persistent_state.batch.messages import Advance, Answers, Basis, Blob, Descriptor, Report
+from persistent_state.batch.packets import Advance, Answers, Basis, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import local

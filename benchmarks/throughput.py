@@ -2,7 +2,7 @@
 
     python -m benchmarks.throughput [--quick] [--keys N ...] [--rows N] [--value-type long|struct] [--key-type long|string]
         [--distribution uniform|zipf|hot|skewed] [--parts N] [--channels N]
-        [--source files|dataframe|messages ...] [--peers native ...] [--emit yes|no ...]
+        [--source files|dataframe|messages|'in process' ...] [--peers native ...] [--emit yes|no ...]
         [--intervals N] [--repetitions N] [--json FILE] [--plot FILE]
 
 With --parts a micro-batch has so many files, and there are as many parts, shards and shuffle partitions, whatever the cores.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILES_PER_BATCH = 2
-OURS = ("files", "dataframe", "messages")
+OURS = ("files", "dataframe", "messages", "in process")
 
 
 def session(memory: str, parallelism: int | None = None) -> SparkSession:

@@ -34,7 +34,7 @@ from benchmarks.measure import anonymous, write_json
 from benchmarks.ordered import High
 from benchmarks.streams import SCHEMA, START, STEP
 from persistent_state import Application, AsOfJoin, FileSource, IntervalJoin, PersistentTask
-from persistent_state.batch.messages import Answers, Blob, Descriptor, Report
+from persistent_state.batch.packets import Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import local

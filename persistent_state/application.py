@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from persistent_state.batch.plan import EXACTLY_ONCE, KEEP, Plan
-from persistent_state.errors import InvalidInputError, check_whole
+from persistent_state.errors import InvalidInputError, check_takes, check_whole, refuse
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.durations import Duration, duration, positive, show_duration
 from persistent_state.formatting import Clock
@@ -17,14 +17,14 @@ from persistent_state.inputs import AnySource, Input
 from persistent_state.local.settings import Local
 from persistent_state.metrics.server import address
 from persistent_state.ordered import InOrderTask
-from persistent_state.outputs import Output, check_takes
+from persistent_state.outputs import Output
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RewindPlan
 from persistent_state.redact import shown
-from persistent_state.setup import checks, graph
+from persistent_state.setup import checks
 from persistent_state.setup.added import Added, inputs_of, tasks_of
-from persistent_state.setup.checks import refuse
 from persistent_state.setup.compile import ColumnsOf, plans_of, take_up_schemas
+from persistent_state.setup.loading import of_place
 from persistent_state.show import definition, html
 from persistent_state.show.tables import Table
 from persistent_state.sources.dataframe import DataFrameSource
@@ -290,17 +290,11 @@ class Application:
     ) -> Running:
         from persistent_state.run.running import run, start
 
+        refuse(of_place(self.name, "started"))
         if on_progress is not None:
             check_takes("on_progress", on_progress, "progress")
         endpoint = None if metrics is None else address(metrics)
         engine = self._engine(spark)
-        own = self._settings().interval
-        if (interval := graph.common_interval(self.added, own)) > own:
-            _logger.info(
-                "application %s: tasks are fed by Changes(every=), so its checkpoints are %s apart, and outputs wait for them",
-                self.name,
-                show_duration(interval),
-            )
         setup = self._setup(
             engine,
             engine.columns_of,
@@ -311,6 +305,12 @@ class Application:
             metrics=endpoint,
             show_progress=show_progress,
         )
+        if setup.interval > self._settings().interval:
+            _logger.info(
+                "application %s: tasks are fed by Changes(every=), so its checkpoints are %s apart, and outputs wait for them",
+                self.name,
+                show_duration(setup.interval),
+            )
         begin = run if to_the_end else start
         return begin(setup, self._with_parts("reset", reset), self._with_parts("rebuild", rebuild))
 
@@ -386,6 +386,7 @@ class Application:
         """
         from persistent_state.run import rewinds
 
+        refuse(of_place(self.name, "rewound"))
         setup = self._rewind_setup()
         if not isinstance(to, RewindPlan):
             to = rewinds.plan(setup, to, outputs or {})
@@ -441,15 +442,14 @@ class Application:
                 return source
             return shared.setdefault(id(source), source.read_by(self.name))
 
-        parts = [
-            FedTask(plans[added.name], added.source(read_by), added.outputs) for added in graph.topological(self.added)
-        ]
+        added = {each.name: each for each in self.added}
+        parts = [FedTask(plan, added[name].source(read_by), added[name].outputs) for name, plan in plans.items()]
         return Setup(
             engine,
             self.name,
             files,
             parts,
-            interval=graph.common_interval(self.added, self._settings().interval),
+            interval=parts[0].plan.settings.interval,
             shards=shards,
             keeping=self._keeping(),
             scratch=self.scratch,

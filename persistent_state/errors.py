@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType, FrameType
@@ -18,6 +19,8 @@ import monoids
 
 _LIBRARY = tuple(f"{Path(file).parent}/" for file in (__file__, monoids.__file__))
 _STANDARD = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
+_CYTHON = (".pyx", ".pxi", ".pxd")
+"""The ends of the names of Cython's files, by which compiled code goes wherever it is installed."""
 
 _CELL = re.compile(r"[^\s'\"]*[/\\]ipykernel_\d+[/\\]\d+\.py|<ipython-input-[^\s>]+>")
 """The files that code of a notebook's cells says it is of."""
@@ -45,6 +48,16 @@ def places(error: BaseException) -> str:
 def at_line(frame: FrameType) -> str:
     """Return " at " and the place that a call has come to."""
     return naming_cells(f" at {_place(frame.f_code, frame.f_lineno)}")
+
+
+def at_caller() -> str:
+    """Return " at " and the place outside this package that a call has come from; "" if it has come from none."""
+    frame = sys._getframe(1)
+    while not _is_outside(frame.f_code):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return at_line(frame)
 
 
 def at_definition(function: Callable[..., Any]) -> str:
@@ -76,7 +89,8 @@ def _is_outside(code: CodeType) -> bool:
 
 def _is_installed(code: CodeType) -> bool:
     place = code.co_filename
-    return place.startswith(_STANDARD) or "/site-packages/" in place or "/dist-packages/" in place
+    is_package = "/site-packages/" in place or "/dist-packages/" in place
+    return is_package or place.startswith(_STANDARD) or place.endswith(_CYTHON)
 
 
 class StateError(Exception):
@@ -132,8 +146,21 @@ def missing_package(package: str, needed_by: str, extra: str, otherwise: str = "
         extra: The extra of this package that brings it.
         otherwise: What else there is to do, if anything.
     """
-    ways = ", or ".join(filter(None, (f"pip install 'persistent-state[{extra}]'", otherwise)))
+    install = f"pip install 'persistent-state[{extra}]', in a checkout '.[{extra}]'"
+    ways = ", or ".join(filter(None, (install, otherwise)))
     return InvalidInputError(f"package={package!r} is missing for {needed_by}; {ways}.")
+
+
+def refuse(*topics: Iterable[str]) -> None:
+    """Raise the first sentence of these topics as an error. A topic yields the sentences that refuse what it was given.
+
+    Later sentences are not asked for: the condition of one may rest on those before it, or it may be only their consequence.
+
+    Raises:
+        InvalidInputError: There is a sentence.
+    """
+    for sentence in chain(*topics):
+        raise InvalidInputError(sentence)
 
 
 def check_whole(name: str, given: object) -> None:
@@ -144,6 +171,26 @@ def check_whole(name: str, given: object) -> None:
     """
     if isinstance(given, bool) or not hasattr(given, "__index__"):
         raise InvalidInputError(f"{name}={given!r} is not a whole number; give one, such as {name}=2.")
+
+
+def check_takes(name: str, function: Any, *arguments: str) -> None:
+    """Refuse what can't be called with these arguments; `name` is the parameter that it was given as.
+
+    Raises:
+        InvalidInputError: It is not a function, or takes other arguments.
+    """
+    wanted = f"a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise InvalidInputError(f"{name}={function!r} is not a function; give {wanted}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some functions that are written in C have no signature.
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InvalidInputError(f"{name}={function!r} takes {signature}: {error}; give {wanted}.") from None
 
 
 def check_path(name: str, given: str) -> None:

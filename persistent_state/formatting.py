@@ -10,7 +10,9 @@ import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any, TypeAlias
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -18,23 +20,30 @@ import pyarrow as pa
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 
+_LACKING = (OverflowError, ValueError, KeyError)
+"""Errors of a value for which Python has no object. A machine may lack its time zone."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(value: Any) -> str:
     """Return a value as one line of JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _encoded(value)
 
 
 def plain(value: pa.Scalar) -> Any:
     """Return an Arrow value as JSON knows values.
 
-    Times are ISO text, or an integer of their unit where they are beyond the year 9999; bytes are base64, decimals, NaN and
-    infinities text, and maps objects whose keys are text.
+    Times are ISO text; bytes are base64, decimals, UUIDs, NaN and infinities text, and maps objects whose keys are text.
     """
     kind = pa.types
     if not value.is_valid:
         return None
+    if isinstance(value, pa.ExtensionScalar) and kind.is_nested(value.type.storage_type):
+        return plain(value.value)
     if kind.is_struct(value.type):
         return {name: plain(value[place]) for place, name in enumerate(field.name for field in value.type)}
     if kind.is_map(value.type):
@@ -50,28 +59,44 @@ def plain(value: pa.Scalar) -> Any:
     found = value.as_py()
     if isinstance(found, bytes):
         return base64.b64encode(found).decode()
-    if kind.is_decimal(value.type) or (isinstance(found, float) and not math.isfinite(found)):
+    if isinstance(found, (Decimal, UUID)) or (isinstance(found, float) and not math.isfinite(found)):
         return str(found)
     return found
+
+
+def plain_values(column: pa.Array) -> list[Any]:
+    """Return the values of a column, each as `plain` does."""
+    kind = column.type
+    is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
+    values: list[Any] = column.to_pylist() if is_plain else [plain(value) for value in column]
+    return values
 
 
 def in_python(value: pa.Scalar) -> Any:
     """Return an Arrow value as Python's, or as JSON knows it where Python has none, as of a time beyond the year 9999."""
     try:
         return value.as_py()
-    except (OverflowError, ValueError):
+    except _LACKING:
         return plain(value)
+
+
+def values_in_python(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column, each as `in_python` does."""
+    try:
+        return list(column.to_pylist())
+    except _LACKING:
+        return [in_python(value) for value in column]
 
 
 def readable(column: pa.Array) -> pa.Array:
     """Return a column whose values Python has.
 
     Where Python lacks one, the values are text: times as ISO text, and lists and maps as JSON. Of a struct only the fields are
-    that have such a value.
+    that have such a value. A column has one type: with the one value all others become text.
     """
     if not re.search("date|time|duration", str(column.type)):
         return column
-    with suppress(OverflowError, ValueError, KeyError):
+    with suppress(*_LACKING):
         column.to_pylist()
         return column
     if pa.types.is_struct(column.type):
@@ -81,14 +106,46 @@ def readable(column: pa.Array) -> pa.Array:
 
 
 def _text(value: pa.Scalar) -> str:
-    kind = pa.types
-    if kind.is_timestamp(value.type) or kind.is_date(value.type) or kind.is_duration(value.type):
-        unit: Any = {"date32[day]": "D", "date64[ms]": "ms"}.get(str(value.type)) or value.type.unit
-        # Python's own classes end before the year 1 and after 9999.
-        made = (np.timedelta64 if kind.is_duration(value.type) else np.datetime64)(value.value, unit)
-        if not np.isnat(made):
-            return f"{made}Z" if getattr(value.type, "tz", None) else str(made)
+    if pa.types.is_duration(value.type) and not np.isnat(made := np.timedelta64(value.value, value.type.unit)):
+        return str(made)
+    if pa.types.is_timestamp(value.type) or pa.types.is_date(value.type):
+        return _as_text(_beyond(value))
     return _as_text(plain(value))
+
+
+def _beyond(value: pa.Scalar) -> str | int:
+    """Return a date or timestamp as ISO text of any year, in UTC; the least number of 64 bits, which is no time, as itself."""
+    # Python's own classes end before the year 1 and after 9999.
+    made = np.datetime64(value.value, _unit(value.type))
+    if np.isnat(made):
+        return int(value.value)
+    # NumPy writes three digits of a year before the year 0.
+    text = re.sub("^-(?=[0-9]{3}-)", "-0", str(made))
+    return f"{text}Z" if getattr(value.type, "tz", None) else text
+
+
+def _unit(type: pa.DataType) -> Any:
+    return {"date32[day]": "D", "date64[ms]": "ms"}.get(str(type)) or type.unit
+
+
+_OF_ANY_YEAR = re.compile(r"-?[0-9]+-[0-9]{2}-[0-9]{2}(?:[T ][0-9]{2}(?::[0-9]{2}){0,2}(?:\.[0-9]+)?)?")
+
+
+def beyond_python(text: str, type: pa.DataType) -> pa.Scalar:
+    """Return the date or timestamp of an ISO text that `in_python` writes, as Python lacks its year.
+
+    Raises:
+        ValueError: It is not one of this type, or Python has it.
+    """
+    local = text.removesuffix("Z") if getattr(type, "tz", None) else text
+    if _OF_ANY_YEAR.fullmatch(local):
+        ticks = pa.scalar(np.datetime64(local, _unit(type)).astype(np.int64).item())
+        value = (ticks.cast(pa.int32()) if pa.types.is_date32(type) else ticks).cast(type)
+        shown = in_python(value)
+        # NumPy begins again behind its last year.
+        if isinstance(shown, str) and shown.startswith(local.replace(" ", "T")):
+            return value
+    raise ValueError(f"{text!r} is not {type}, or Python has it")
 
 
 def _key(value: pa.Scalar) -> str:
@@ -102,9 +159,8 @@ def _as_text(value: Any) -> str:
 def _time(value: pa.Scalar) -> Any:
     try:
         found = value.as_py()
-    except (OverflowError, ValueError, KeyError):
-        # A machine may lack a time zone.
-        return value.value
+    except _LACKING:
+        return value.value if pa.types.is_time(value.type) else _beyond(value)
     # pandas has nanoseconds, where it is there.
     return _zulu(found.isoformat())
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from persistent_state.formatting import full_clock
+from persistent_state.formatting import full_clock, readable, values_in_python
 from persistent_state.show import html
 from persistent_state.store.asked import asked_keys
 from persistent_state.store.net_changes import NetChanges, change_rows, schema_of_changes
@@ -57,12 +58,17 @@ class _Rows(ABC):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the rows as a pandas DataFrame, as `to_arrow().to_pandas()`.
 
+        A column with a date that Python lacks, as one beyond the year 9999, is text.
+
         Raises:
             NotThereError: A clock is no longer retained.
             DamagedError: A file is not what was written.
             TaskFailedError: What presents the values raised.
         """
-        return self.to_arrow().to_pandas()
+        table = self.to_arrow()
+        with suppress(OverflowError, ValueError):
+            return table.to_pandas()
+        return pa.table([readable(column.combine_chunks()) for column in table.columns], table.column_names).to_pandas()
 
     @abstractmethod
     def _facts(self) -> dict[str, str]:
@@ -145,6 +151,9 @@ class OpenState(_Rows):
     def get(self, key: Any = ()) -> Any:
         """Return the value of a key, as `to_arrow().to_pylist()` has it. Only the blocks of the runs that may hold it are read.
 
+        A date or time that Python lacks, as one beyond the year 9999, is ISO text: `10000-01-01T00:00:00.000000Z`. A key is
+        taken so, too.
+
         Args:
             key: The value of the key column; of several columns a tuple in their order, or a mapping by their names. Without
                 key columns leave it out.
@@ -188,7 +197,7 @@ class OpenState(_Rows):
         """
         asked, places = asked_keys(self.state, [*keys])
         table, spans = self._answer(lambda state: state.of_keys(asked))
-        values = table["value"].to_pylist()
+        values = values_in_python(table["value"])
         windows = self.state.layout.kind.window_columns
         if not windows:
             return [values[spans[place][0]] if spans[place][0] < spans[place][1] else None for place in places]

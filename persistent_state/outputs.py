@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, check_takes
 from persistent_state.sinks.base import Sink
 from persistent_state.sinks.function import Function
 from persistent_state.sinks.values import Values
@@ -29,26 +28,6 @@ def check_form(as_: str) -> None:
     """
     if as_ not in (DATAFRAME, ARROW):
         raise InvalidInputError(f"as_={as_!r}; say {DATAFRAME!r} or {ARROW!r}.")
-
-
-def check_takes(name: str, function: Any, *arguments: str) -> None:
-    """Refuse what can't be called with these arguments; `name` is the parameter that it was given as.
-
-    Raises:
-        InvalidInputError: It is not a function, or takes other arguments.
-    """
-    wanted = f"a function of ({', '.join(arguments)})"
-    if not callable(function):
-        raise InvalidInputError(f"{name}={function!r} is not a function; give {wanted}.")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        # Some functions that are written in C have no signature.
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        raise InvalidInputError(f"{name}={function!r} takes {signature}: {error}; give {wanted}.") from None
 
 
 @dataclass(frozen=True)
@@ -222,12 +201,13 @@ def outputs_of(task: str, given: Output | Sequence[Output] | None) -> Outputs:
     running, at_clock = [], []
     for output in listed:
         chosen = output if isinstance(output, (RunningValues, ValuesAtClock)) else ValuesAtClock(output)
-        given_to = chosen.function if isinstance(chosen, RunningValues) else chosen.sink
+        given_to: Any = chosen.function if isinstance(chosen, RunningValues) else chosen.sink
         # A class is a function too, but only by mistake.
         if isinstance(given_to, type) or not (callable(given_to) or isinstance(given_to, Sink)):
+            such_as = f", such as ParquetSink({given_to!r})" if isinstance(given_to, str) else ""
             raise InvalidInputError(
-                f"task={task}: sink={given_to!r} is not an output; give a Sink, a function of (values, clock), ValuesAtClock "
-                "or RunningValues."
+                f"task={task}: sink={given_to!r} is not an output; give a Sink{such_as}, a function of (values, clock), "
+                "ValuesAtClock or RunningValues."
             )
         if not isinstance(given_to, Sink):
             check_takes(

@@ -230,6 +230,8 @@ class NonWindowState(KeptState[T]):
     """
 
     def __init__(self, monoid: Monoid[T] | Aggregator[Any, T, Any], ttl: Duration | None = None) -> None:
+        if isinstance(ttl, (SlidingWindow, SessionWindow)):
+            raise InvalidInputError(f"NonWindowState(..., {ttl!r}) has no windows; write WindowState(..., {ttl!r}).")
         super().__init__(monoid, None if ttl is None else TimeToLive(length("ttl", ttl)))
 
 

@@ -47,6 +47,10 @@ class Message(Mapping[str, Any]):
         self._row = row
         self.input = input
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise the error that a message has no such attribute, and name the way to a column."""
+        raise AttributeError(f"a message has no attribute {name!r}; write message[{name!r}]", name=name, obj=self)
+
     def __getitem__(self, column: str) -> Any:
         return self._row[column]
 

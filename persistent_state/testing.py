@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, overload
 
 import pyarrow as pa
 
 from persistent_state.application import Application
-from persistent_state.batch.messages import ACTED, PROCESSED
+from persistent_state.batch.packets import ACTED, PROCESSED
 from persistent_state.batch.plan import KEEP, Plan
 from persistent_state.drive.local import LocalDriver, flows_of
 from persistent_state.edges.output_rows import output_rows
@@ -23,6 +25,7 @@ from persistent_state.errors import InvalidInputError, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
+from persistent_state.formatting import values_in_python
 from persistent_state.inputs import AnySource, Inputs
 from persistent_state.ordered import InOrderTask
 from persistent_state.partials import layout
@@ -47,8 +50,8 @@ _logger = logging.getLogger("persistent_state")
 _STORE = "memory://run-local"
 _NO_LIMIT = timedelta(microseconds=LONGEST)
 _NO_BOUNDS = Bounds()
-_LACKS_COLUMN = ("has no column", "does not exist in schema")
-"""Words in the error of a message, and in that of an Arrow batch, which lacks a column."""
+_LACKED = re.compile(r"""(?:has no column|Field) \\?['"](.+?)\\?['"](?:, but| does not exist in schema)""")
+"""The error of a message, and that of an Arrow batch, which lacks a column."""
 _KEEPING = Keeping(clocks=2**31, grace=0)
 
 
@@ -330,10 +333,12 @@ def _run(app: Application) -> dict[str, LocalRun]:
         return {name: _result(name, plans, entry, driver) for name in dict.fromkeys(added.named for added in app.added)}
     except TaskFailedError as error:
         cause = error.__cause__
-        if isinstance(cause, KeyError) and any(words in str(cause) for words in _LACKS_COLUMN):
+        lacked = _LACKED.search(str(cause)) if isinstance(cause, KeyError) else None
+        columns = {name for plan in plans.values() for each in plan.inputs.values() for name in each.schema.names}
+        if lacked and not get_close_matches(lacked[1], columns, 1, 0.8):
             raise TaskFailedError(
-                f"{error} A message has the columns that you write, and that of the source's timestamps only in an application "
-                "whose source has a schema with it: write it, too."
+                f"{error} A message has the columns that you write: if this is the column of the source's timestamps, write "
+                "it, too."
             ) from cause
         raise
     finally:
@@ -377,11 +382,14 @@ class _Driver:
         self._driver = LocalDriver(log, flows, sources, keeping=_KEEPING, now=lambda: 0, new_id=new_id)
         self.messages, self._updated = Counter[str](), set[str]()
         self._processed, self._acted = Counter[str](), Counter[str]()
+        self.misfits = dict[str, str]()
 
     def run(self) -> Entry:
         """Read all messages, take all steps, give all tasks one clock, and return the last entry."""
         for answers in self._driver.drain():
             counts = sum((Counter(report.counts) for report in answers.reports), Counter[str]())
+            for report in answers.reports:
+                self.misfits = {**report.misfits, **self.misfits}
             for descriptor in answers.descriptors:
                 self.messages[descriptor.task] += counts["messages"] - descriptor.copies
                 self._updated |= {descriptor.task} if descriptor.runs else set()
@@ -423,11 +431,12 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
     # The user has asked for these to be left out.
     reasons.pop(late_rows.OUTSIDE, None)
     if reasons:
-        hints = {late_rows.UNFIT: f" ({plan.fitting})"}
+        hints = {late_rows.UNFIT: f" ({driver.misfits.get(name, plan.fitting)})"}
         counts = ", ".join(f"{count:,} {reason!r}{hints.get(reason, '')}" for reason, count in reasons.most_common())
-        _logger.warning(
-            "task=%s: %s rows did not count: %s. See `late` of the run.", plan.name, reasons.total(), counts
-        )
+        is_kept = any(of.on_bad_row == KEEP for of in plans[names[0]].inputs.values())
+        stop = ", or stop at the first with on_bad_row='fail'" if is_kept and {*reasons} != {late_rows.LATE} else ""
+        rows = f"{reasons.total():,} row{'s' * (reasons.total() != 1)}"
+        _logger.warning("task=%s: %s did not count: %s. See `late` of the run%s.", plan.name, rows, counts, stop)
     if driver.made_no_update(names[0]) or driver.had_no_effect(name):
         read = driver.messages[names[0]]
         _logger.warning("task=%s: %s message%s read%s.", name, f"{read:,}", "s" * (read != 1), plan.without_updates)
@@ -465,7 +474,7 @@ def _as_dict(table: pa.Table, plan: Plan) -> dict[Any, Any]:
     values = plan.layout.monoid.from_arrow(layout.one_chunk(table["value"]))
     # One NaN for all: a dictionary finds it only as the very same object.
     names = table.column_names[1:-1]
-    columns = [[math.nan if x != x else x for x in table[name].to_pylist()] for name in names]
+    columns = [[math.nan if x != x else x for x in values_in_python(table[name])] for name in names]
     keys = list(zip(*columns, strict=True))
     if len(names) == 1:
         return {key: value for (key,), value in zip(keys, values, strict=True)}

@@ -95,10 +95,8 @@ class SlidingWindow:
         Args:
             times: Timestamps in microseconds UTC.
         """
-        within = times % self.slide
-        edge = self.size % self.slide
-        begins: Times = times - within
-        return begins + np.where(within >= edge, edge, 0) if edge else begins
+        begins, edge = self.last(times), self.size % self.slide
+        return begins + np.where(times - begins >= edge, edge, 0) if edge else begins
 
     def is_met(self, times: Times) -> NDArray[np.bool_]:
         """Return True for each timestamp that is in a window.

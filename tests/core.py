@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.application import Application
-from persistent_state.batch.messages import Answers, Basis, Blob, Content, Report, Step
+from persistent_state.batch.packets import Answers, Basis, Blob, Content, Report, Step
 from persistent_state.batch.plan import FlowPlan, InputPlan, Plan
 from persistent_state.drive import local, turn
 from persistent_state.drive.turn import DueStep, Part
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, refuse
 from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.event_time.positions import NO_POSITION, Position
@@ -25,7 +25,7 @@ from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind import Choice
 from persistent_state.protocol.rewind_plan import RewindPlan
-from persistent_state.setup.checks import of_plan, refuse
+from persistent_state.setup.checks import of_plan
 from persistent_state.sinks.base import CLOCK
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
@@ -228,10 +228,13 @@ def commit(
     epoch: int | None = None,
     now: int = 0,
     keeping: Keeping | None = None,
+    to_the_end: bool = False,
 ) -> Entry:
     epoch = made.descriptors[0].epoch if epoch is None else epoch
     settings = alone(plan).first.settings
-    entry, _ = commits.commit(log, epoch, settings, made, now=now, new_id=new_id, keeping=keeping or Keeping())
+    entry, _ = commits.commit(
+        log, epoch, settings, made, now=now, new_id=new_id, keeping=keeping or Keeping(), to_the_end=to_the_end
+    )
     return entry
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from persistent_state import Application
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.packets import Answers
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.drive import turn
 from persistent_state.drive.local import Executor, LocalDriver, flows_of, run

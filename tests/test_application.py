@@ -323,7 +323,7 @@ class TestStores:
             lambda: open_store(store).application("apps").late_rows("totals"),
             lambda: open_store(store).application("apps").clocks(),
         ):
-            refused(read, f"there is no application apps in store={ran.files.url}; look at its name and address.")
+            refused(read, f"there is no application apps in store={ran.files.url}; it has app.")
         sentence = "application app has no task totale; it has other, totals."
         refused(lambda: read_state(store, "app", Task(name="totale")), sentence)
         refused(lambda: open_store(store).application("app").late_rows("totale"), sentence)

@@ -91,6 +91,20 @@ def test_an_error_names_the_innermost_places_of_the_users_code(kind: str, use: A
     assert "JSONDecodeError('Expecting value: line 1 column 1 (char 0)') at " in str(caught.value)
 
 
+def test_an_error_within_compiled_code_names_the_line_that_called_it(tmp_path: Path) -> None:
+    def transform(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.append_column("w", rows.column("V"))
+
+    source = FileSource(tmp_path, timestamp="v", schema=pa.schema([("v", pa.int64())]), transform=transform)
+    with pytest.raises(StateError) as caught:
+        _ = source.schema
+    place = f"{__file__}:{transform.__code__.co_firstlineno + 1} in transform"
+    assert str(caught.value) == (
+        f"transform of {source!r} raised KeyError('Field \"V\" does not exist in schema') at {place}, for a batch "
+        "without rows, which it is given at the start to learn its columns."
+    )
+
+
 def test_an_error_from_nobodys_code_names_no_place() -> None:
     assert raised(KeyError("x")) == "KeyError('x')"
 
@@ -105,9 +119,10 @@ def test_the_places_of_installed_packages_are_named_where_there_are_no_others() 
 
 def test_a_missing_package_is_a_sentence_with_an_extra_that_there_is() -> None:
     error = missing_package("rich", "a live view", "terminal")
-    assert str(error) == "package='rich' is missing for a live view; pip install 'persistent-state[terminal]'."
+    ways = "pip install 'persistent-state[terminal]', in a checkout '.[terminal]'"
+    assert str(error) == f"package='rich' is missing for a live view; {ways}."
     error = missing_package("rich", "a live view", "terminal", otherwise="say --once")
-    assert str(error).endswith("pip install 'persistent-state[terminal]', or say --once.")
+    assert str(error).endswith(f"{ways}, or say --once.")
     root, setup = Path(errors.__file__).parents[1], ConfigParser()
     setup.read(root / "setup.cfg")
     calls = [

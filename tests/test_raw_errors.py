@@ -82,6 +82,8 @@ def test_what_is_no_task_or_no_source_is_refused_at_once(task: Any, source: Any,
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
+        ({"key": []}, "task=Odd has key=[]; name a column, or several, or say None for one state of all messages."),
+        ({"key": ()}, "task=Odd has key=(); name a column, or several"),
         ({"key": [1]}, "task=Odd has key=[1]; name a column, or several"),
         ({"key": 5}, "task=Odd has key=5; name a column, or several"),
         ({"name": 5}, "has name=5, which is not a text"),
@@ -126,7 +128,7 @@ def test_other_arguments_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
 def test_a_text_in_place_of_a_list_or_a_sink_is_refused_as_what_it_is() -> None:
     app = Application("a", store="s")
     for task in (Total(), Last()):
-        assert "sink='out.db' is not an output; give a Sink" in problem(
+        assert "sink='out.db' is not an output; give a Sink, such as ParquetSink('out.db'), a function" in problem(
             lambda t=task: app.add(t, RateSource(1), "out.db")
         )
     app.add(Total(), RateSource(1))

@@ -328,7 +328,8 @@ class TestLateAndBadRows:
         assert caplog.messages == []
         run_local(Words(), said((MINUTE, "a"), (3, "b"), (4, "b"), (2**63 - 1, "c")), batch_size=1)
         assert caplog.messages == [
-            "task=Words: 3 rows did not count: 2 'late', 1 'timestamp out of range'. See `late` of the run."
+            "task=Words: 3 rows did not count: 2 'late', 1 'timestamp out of range'. See `late` of the run, or stop "
+            "at the first with on_bad_row='fail'."
         ]
 
     def test_a_message_within_the_allowed_delay_is_not_late(self) -> None:
@@ -398,11 +399,13 @@ class TestLateAndBadRows:
             state.update(message.timestamp, "two")
 
         for kind in (Kept, Reading):
+            place = f"{__file__}:{kind.process_message.__code__.co_firstlineno} in process_message"
             with pytest.raises(TaskFailedError) as caught:
                 run_local(kind(Sum(), process), said((1, "a")), on_bad_row="fail")
             assert str(caught.value) == (
-                f"task={kind.__name__} met a bad row (value does not fit) at channel='' partition='' position=0 "
-                "key={'word': 'a'}; correct it, or set on_bad_row='keep' to put bad rows aside."
+                f"task={kind.__name__} met a bad row (value does not fit, updated at {place}: Sum: value='two' does not fit "
+                "int64, which takes integers of 64 bits) at channel='' partition='' position=0 key={'word': 'a'}; correct it, "
+                "or set on_bad_row='keep' to put bad rows aside."
             )
 
     def test_late_rows_do_not_stop_a_run_that_stops_at_bad_ones(self) -> None:
@@ -485,7 +488,8 @@ class TestUserCode:
             state.get()
 
         with pytest.raises(
-            TaskFailedError, match=r"task=Kept calls get\(\); set reads_state = True to read the state\."
+            TaskFailedError,
+            match=r"task=Kept calls get\(\); set reads_state = True .* never compute an update of it: take a monoid or an Ord",
         ):
             run_local(Kept(Sum(), process), said((7, "a")))
 

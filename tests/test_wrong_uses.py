@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -29,6 +31,7 @@ from persistent_state import (
     PersistentTask,
     SlidingWindow,
     TaskFailedError,
+    TumblingWindow,
     WindowState,
     open_store,
     run_local,
@@ -74,7 +77,7 @@ class Column(PersistentTask):
 MESSAGES = [Message(1, {"k": "a", "v": 1}), Message(2, {"k": "b", "v": 2})]
 
 
-def failure(task: PersistentTask) -> str:
+def failure(task: PersistentTask | OrderedTask) -> str:
     return problem(lambda: run_local(task, MESSAGES), TaskFailedError)
 
 
@@ -161,10 +164,67 @@ def test_an_attribute_of_the_state_is_an_error_with_the_file_and_the_line(
     assert f"attribute={name!r} of the state can't be read or set; call state.update(message.timestamp, value)" in said
 
 
-def test_an_attribute_of_the_users_own_objects_is_told_as_python_has_it() -> None:
-    said = failure(Task(lambda state, message: message.value))
-    assert "object has no attribute 'value'\")" in said
-    assert "of the state" not in said
+@pytest.mark.parametrize("kind", [Task, Reading])
+@pytest.mark.parametrize(
+    "use", [lambda state: state + 1, lambda state: state["n"], lambda state: int(state), len, iter]
+)
+def test_a_state_that_is_taken_for_a_value_is_an_error_with_the_file_and_the_line(
+    kind: type[Task], use: Callable[[Any], Any]
+) -> None:
+    def process(state: Any, message: Message) -> None:
+        use(state)
+
+    error = failure(kind(process))
+    assert f"{__file__}:{process.__code__.co_firstlineno + 1} in process" in error
+    assert (
+        ": the state is not a value; call state.update(message.timestamp, value) to add a value, or state.get()"
+        in error
+    )
+    assert "Recorder" not in error
+
+
+class Processing(OrderedTask):
+    key, state = "k", pa.struct([("n", pa.int64())])
+
+    def __init__(self, act: Callable[[Any, Any], Any]) -> None:
+        self.act = act
+
+    def process(self, state: Any, message: Message, context: Context) -> Any:
+        return self.act(state, message)
+
+
+def test_a_column_that_is_taken_for_an_attribute_of_the_message_is_an_error_with_what_to_write() -> None:
+    for task in (Task(lambda state, message: message.v), Processing(lambda state, message: message.v)):
+        error = failure(task)
+        assert "raised AttributeError(\"a message has no attribute 'v'; write message['v']\") at " in error
+        assert "of the state" not in error
+    assert getattr(Message(1, {"v": 2}), "v", 3) == 3
+    assert (
+        copy.deepcopy(Message(1, {"v": 2}, "in")) == pickle.loads(pickle.dumps(Message(1, {"v": 2}, "in"))) == {"v": 2}
+    )
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda state, message: state["n"], lambda state, message: state + 1, lambda state, message: state.update(n=1)],
+)
+def test_a_state_that_a_key_does_not_have_yet_is_named(use: Callable[[Any, Any], Any]) -> None:
+    error = failure(Processing(use))
+    assert error.endswith(" The state is None, as the key has none: let process return the first one.")
+
+
+def test_an_error_of_another_kind_says_nothing_of_the_state() -> None:
+    error = failure(Processing(lambda state, message: message["v"] + "x"))
+    assert "TypeError" in error
+    assert "The state" not in error
+
+
+def test_windows_of_a_state_without_windows_are_refused_with_what_to_write() -> None:
+    window = TumblingWindow("1 hour")
+    wrong: Any = window
+    assert problem(lambda: NonWindowState(Sum(), wrong)) == (
+        f"NonWindowState(..., {window!r}) has no windows; write WindowState(..., {window!r})."
+    )
 
 
 def no_update(state: Any, message: Message) -> None:
@@ -187,9 +247,61 @@ def test_a_run_without_any_update_warns(caplog: pytest.LogCaptureFixture) -> Non
     assert (
         warnings(Task(lambda s, m: s.update(m.timestamp, 1) if m["k"] == "b" else None), MESSAGES, batch_size=1) == []
     )
-    (told,) = warnings(Task(lambda s, m: s.update(m.timestamp, "1")), MESSAGES)
-    assert told == ("task=Task: 2 rows did not count: 2 'value does not fit' (Sum holds int64). See `late` of the run.")
+    (warning,) = warnings(Task(lambda s, m: s.update(m.timestamp, "1")), MESSAGES)
+    place = f"{__file__}:{Task.process_message.__code__.co_firstlineno} in process_message"
+    assert warning == (
+        f"task=Task: 2 rows did not count: 2 'value does not fit' (updated at {place}: Sum: value='1' does not fit int64, "
+        "which takes integers of 64 bits, at channel='' partition='' position=0 key={'k': 'a'}). See `late` of the run, or "
+        "stop at the first with on_bad_row='fail'."
+    )
+    (warning,) = warnings(Reading(lambda s, m: s.update(m.timestamp, "1")), MESSAGES, batch_size=1)
+    assert "2 'value does not fit' (Sum holds int64)." in warning
     assert warnings(Task(no_update), []) == []
+
+
+@pytest.mark.parametrize("kind", [Task, Reading])
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        (
+            {"n": 1, "totl": 5},
+            "Struct: unknown field 'totl': value={'n': 1, 'totl': 5} does not fit struct<n: int64, total",
+        ),
+        (
+            {"n": 1, "total": 2.5},
+            "Struct: field 'total': Sum: value=2.5 does not fit int64, which takes integers of 64 bits)",
+        ),
+    ],
+)
+def test_an_update_that_does_not_fit_is_named_with_the_task_that_made_it(
+    kind: type[Task], update: Any, said: str
+) -> None:
+    task = kind(lambda s, m: s.update(m.timestamp, update if m["k"] == "b" else {"n": 1}), Struct(n=Sum(), total=Sum()))
+    place = f"updated at {__file__}:{Task.process_message.__code__.co_firstlineno} in process_message: "
+    error = problem(lambda: run_local(task, MESSAGES, on_bad_row="fail"), TaskFailedError)
+    assert f"met a bad row (value does not fit, {place}{said}" in error
+    assert " at channel='' partition='' position=1 key={'k': 'b'};" in error
+
+
+def test_a_column_of_updates_names_the_first_that_does_not_fit() -> None:
+    class OfBatch(Column):
+        value = None
+
+        def process_batch(self, batch: pa.RecordBatch) -> Any:
+            return batch["v"]
+
+    messages = [Message(1, {"k": "a", "v": 1}), Message(2, {"k": "b", "v": 2**63})]
+    place = f"updated at {__file__}:{OfBatch.process_batch.__code__.co_firstlineno} in process_batch"
+    for task, made in ((Column(), "column 'v'"), (OfBatch(), place)):
+        error = problem(
+            lambda task=task: run_local(task, messages, schema=pa.schema([("k", pa.string()), ("v", pa.uint64())]),
+                                        on_bad_row="fail"),
+            TaskFailedError,
+        )  # fmt: skip
+        assert (
+            f"(value does not fit, {made}: Sum: value={2**63} does not fit int64, which takes integers of 64 bits)"
+            in error
+        )
 
 
 class OfColumn(Column):
@@ -257,7 +369,26 @@ def test_a_run_says_of_bad_rows_that_they_are_bad_and_not_that_they_had_no_effec
 
     assert warnings(lambda state, message, context: "text") == [" 2 rows did not count: 2"]
     text_of_a = lambda state, message, context: "text" if message["k"] == "a" else None  # noqa: E731
-    assert warnings(text_of_a) == [" 1 rows did not count: 1", " 2 messages read, and pr"]
+    assert warnings(text_of_a) == [" 1 row did not count: 1 ", " 2 messages read, and pr"]
+
+
+def test_a_timer_with_a_name_that_is_to_be_forgotten_without_it_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgets(Rule):
+        def on_timer(self, state: Any, timer: Any, context: Any) -> Any:
+            return state
+
+    def process(state: Any, message: Message, context: Context) -> Any:
+        context.set_timer(message.timestamp + 10, message["name"])
+        context.delete_timer(message.timestamp + 11)
+        context.delete_timer(message.timestamp + 10)
+        return 1
+
+    run_local(Forgets(process), [Message(at, {"k": "a", "name": ""}) for at in range(3)])
+    assert caplog.messages == []
+    run_local(Forgets(process), [Message(at, {"k": "a", "name": "bell"}) for at in range(3)])
+    assert caplog.messages == [
+        "task=Forgets: delete_timer() of a time forgot nothing, as the timer of this time has name='bell'; give the name, too."
+    ]
 
 
 # Messages without a key
@@ -356,10 +487,7 @@ def test_a_run_has_the_columns_of_all_messages_whichever_comes_first() -> None:
     assert run_local(Task(process), [Message(1, row) for row in rows]).state == {"a": 6}
 
 
-WRITE_IT = (
-    " A message has the columns that you write, and that of the source's timestamps only in an application whose source has a "
-    "schema with it: write it, too."
-)
+WRITE_IT = " A message has the columns that you write: if this is the column of the source's timestamps, write it, too."
 
 
 @pytest.mark.parametrize("column", ["ts", "V"])
@@ -371,6 +499,13 @@ def test_a_task_alone_that_looks_at_a_column_which_messages_lack_is_told_whose_c
     assert f"the message has no column {column!r}, but k, v" in told
     assert told.endswith(WRITE_IT)
     assert "A message has" not in run(lambda state, message: {}["v"])
+
+
+def test_a_column_that_is_nearly_one_of_the_message_is_not_taken_for_that_of_timestamps() -> None:
+    misspelt = Task(lambda state, message: state.update(1, message["amuont"]))
+    sentence = problem(lambda: run_local(misspelt, [Message(1, {"k": "a", "amount": 1})]), TaskFailedError)
+    assert "the message has no column 'amuont', but k, amount" in sentence
+    assert "A message has" not in sentence
 
 
 def test_an_application_whose_source_tells_no_schema_is_told_to_write_the_column_of_timestamps() -> None:
@@ -544,7 +679,8 @@ def test_a_transform_that_returns_no_batch_is_a_sentence(tmp_path: Path) -> None
     pq.write_table(pa.table({"ts": [1], "k": ["a"]}), tmp_path / "0.parquet")
     source = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows.to_pandas())
     assert problem(lambda: source.schema) == (
-        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch, for a batch without rows."
+        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch, for a batch without rows, which it is "
+        "given at the start to learn its columns."
     )
     late = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows if rows.num_rows == 0 else rows.to_pylist())
     late.open([], {})
@@ -668,6 +804,8 @@ def test_a_unit_of_timestamps_that_is_none_is_refused_where_it_is_written() -> N
     assert problem(lambda: FileSource("a", timestamp="ts", timestamp_unit="sec")) == said
     assert problem(lambda: KafkaSource("t", "a:1", timestamp_unit="sec")) == said
     assert problem(lambda: DataFrameSource(lambda spark, clock: None, "ts", timestamp_unit="sec")) == said  # type: ignore[arg-type, return-value]
+    takes = "takes (spark): too many positional arguments; give a function of (spark, clock)."
+    assert takes in problem(lambda: DataFrameSource(lambda spark: None, "ts"))  # type: ignore[arg-type, misc]
 
 
 @pytest.mark.parametrize("type", [pa.map_(pa.string(), pa.string()), pa.list_(pa.map_(pa.string(), pa.int64()))])

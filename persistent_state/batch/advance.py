@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from persistent_state.batch.messages import Advance, Report
+from persistent_state.batch.packets import Advance, Report
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time import clocks
 from persistent_state.event_time.channels import Channel, deliver, listed_channels, live_channels, upstream_min

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis, Blob, Content, Report, Sender, slim
+from persistent_state.batch.packets import Basis, Blob, Content, Report, Sender, slim
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.event_time import clocks
 from persistent_state.event_time.inputs import input_of
-from persistent_state.partials import fold, keys, layout, sort
+from persistent_state.partials import few, fold, keys, layout, sort
 from persistent_state.sources.base import Chunk
 
 PIECE_BYTES = 32 << 20
@@ -61,6 +61,7 @@ def combine(
         coarse=_coarsest([coarse for of_task in sums for coarse in of_task.coarse]),
         counts=dict(read.counts),
         notes=dict(read.notes),
+        misfits={of_task.name: of_task.lifted.misfit for of_task in sums if of_task.lifted.misfit},
         firsts=dict(read.sightings.firsts),
         silent_for=basis.silent_for,
         visited=basis.visited,
@@ -223,33 +224,51 @@ def partial_sums(
 ) -> tuple[pa.Table | None, int | None, clocks.Coarse | None]:
     """Return tables of updates or messages as one, sorted by hash and folded as far as the clock can move to `horizon`.
 
-    Each row of `tables` has its time, or the beginning of its interval as `start`. With the table come the lowest start of an
-    interval, and how coarse intervals below the horizon had to be.
+    Each row of `tables` has its time, or a hash and the beginning of its interval as `start`, as rows that were returned before
+    have. With the table come the lowest start of an interval, and how coarse intervals below the horizon had to be.
     """
-    tables = [t if "start" in t.column_names else t.append_column("start", t["time"]) for t in tables]
-    if not any(table.num_rows for table in tables):
+    hashed = [_hashed(plan, basis, table, horizon) for table in tables]
+    if not any(table.num_rows for table in hashed):
         return None, None, None
-    columns = tables[0].column_names if plan.task.reads_state else plan.layout.schema.names
-    kind = plan.layout.kind
-    table = pa.concat_tables([table.select(columns) for table in tables]).combine_chunks()
-    # A message in no window does not count in the state, but a task that reads its state has yet to see it.
-    table = table if plan.task.reads_state else kind.in_state(table)
+    columns = hashed[0].column_names if plan.task.reads_state else plan.layout.schema.names
+    table = pa.concat_tables([table.select(columns) for table in hashed]).combine_chunks()
+    table, coarse = _with_starts(plan, basis, table, horizon)
     if table.num_rows == 0:
         return None, None, None
-    times = layout.as_numpy(table, "start")
-    starts, coarse = clocks.split_intervals(times, basis.clock, horizon, plan.settings)
-    if basis.is_behind:
-        # The clocks that it passes while it catches up are retained, and need not be on today's grid.
-        starts = clocks.begin_apart(starts, times, basis.apart)
-    starts = kind.begin_apart(starts, times)
-    table = table.set_column(table.schema.get_field_index("start"), "start", pa.array(starts))
-    low = int(starts.min())
+    low = int(layout.as_numpy(table, "start").min())
     if plan.task.reads_state:
         return table.take(pa.array(np.argsort(layout.as_numpy(table, "hash"), kind="stable"))), low, coarse
     if not _may_fold(plan):
         order, _ = sort.sort(table, plan.layout)
         return (table if order is None else sort.rows_of(table, order)), low, coarse
     return fold.fold([table], plan.layout), low, coarse
+
+
+def _hashed(plan: Plan, basis: Basis, table: pa.Table, horizon: int) -> pa.Table:
+    """Return rows with the hashes of their keys: where the keys are few, a row is the sum of those of an interval."""
+    if "hash" in table.column_names:
+        return table
+    table = table.append_column("start", table["time"])
+    if _may_fold(plan) and few.may_fold(table, plan.layout):
+        # All tables together span no less, so that their intervals have to be as coarse again.
+        table, _ = _with_starts(plan, basis, table, horizon)
+        if (folded := few.fold_few(table, plan.layout)) is not None:
+            return folded
+    columns = [layout.one_chunk(table[name]) for name in plan.layout.key_names]
+    return table.append_column("hash", pa.array(keys.hash_keys(columns, table.num_rows)))
+
+
+def _with_starts(plan: Plan, basis: Basis, table: pa.Table, horizon: int) -> tuple[pa.Table, clocks.Coarse | None]:
+    """Return the rows that count, each with the beginning of its interval as `start`, and how coarse intervals had to be."""
+    # A message in no window does not count in the state, but a task that reads its state has yet to see it.
+    table = table if plan.task.reads_state else plan.layout.kind.in_state(table)
+    times = layout.as_numpy(table, "start")
+    starts, coarse = clocks.split_intervals(times, basis.clock, horizon, plan.settings)
+    if basis.is_behind:
+        # The clocks that it passes while it catches up are retained, and need not be on today's grid.
+        starts = clocks.begin_apart(starts, times, basis.apart)
+    starts = plan.layout.kind.begin_apart(starts, times)
+    return table.set_column(table.schema.get_field_index("start"), "start", pa.array(starts)), coarse
 
 
 def _horizon(plan: Plan, basis: Basis, read: Read) -> int:

@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.batch.messages import Basis, FirstRows, Report
+from persistent_state.batch.packets import Basis, FirstRows, Report
 from persistent_state.batch.plan import InputPlan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import input_of
 from persistent_state.formatting import show_clock
+from persistent_state.store.late_rows import BEYOND, NO_TIMESTAMP
 from persistent_state.task import LOCAL_TIMESTAMP
 
 _USUAL = (946_684_800, 4_102_444_800)
@@ -71,27 +72,63 @@ def check_wall_clock(reports: Sequence[Report]) -> None:
         )
 
 
-def check_columns(reports: Sequence[Report]) -> None:
+def check_columns(reports: Sequence[Report], to_the_end: bool = False) -> None:
     """Refuse the first micro-batch of an input if none of its rows has a column that a task needs, by the parts' reports.
 
     All of them would count under the key null, or none would count. Later such rows are only named in a warning: which records
     are read together is not the same each time, and must not decide what counts.
 
+    Args:
+        reports: The parts' reports.
+        to_the_end: True if the run ends at the present end of the sources. If the micro-batch is all that they have, a few rows
+            are enough.
+
     Raises:
         InvalidInputError: There is such a column.
     """
-    notes = {about: note for report in reports for about, note in report.notes.items()}
+    is_all = to_the_end and any(report.reach is not None and report.reach.unread == 0 for report in reports)
+    notes = {about: texts[0] for report in reports for about, texts in report.notes.items()}
     for input, first in _first_rows(reports):
         for (task, column), rows in sorted(first.unseen.items()):
-            if rows < max(first.rows, _FEWEST):
+            if rows < max(first.rows, 1 if is_all else _FEWEST):
                 continue
             # A transform may have made it of a column of another name.
             of_input = " ".join(note for about, note in sorted(notes.items()) if about[0] == input)
+            counted = f"none of the first {rows:,} row{'s' * (rows > 1)}"
             raise InvalidInputError(
-                f"task={task}: none of the first {rows:,} rows has the column {column!r}, without which they can't count. "
+                f"task={task}: {counted} has the column {column!r}, without which they can't count. "
                 f"{notes.get((input, column), of_input)} Correct the name, in the task or the schema; if records may be "
                 "without it, let a transform fill it."
             )
+
+
+def is_unread(reason: str) -> bool:
+    """Return whether a record has no time that counts, or a value that does not fit its column, by its reason."""
+    return reason in (NO_TIMESTAMP, BEYOND) or reason.startswith("column ")
+
+
+def check_readable(reports: Sequence[Report]) -> None:
+    """Refuse the first micro-batch of an input if none of its rows has a time and fits the schema, by the parts' reports.
+
+    Nor may all updates of a task be ones that do not fit.
+
+    Raises:
+        InvalidInputError: That is so.
+    """
+    misfits = {task: misfit for report in reports for task, misfit in report.misfits.items()}
+    for _, first in _first_rows(reports):
+        if first.rows == 0 and first.unread >= _FEWEST:
+            raise InvalidInputError(
+                f"task={first.task}: none of the first {first.unread:,} rows has a time and values that fit their columns. One "
+                f"is a bad row {first.first_unread} Correct the schema or the source's options. In texts a time is "
+                "ISO 8601: read another one as a string, and let a transform make the time."
+            )
+        for task, rows in sorted(first.unfit.items()):
+            if rows >= max(first.rows, _FEWEST):
+                raise InvalidInputError(
+                    f"task={task}: of the first {rows:,} rows each makes an update that does not fit: {misfits[task]}. Correct "
+                    "the update, or give the task another state."
+                )
 
 
 def _first_rows(reports: Sequence[Report]) -> Iterator[tuple[str, FirstRows]]:
@@ -123,3 +160,31 @@ def check_unit(plan: InputPlan, timestamps: NDArray[np.int64]) -> None:
                 f"and in {name} it would be {show_clock(first * 1_000_000 // per_second)}. Say timestamp_unit={unit!r}, or "
                 "timestamp_unit='us' if microseconds are right."
             )
+
+
+def unit_note(plan: InputPlan, timestamps: NDArray[np.int64]) -> str:
+    """Return a sentence if the first timestamps of an input are usual ones in another unit than its source names; else "".
+
+    The source may be right all the same. Those that would be ahead of the wall clock are refused, and "us" is how a source
+    says that microseconds are right.
+
+    Args:
+        plan: The input.
+        timestamps: Its first timestamps, in microseconds.
+    """
+    named = plan.timestamp_unit
+    if named not in _OTHERS:
+        return ""
+    ticks = timestamps / 1_000_000 * _OTHERS[named][1]
+    for unit, per_second in {"s": 1, "ms": 1_000, "us": 1_000_000}.items():
+        is_usual = (ticks >= _USUAL[0] * per_second) & (ticks < _USUAL[1] * per_second)
+        is_usual &= timestamps < _USUAL[0] * 1_000_000
+        if 2 * np.count_nonzero(is_usual) > len(timestamps):
+            place = is_usual.argmax()
+            as_read, would_be = int(timestamps[place]), int(ticks[place] / per_second * 1_000_000)
+            return (
+                f"task={plan.named}: column {plan.timestamp!r} begins with {show_clock(as_read)} by timestamp_unit={named!r}, "
+                f"and with timestamp_unit={unit!r} it would be {show_clock(would_be)}: if that is right, correct the unit, and "
+                "name the task in reset."
+            )
+    return ""

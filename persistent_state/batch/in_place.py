@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from persistent_state.batch.combine import partial_sums
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis, Descriptor, Report, Sender, short_digest
+from persistent_state.batch.packets import Basis, Descriptor, Report, Sender, short_digest
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.rows import StepChunk
 from persistent_state.batch.shard import Fresh, Work, fold_fresh, held_runs, merge, write

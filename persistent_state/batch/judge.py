@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from persistent_state.batch.first_rows import check_unit, count_ahead, is_believed, is_first
 from persistent_state.batch.groups import NO_ROWS
-from persistent_state.batch.messages import Basis, FirstRows
+from persistent_state.batch.packets import Basis, FirstRows
 from persistent_state.batch.plan import InputPlan
 from persistent_state.batch.rows import Mask, Place
 from persistent_state.event_time import clocks

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from monoids.scalars import Scalar
+from persistent_state.batch.first_rows import is_first, is_unread, unit_note
 from persistent_state.batch.groups import NO_ROWS
 from persistent_state.batch.judge import (
     ACCEPTED,
@@ -24,7 +25,7 @@ from persistent_state.batch.judge import (
     Times,
     judge,
 )
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis, add_notes
 from persistent_state.batch.plan import FlowPlan, InputPlan
 from persistent_state.batch.rows import (
     Mask,
@@ -34,12 +35,14 @@ from persistent_state.batch.rows import (
     bad_record_table,
     check_bad_rows,
     place_of,
+    place_of_first,
+    reason_of_first,
     side_table,
 )
-from persistent_state.batch.update import Updates, update_table, updates_of
+from persistent_state.batch.update import update_table, updates_of
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.positions import NO_POSITION, Position
-from persistent_state.partials import few, keys
+from persistent_state.partials import keys
 from persistent_state.partials.layout import ID, one_chunk, with_values
 from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
@@ -52,28 +55,30 @@ UNREAD = Position()
 class Lifted:
     """The result of a part of a micro-batch for one task, which grows chunk by chunk.
 
-    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task. Tables with the
-    column `start` are folded. `keys_are_few` is true as long as the rows of each chunk had few keys.
+    `tables` hold updates, or messages where a task reads its state, and `sides` rows that are bad for the task. `misfit` says
+    what did not fit first, and where.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
     sides: list[pa.Table] = field(default_factory=list)
-    keys_are_few: bool = True
+    misfit: str = ""
 
-    def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
-        """Keep rows that are bad for the task.
+    def put_aside(self, plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
+        """Keep rows that are bad for the task. `misfit` is what did not fit in the first of them, if it is known.
 
         Raises:
             TaskFailedError: Bad rows are to fail.
         """
-        check_bad_rows(plan, table)
+        check_bad_rows(plan, table, misfit)
         self.sides.append(table)
+        if misfit and not self.misfit:
+            self.misfit = f"{misfit}, at {place_of_first(plan, table)}"
 
 
 class Inverses(Lifted):
     """The updates that a task once made of rows, of which the inverses are wanted. Rows that are bad for the task made none."""
 
-    def put_aside(self, plan: InputPlan, table: pa.Table) -> None:
+    def put_aside(self, plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
         """Leave such rows out: they were put aside when they came."""
 
 
@@ -92,7 +97,7 @@ class Read:
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    notes: dict[tuple[str, str], str] = field(default_factory=dict)
+    notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def put_aside(self, plans: Sequence[InputPlan], table: pa.Table) -> None:
         """Keep and count rows that are late or bad for every task.
@@ -104,7 +109,25 @@ class Read:
             check_bad_rows(plan, table)
         self.late.append(table)
         self.late_bytes += table.nbytes
-        self.counts.update(table["reason"].to_pylist())
+        reasons = table["reason"].to_pylist()
+        self.counts.update(reasons)
+        self._count_unread(plans[0], table, reasons)
+
+    def _count_unread(self, plan: InputPlan, table: pa.Table, reasons: Sequence[str]) -> None:
+        """Count the first records of an input that have no time that counts, or a value that does not fit its column."""
+        unread = [is_unread(reason) for reason in reasons]
+        if (first := self.sightings.firsts.get(plan.input)) is None or not any(unread):
+            return
+        example = first.first_unread
+        if not example:
+            example = f"{reason_of_first(plan, table.filter(pa.array(unread)))}."
+            if late_rows.NO_TIMESTAMP in reasons:
+                # A transform may have made it of a column of another name.
+                of_input = [
+                    note for about, notes in sorted(self.notes.items()) if about[0] == plan.input for note in notes
+                ]
+                example = " ".join([example, *self.notes.get((plan.input, plan.timestamp), of_input)])
+        self.sightings.firsts[plan.input] = replace(first, unread=first.unread + sum(unread), first_unread=example)
 
     def take_late(self) -> list[pa.Table]:
         """Return the late rows that were kept so far, and keep them no more."""
@@ -145,7 +168,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
         if chunk.aside is not None:
             # The step has asked whether they are to fail: their inputs say that.
             lifted[0].sides.append(chunk.aside)
-    read.notes = {(chunk.input, column): note for column, note in chunk.notes.items()} | read.notes
+    for column, note in chunk.notes.items():
+        add_notes(read.notes.setdefault((chunk.input, column), []), [note])
     place = place_of(first, chunk)
     reasons = ASIDE
     if first.channel in chunk.lacks:
@@ -156,6 +180,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     if not first.is_fed_by_task:
         _note_ends(basis, place, read.ends)
     codes = judge(first, basis, place, before, read.sightings, takes_late)
+    if is_first(first, basis) and (note := unit_note(first, place.timestamps[place.valid])):
+        add_notes(read.notes.setdefault((chunk.input, first.timestamp), []), [note])
     _count_unseen(plans, chunk, place, codes, read.sightings)
     _put_aside(plans, chunk, place, before[0], codes, reasons, read)
     if not first.settings.bounds.keep:
@@ -174,8 +200,8 @@ def lift_chunk(flow: FlowPlan, basis: Basis, chunk: Chunk, read: Read, lifted: S
     for plan, result in zip(plans, lifted, strict=True):
         if isinstance(chunk, TakenBack):
             _take_back(plan, basis, accepted, result)
-        else:
-            _lift_task(plan, basis, accepted, result)
+        elif unfit := _lift_task(plan, basis, accepted, result):
+            _count_unfit(plan, unfit, read.sightings)
 
 
 def _take_back(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
@@ -186,48 +212,33 @@ def _take_back(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted
     lifted.tables += [with_values(table, inverses(one_chunk(table["value"]))) for table in once.tables]
 
 
-def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> None:
-    """Add the updates that a task makes of rows to its result, and the rows that are bad for it."""
+def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> int:
+    """Add the updates that a task makes of rows to its result, and the rows that are bad for it.
+
+    Returns:
+        How many rows hold an update that does not fit.
+    """
     lacked = lacked_columns(plan, accepted.lacks, accepted.unseen)
-    if (unfit := unfit_rows(plan, accepted.rows, lacked)).any():
+    if unfit := unfit_rows(plan, accepted.rows, lacked):
         rows = accepted.rows.select(plan.schema.names)
-        keys_unfit = [f"{late_rows.UNFIT_KEY}: column {name}" for name in _stored(plan)]
-        for number, reason in enumerate([late_rows.NO_COLUMN + repr(lacked[0])] if lacked else keys_unfit, 1):
-            if (where := unfit == number).any():
-                lifted.put_aside(plan, side_table(plan, rows, where, reason, accepted.place))
-        accepted = accepted.take(unfit == 0)
+        for reason, where in unfit.items():
+            lifted.put_aside(plan, side_table(plan, rows, where, reason, accepted.place))
+        accepted = accepted.take(~np.any([*unfit.values()], axis=0))
     if accepted.rows.num_rows == 0:
-        return
+        return 0
     rows, place = accepted.rows.select(plan.schema.names), accepted.place
     key = [keys.normalise(rows.column(name)) for name in plan.task.key_columns]
     if plan.task.reads_state:
         columns = _key_and_order(plan, key, rows, place, accepted.times)
         row = pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema))
         lifted.tables.append(pa.table({**columns, "row": row}))
-        return
+        return 0
     computed = accepted.rows.column(plan.column) if plan.update_way == "column" else None
     updates = updates_of(plan, rows, place, computed)
     if updates.unfit.any():
-        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, updates.reasons, place))
-    if (folded := _fold_few(plan, basis, key, accepted.times, updates, lifted)) is not None:
-        lifted.tables.append(folded)
-        return
+        lifted.put_aside(plan, side_table(plan, rows, updates.unfit, updates.reasons, place), updates.misfit)
     lifted.tables.append(update_table(plan, _key_and_order(plan, key, rows, place, accepted.times), updates))
-
-
-def _fold_few(
-    plan: InputPlan, basis: Basis, key: Sequence[pa.Array], times: Times, updates: Updates, lifted: Lifted
-) -> pa.Table | None:
-    """Return the updates folded, if they have few keys, as those of each chunk before had; else None."""
-    # A flow that is behind keeps more clocks apart than those of its intervals.
-    if not lifted.keys_are_few or basis.is_behind or updates.taken is not None or not few.can_fold(plan.layout):
-        return None
-    # A short chunk does not tell how many keys there are.
-    if len(times) < few.LEAST or few.has_nulls(updates.values):
-        return None
-    folded = few.fold_few(key[0], times, updates.values, plan.layout, basis.clock, plan.settings)
-    lifted.keys_are_few = folded is not None
-    return folded
+    return int(np.count_nonzero(updates.unfit)) if updates.misfit else 0
 
 
 def lacked_columns(plan: InputPlan, lacks: Collection[str], unseen: Collection[str]) -> list[str]:
@@ -256,25 +267,38 @@ def _count_unseen(plans: Sequence[InputPlan], chunk: Chunk, place: Place, codes:
     sightings.firsts[chunk.input] = replace(first, unseen=dict(unseen))
 
 
-def unfit_rows(plan: InputPlan, rows: pa.RecordBatch, lacked: Collection[str] = ()) -> NDArray[np.int32]:
-    """Return by row which column has a key or an id that can't be stored for a task, such as a time finer than microseconds.
+def _count_unfit(plan: InputPlan, rows: int, sightings: Sightings) -> None:
+    """Count the first rows of an input that hold an update of a task which does not fit."""
+    if (first := sightings.firsts.get(plan.input)) is not None:
+        sightings.firsts[plan.input] = replace(first, unfit=Counter(first.unfit) + Counter({plan.name: rows}))
 
-    It is the number of the column among `_stored`, from 1 on, or 0 if all fit. Where user code is handed the key, a time that
-    Python does not have is none either. Rows without a column that the task needs, as `lacked_columns` returns them, do not fit
-    at all.
+
+def unfit_rows(plan: InputPlan, rows: pa.RecordBatch, lacked: Sequence[str] = ()) -> dict[str, Mask]:
+    """Return by reason which rows can't count for a task; a row has one reason.
+
+    Their key or id can't be stored, such as a time finer than microseconds. Where user code is handed the key, a time that
+    Python does not have does not fit either. No row counts without a column that the task needs, as `lacked_columns` returns
+    them.
     """
-    unfit = np.full(rows.num_rows, 1 if lacked else 0, np.int32)
-    for number, name in enumerate([] if lacked else _stored(plan), 1):
-        column = rows.column(name)
+    if lacked:
+        return {late_rows.NO_COLUMN + repr(lacked[0]): np.ones(rows.num_rows, np.bool_)}
+    has_reasons = rows.schema.get_field_index(plan.unfit_column) >= 0
+    sent = rows.column(plan.unfit_column) if has_reasons else pa.nulls(0)
+    unfit = dict[str, Mask]()
+    for number, name in enumerate(_stored(plan)):
+        column, reason = rows.column(name), f"{late_rows.UNFIT_KEY}: column {name}"
         is_bad = np.zeros(rows.num_rows, np.bool_)
         if not _is_key(column):
             is_bad |= [not _is_key(column.slice(i, 1)) for i in range(len(column))]
-        type, is_handed = keys.normal_type(column.type), plan.hands_keys and number <= len(plan.task.key_columns)
+        type, is_handed = keys.normal_type(column.type), plan.hands_keys and number < len(plan.task.key_columns)
         if is_handed and pa.types.is_temporal(type):
             is_bad |= Scalar(type).cast(column)[1]
-        unfit[is_bad & (unfit == 0)] = number
-    if rows.schema.get_field_index(plan.unfit_column) >= 0:
-        unfit = np.maximum(unfit, rows.column(plan.unfit_column).to_numpy())
+        if sent.null_count < len(sent):
+            is_bad |= pc.equal(sent, reason).fill_null(False).to_numpy(zero_copy_only=False)
+        for known in unfit.values():
+            is_bad &= ~known
+        if is_bad.any():
+            unfit[reason] = is_bad
     return unfit
 
 
@@ -363,11 +387,7 @@ def _key_and_order(
     plan: InputPlan, key: Sequence[pa.Array], rows: pa.RecordBatch, place: Place, times: Times
 ) -> dict[str, pa.Array]:
     """Return the columns that an update has from its row: the key, the time, the id, and the order if that counts."""
-    columns = {
-        "hash": pa.array(keys.hash_keys(key, rows.num_rows)),
-        **{f"key{i}": column for i, column in enumerate(key)},
-        "time": pa.array(times),
-    }
+    columns = {**{f"key{i}": column for i, column in enumerate(key)}, "time": pa.array(times)}
     if plan.task.message_id is not None:
         columns[ID] = keys.normalise(rows.column(plan.task.message_id))
     if plan.layout.is_ordered or plan.task.reads_state:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from monoids import Summary
+from monoids import Monoid, Summary
 from persistent_state.batch.part import TaskPart, named, part_of
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
 from persistent_state.event_time.clocks import Settings
@@ -31,7 +31,7 @@ EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = DELIVERIES = ("exactly-once", "at-le
 COLUMN = "_persistent_state_update_"
 """The beginning of the name of a column that holds the updates which Spark computed for a task."""
 UNFIT_COLUMN = "_persistent_state_unfit_"
-"""The beginning of the name of a column that tells which rows had a key that does not fit a task, before Spark changed them."""
+"""The beginning of the name of a column with the reasons of rows that did not fit a task before Spark changed them."""
 
 
 def without_case(name: str) -> str:
@@ -87,7 +87,10 @@ class InputPlan:
 
     @property
     def unfit_column(self) -> str:
-        """The column of a chunk's rows, beside those of the schema, that tells which keys do not fit. Few sources have it."""
+        """The column of a chunk's rows, beside those of the schema, that has the reason of each row that does not fit the task.
+
+        Few sources have it.
+        """
         return UNFIT_COLUMN + self.name
 
     @property
@@ -182,8 +185,7 @@ class Plan:
         if self.part is not None:
             return self.part.fitting
         monoid = self.layout.monoid
-        of = f"; {monoid.name}(...).of(item) makes one of an item" if isinstance(monoid, Summary) else ""
-        return f"{monoid.name} holds {monoid.type}{of}"
+        return f"{monoid.name} holds {monoid.type}{of_item(monoid)}"
 
     @property
     def without_updates(self) -> str:
@@ -383,6 +385,18 @@ def state_of(task: PersistentTask) -> KeptState[Any]:
             f"task={named(task)}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
         )
     return state
+
+
+def of_item(monoid: Monoid[Any]) -> str:
+    """Return the end of a sentence about a value that does not fit: what makes one of an item, if anything does."""
+    return f"; {monoid.name}(...).of(item) makes one of an item" if isinstance(monoid, Summary) else ""
+
+
+def needs_order(plan: Plan | InputPlan) -> str:
+    """Return in words why messages of one time must have an order."""
+    if part_of(plan.task) is not None:
+        return "it takes messages in their order"
+    return f"{plan.layout.monoid.name} does not commute"
 
 
 def takes_back(task: PersistentTask) -> bool:

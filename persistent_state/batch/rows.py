@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from persistent_state.errors import TaskFailedError
 from persistent_state.event_time.clocks import FURTHEST
 from persistent_state.event_time.inputs import UNNAMED, named_in
 from persistent_state.event_time.positions import NO_POSITION
-from persistent_state.formatting import in_python
+from persistent_state.formatting import in_python, shortened
 from persistent_state.sources.base import BadRecord, Chunk, Originals
 from persistent_state.store.late_rows import LATE, OUTSIDE, PARTITION, SIDE_COLUMNS
 
@@ -190,22 +191,71 @@ def check_bad_rows(plan: InputPlan, table: pa.Table, misfit: str = "") -> None:
     """
     if plan.on_bad_row != FAIL:
         return
-    first = {name: table[name][0].as_py() for name in table.column_names if name not in ("origin", "row")}
-    if first["reason"] in (LATE, OUTSIDE):
+    if table["reason"][0].as_py() in (LATE, OUTSIDE):
         return
-    row = table["row"][0][plan.input or UNNAMED] if plan.among else table["row"][0]
-    has = row.type.names if row.is_valid else ()
-    key = {name: in_python(row[name]) if name in has else None for name in plan.task.key_columns}
-    reason = f"{first['reason']}, {misfit}" if misfit else first["reason"]
     raise TaskFailedError(
-        f"task={plan.named} met a bad row ({reason}) at channel={first['channel']!r} "
-        f"partition={first.get(PARTITION, first['strand'])!r} position={first['position']} key={key}; correct it, or set "
-        "on_bad_row='keep' to put bad rows aside."
+        f"task={plan.named} met a bad row {reason_of_first(plan, table, misfit)}; correct it, or set on_bad_row='keep' to put "
+        "bad rows aside."
     )
 
 
+def reason_of_first(plan: InputPlan, table: pa.Table, misfit: str = "") -> str:
+    """Return why the first row of a side table is there, and where it stood, for people.
+
+    Args:
+        plan: The plan of the rows.
+        table: The side table.
+        misfit: What did not fit in the row, if more is known than the reason.
+    """
+    reasons = [table["reason"][0].as_py(), misfit or _unread(plan, table)]
+    return f"({', '.join(filter(None, reasons))}) at {place_of_first(plan, table)}"
+
+
+def place_of_first(plan: InputPlan, table: pa.Table) -> str:
+    """Return where the first row of a side table stood, and its key if it could be read, for people."""
+    strand = PARTITION if PARTITION in table.column_names else "strand"
+    channel, partition, position = (table[name][0].as_py() for name in ("channel", strand, "position"))
+    place, row = _place(_origin(table), channel, partition, position), _first_row(plan, table)
+    if not row.is_valid:
+        return place
+    key = {name: in_python(row[name]) if name in row.type.names else None for name in plan.task.key_columns}
+    return f"{place} key={key}"
+
+
+def _unread(plan: InputPlan, table: pa.Table) -> str:
+    """Return the first record of a side table, or its value that does not fit its column; "" if it could be read."""
+    if _first_row(plan, table).is_valid:
+        return ""
+    value = _origin(table).get("value")
+    unread = table["record"][0].as_py() if value is None else value
+    text = unread.decode(errors="backslashreplace") if isinstance(unread, bytes) else unread
+    return "" if text is None else shortened(repr(text))
+
+
+def _first_row(plan: InputPlan, table: pa.Table) -> pa.StructScalar:
+    """Return the first row of a side table, as its input has it."""
+    return table["row"][0][plan.input or UNNAMED] if plan.among else table["row"][0]
+
+
+def _origin(came: pa.Table | Mapping[str, pa.Array]) -> Mapping[str, Any]:
+    """Return where the first record stood; nothing if its source does not say so."""
+    names = came.column_names if isinstance(came, pa.Table) else came
+    return (came["origin"][0].as_py() if "origin" in names else None) or {}
+
+
 def describe(plan: InputPlan, rows: pa.RecordBatch, place: Place, i: int) -> str:
-    """Return the channel, the position and the key of a row, for people."""
+    """Return where a row stood, and its key, for people."""
     key = {name: in_python(rows.column(name)[i]) for name in plan.task.key_columns}
-    position = place.positions[i] if place.positions[i] != NO_POSITION else "unknown"
-    return f"channel={place.channels.name(i)!r} partition={place.partitions.name(i)!r} position={position} key={key}"
+    position = int(place.positions[i])
+    origin = _origin(_as_they_came(place.originals, place.positions[i : i + 1]))
+    known = None if position == NO_POSITION else position
+    return f"{_place(origin, place.channels.name(i), place.partitions.name(i), known)} key={key}"
+
+
+def _place(origin: Mapping[str, Any], channel: str, partition: str, position: int | None) -> str:
+    """Return where a record stood: its file and line where they are known, else its partition and position."""
+    if (file := origin.get("file")) is None:
+        place = "unknown" if position is None else position
+        return f"channel={channel!r} partition={partition!r} position={place}"
+    line = "" if origin.get("line") is None else f" line={origin['line']}"
+    return f"file={file!r}{line}{f' channel={channel!r}' if channel else ''}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persistent_state.batch import compaction
-from persistent_state.batch.messages import (
+from persistent_state.batch.packets import (
     Blob,
     Descriptor,
     Ground,

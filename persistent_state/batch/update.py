@@ -16,12 +16,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from monoids import MonoidError
+from monoids import Monoid, MonoidError
 from persistent_state.batch.groups import Groups
-from persistent_state.batch.plan import InputPlan
-from persistent_state.batch.row_messages import UnreadableError, row_messages, unreadable
+from persistent_state.batch.part import part_of
+from persistent_state.batch.plan import InputPlan, of_item
+from persistent_state.batch.row_messages import row_messages, unreadable
 from persistent_state.batch.rows import Mask, Place, check_bad_rows, describe, microseconds, side_table
 from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, places, raised
+from persistent_state.formatting import in_python, shortened
 from persistent_state.partials import fold, keys
 from persistent_state.partials.layout import as_numpy, one_chunk
 from persistent_state.partials.so_far import SoFar
@@ -35,13 +37,15 @@ class Updates:
     """The updates of some rows. `taken` has the row of each (None: one of each row, in their order).
 
     `values` are of the monoid's type, and null is no update. `unfit` marks the rows that hold an update that does not fit, or a
-    value that the task asked for and Python does not have: they make none. `reasons` has the reason of each, or of all.
+    value that the task asked for and Python does not have: they make none. `reasons` has the reason of each, or of all, and
+    `misfit` what did not fit in the first of them, if it is known.
     """
 
     taken: NDArray[np.int64] | None
     values: pa.Array
     unfit: Mask
     reasons: str | Sequence[str] = UNFIT
+    misfit: str = ""
 
 
 def updates_of(plan: InputPlan, rows: pa.RecordBatch, place: Place, computed: pa.Array | None) -> Updates:
@@ -67,7 +71,34 @@ def updates_of(plan: InputPlan, rows: pa.RecordBatch, place: Place, computed: pa
         values, unfit = plan.layout.monoid.cast(column)
     except MonoidError as error:
         raise TaskFailedError(f"task={plan.named}: {error}") from error
-    return Updates(None, values, unfit)
+    if not unfit.any():
+        return Updates(None, values, unfit)
+    return Updates(None, values, unfit, misfit=_misfit_in(plan, column, int(unfit.argmax())))
+
+
+def _misfit_in(plan: InputPlan, column: pa.Array, row: int) -> str:
+    """Return in words the value of a column that does not fit; "" if the column is the library's own."""
+    if part_of(plan.task) is not None:
+        return ""
+    value, monoid = in_python(column[row]), plan.layout.monoid
+    why = _misfit(monoid, value) or f"{monoid.name}: value={shortened(repr(value))} does not fit {monoid.type}"
+    return f"{_maker(plan)}: {why}"
+
+
+def _misfit(monoid: Monoid[Any], value: object) -> str:
+    """Return in words why a value of Python does not fit a monoid; "" if it does."""
+    try:
+        monoid.to_arrow([value])
+    except MonoidError as error:
+        return f"{str(error).rstrip('.')}{of_item(monoid)}"
+    return ""
+
+
+def _maker(plan: InputPlan) -> str:
+    """Return in words what makes the updates of rows: a column, or a function of the user's."""
+    if plan.task.value is not None:
+        return f"column {plan.task.value!r}"
+    return f"updated{at_definition(getattr(plan.task, f'process_{plan.update_way}'))}"
 
 
 def _update_column(plan: InputPlan, rows: pa.RecordBatch, where: Callable[[int], str]) -> pa.Array:
@@ -163,7 +194,7 @@ def updates_by_key(
     sides = []
     if updates.unfit.any():
         sides.append(side_table(plan, rows, updates.unfit, updates.reasons, place))
-        check_bad_rows(plan, sides[-1])
+        check_bad_rows(plan, sides[-1], updates.misfit)
     columns = {name: one_chunk(table[name]) for name in table.column_names if name != "row"}
     return update_table(plan, columns, updates).select(plan.layout.schema.names), sides
 
@@ -172,7 +203,7 @@ class Recorder(PersistentState[Any]):
     """The state that `process_message` is handed before the shuffle. It records updates, each as one of the current row."""
 
     # So no user code gives it another attribute, which would have no effect.
-    __slots__ = ("_plan", "_prepare", "_process_message", "_row", "_rows", "_timestamp", "_unread", "_values")
+    __slots__ = ("_bad", "_plan", "_prepare", "_process_message", "_row", "_rows", "_timestamp", "_values")
 
     def __init__(self, plan: InputPlan) -> None:
         self._plan = plan
@@ -180,7 +211,8 @@ class Recorder(PersistentState[Any]):
         self._prepare = plan.state.prepare
         self._rows: list[int] = []
         self._values: list[Any] = []
-        self._unread: dict[int, str] = {}
+        # The reason of each bad row, and what did not fit, if that is known. None of the updates that it makes counts.
+        self._bad: dict[int, tuple[str, str]] = {}
         self._row = 0
         self._timestamp = 0
 
@@ -193,15 +225,23 @@ class Recorder(PersistentState[Any]):
             raise InvalidInputError(
                 f"update(timestamp={timestamp}) is not the message's {self._timestamp}; pass message.timestamp."
             )
-        # Prepared first: user code may catch what `prepare` raises, and then there is no update.
-        value = value if self._prepare is None else self._prepared(value)
+        if self._prepare is not None and value is not None:
+            # Prepared first: user code may catch what `prepare` raises, and then there is no update.
+            try:
+                value = self._prepare(value)
+            except MonoidError as error:
+                self._put_aside(UNFIT, str(error).rstrip("."))
+                return
         if isinstance(value, _CONTAINERS):
             value = _copied(value)
         self._rows.append(self._row)
         self._values.append(value)
 
     def get(self) -> Any:
-        raise InvalidInputError(f"task={self._plan.named} calls get(); set reads_state = True to read the state.")
+        raise InvalidInputError(
+            f"task={self._plan.named} calls get(); set reads_state = True to read the state, and never compute an update "
+            "of it: take a monoid or an OrderedTask for that."
+        )
 
     def process(self, message: Message, row: int, where: Callable[[int], str]) -> None:
         """Let the task process a message; `where` describes a row for people.
@@ -215,7 +255,7 @@ class Recorder(PersistentState[Any]):
         except Exception as error:
             if (cause := unreadable(error)) is None:
                 raise self._failed(error, where(row)) from error
-            self._put_aside(cause)
+            self._put_aside(str(cause))
             return
         if returned is not None:
             of = f"{self._plan.named}{at_definition(self._process_message)}"
@@ -224,11 +264,9 @@ class Recorder(PersistentState[Any]):
                 "state.update(message.timestamp, value), and return nothing."
             )
 
-    def _put_aside(self, error: UnreadableError) -> None:
-        """Make the current row a bad one."""
-        self._unread[self._row] = str(error)
-        self._rows.append(self._row)
-        self._values.append(MonoidError(str(error)))
+    def _put_aside(self, reason: str, misfit: str = "") -> None:
+        """Make the current row a bad one, with the updates that it makes."""
+        self._bad[self._row] = reason, misfit
 
     def _failed(self, error: Exception, where: str) -> TaskFailedError:
         """Return the error that says what the task raised, and where."""
@@ -237,6 +275,8 @@ class Recorder(PersistentState[Any]):
         of = f"process_message of task={self._plan.named}"
         if isinstance(error, AttributeError) and f"'{type(self).__name__}' object" in str(error):
             return TaskFailedError(f"{of}{places(error)}, at {where}: {_NO_ATTRIBUTE.format(_named_in(error))}")
+        if isinstance(error, TypeError) and f"'{type(self).__name__}'" in str(error):
+            return TaskFailedError(f"{of}{places(error)}, at {where}: the state is not a value; {_WAYS}")
         return TaskFailedError(f"{of} raised {raised(error)}, at {where}.")
 
     def prepare_all(self, column: pa.Array, where: Callable[[int], str]) -> None:
@@ -249,10 +289,9 @@ class Recorder(PersistentState[Any]):
             self._row = i
             try:
                 value = item.as_py()
-            except (OverflowError, ValueError) as error:
-                # A time beyond those of Python, for one.
-                self._rows.append(i)
-                self._values.append(MonoidError(str(error)))
+            except (OverflowError, ValueError, KeyError):
+                # A time beyond those of Python, for one, or a time zone that this machine lacks.
+                self._put_aside(UNFIT)
                 continue
             try:
                 self.update(self._timestamp, value)
@@ -265,33 +304,19 @@ class Recorder(PersistentState[Any]):
         taken = np.array(self._rows, dtype=np.int64)
         unfit = np.zeros(rows, dtype=np.bool_)
         try:
-            return Updates(taken, self._column(self._values), unfit)
+            values = self.monoid.to_arrow(self._values)
         except MonoidError:
-            unfit[[row for row, value in zip(self._rows, self._values, strict=True) if not self._fits(value)]] = True
+            misfits = zip(self._rows, (_misfit(self.monoid, value) for value in self._values), strict=True)
+            self._bad = {row: (UNFIT, misfit) for row, misfit in misfits if misfit} | self._bad
+        else:
+            if not self._bad:
+                return Updates(taken, values, unfit)
+        unfit[[*self._bad]] = True
         keep = ~unfit[taken]
-        values = [value for value, kept in zip(self._values, keep, strict=True) if kept]
-        reasons = [self._unread.get(row, UNFIT) for row in np.flatnonzero(unfit).tolist()]
-        return Updates(taken[keep], self._column(values), unfit, reasons)
-
-    def _prepared(self, value: Any) -> Any:
-        """Return a value as the monoid takes it, or the error that says why it can't."""
-        try:
-            return value if self._prepare is None or value is None else self._prepare(value)
-        except MonoidError as error:
-            return error
-
-    def _column(self, values: Sequence[Any]) -> pa.Array:
-        for value in values:
-            if isinstance(value, MonoidError):
-                raise value
-        return self.monoid.to_arrow(values)
-
-    def _fits(self, value: Any) -> bool:
-        try:
-            self._column([value])
-        except MonoidError:
-            return False
-        return True
+        kept = [value for value, is_kept in zip(self._values, keep, strict=True) if is_kept]
+        bad = [self._bad[row] for row in sorted(self._bad)]
+        misfit = f"{_maker(self._plan)}: {bad[0][1]}" if bad[0][1] else ""
+        return Updates(taken[keep], self.monoid.to_arrow(kept), unfit, [reason for reason, _ in bad], misfit)
 
 
 # Python names them in its errors, as when an argument is missing.
@@ -315,22 +340,20 @@ class ReadingRecorder(Recorder):
 
     def update(self, timestamp: int, value: object) -> None:
         super().update(timestamp, value)
-        try:
-            (known,) = self.monoid.from_arrow(self._column(self._values[-1:]))
-        except MonoidError:
-            # The whole message is a bad row, and so are updates that it made before.
-            self._drop()
+        if not self._is_fit:
             return
-        if known is not None and self._is_fit:
+        try:
+            (known,) = self.monoid.from_arrow(self.monoid.to_arrow(self._values[-1:]))
+        except MonoidError:
+            self._put_aside(UNFIT, _misfit(self.monoid, self._values[-1]))
+            return
+        if known is not None:
             with _naming_ways_out():
                 self._so_far.add(known)
 
-    def _put_aside(self, error: UnreadableError) -> None:
-        super()._put_aside(error)
-        self._drop()
-
-    def _drop(self) -> None:
-        """Drop what the current message has updated so far, and what it may update still."""
+    def _put_aside(self, reason: str, misfit: str = "") -> None:
+        """Make the current row a bad one: what its message has updated so far, and what it may update still, does not count."""
+        super()._put_aside(reason, misfit)
         self._is_fit = False
         self._so_far.undo()
 
@@ -358,10 +381,8 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, (set, bytearray)) else value
 
 
-_NO_ATTRIBUTE = (
-    "attribute={!r} of the state can't be read or set; call state.update(message.timestamp, value) to add a value, or "
-    "state.get() to read the sum."
-)
+_WAYS = "call state.update(message.timestamp, value) to add a value, or state.get() to read the sum."
+_NO_ATTRIBUTE = f"attribute={{!r}} of the state can't be read or set; {_WAYS}"
 
 
 def _named_in(error: AttributeError) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from persistent_state.protocol.naming import clock_named
 from persistent_state.protocol.rewind_plan import AGAIN, RETRACT, made, refusals
 from persistent_state.redact import shown
 from persistent_state.serve.server import HOST, PORT, TOKEN, check, serve
-from persistent_state.show import graph, live, top
+from persistent_state.show import graph, late, live, top
 from persistent_state.show.summary import summary
 from persistent_state.show.text import application, applications, verified, width
 from persistent_state.show.words import size
@@ -141,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
 
     state = command("state", "show the state of a task at a clock")
     state.add_argument("application", metavar="APP")
-    state.add_argument("task", metavar="TASK")
+    state.add_argument("task", metavar="TASK", nargs="?")
     state.add_argument(
         "--clock",
         metavar="CLOCK",
@@ -167,6 +168,14 @@ def _parser() -> argparse.ArgumentParser:
         help="show the values as outputs do: as a summary presents them, or an Aggregator that --monoid names",
     )
     state.set_defaults(run=_state)
+
+    aside = command("late", "show the late and bad rows of a task, each with its reason")
+    aside.add_argument("application", metavar="APP")
+    aside.add_argument("task", metavar="TASK")
+    aside.add_argument(
+        "--limit", metavar="N", type=_count, help="only the first N rows, in the order in which they were kept"
+    )
+    aside.set_defaults(run=_late)
 
     keep = command("keep", "keep a clock by a name, until it is released")
     keep.add_argument("application", metavar="APP")
@@ -238,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of keys")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
@@ -368,6 +377,9 @@ def _graph(arguments: argparse.Namespace) -> int:
 
 
 def _state(arguments: argparse.Namespace) -> int:
+    if arguments.task is None:
+        tasks = ", ".join(_opened(arguments).tasks())
+        raise InvalidInputError(f"TASK is missing; application {arguments.application} has {tasks}.")
     files = open_files(arguments.store, _storage_options(arguments.storage_options))
     clock = None if arguments.clock is None else clock_named(Log(files, arguments.application), arguments.clock)
     with _progress() as show_progress, _prints_aside():
@@ -395,6 +407,16 @@ def _state(arguments: argparse.Namespace) -> int:
         # Those of the parts of an ordered task have a moment, and no window.
         of = formatting.OPEN_WINDOW if len(columns) > 1 else "row" if columns else "key"
         _print(formatting.state(table, list(_rows(table)), keys, state.clock, of))
+    return 0
+
+
+def _late(arguments: argparse.Namespace) -> int:
+    tables = _opened(arguments).late_rows(arguments.task)
+    rows = list(islice(late.rows_of(tables), arguments.limit))
+    if arguments.json:
+        _print(to_json({name: plain(value) for name, value in row.items()}) for row in rows)
+    else:
+        _print(late.lines(rows, sum(each.num_rows for each in tables)))
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from persistent_state.application import Application
 from persistent_state.errors import InvalidInputError, StateError, places
 from persistent_state.redact import text_without_secrets
+from persistent_state.setup.loading import loading
 
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 """The errors of the operating system that do not pass. All others may, such as those of a network and of names in it."""
@@ -25,7 +26,7 @@ def load_application(named: str) -> Application:
             an `Application` in it, or a function without parameters that returns one.
 
     Raises:
-        InvalidInputError: There is no such module or name, it is no application, or the user's code raised.
+        InvalidInputError: There is no such module or name, it is no application, or the user's code raised, or started one.
         StateError: The user's code could not reach something, such as a service that gives secrets. An error of this package
             that it raised keeps its class.
     """
@@ -34,10 +35,11 @@ def load_application(named: str) -> Application:
         raise InvalidInputError(
             f"application={named!r} names no application; write it as MODULE:APP, such as shop.streams:app or streams.py:app."
         )
-    module = _of_file(place) if place.endswith(".py") else _module(place)
-    if not hasattr(module, name):
-        raise InvalidInputError(f"{place} has no {name}; {_known(module)}.")
-    return _application(named, getattr(module, name))
+    with loading(named):
+        module = _of_file(place) if place.endswith(".py") else _module(place)
+        if not hasattr(module, name):
+            raise InvalidInputError(f"{place} has no {name}; {_known(module)}.")
+        return _application(named, getattr(module, name))
 
 
 def _known(module: ModuleType) -> str:
@@ -125,7 +127,9 @@ def _refuse(what: str, error: BaseException) -> NoReturn:
     """
     kind: type[StateError] = InvalidInputError
     if isinstance(error, StateError):
-        kind, why = type(error), f"{str(error).rstrip('.')}{places(error)}."
+        text, at = str(error).rstrip("."), places(error)
+        # The text may have the innermost place itself.
+        kind, why = type(error), f"{text}{'' if at.partition(', called')[0] in text else at}."
     elif isinstance(error, SyntaxError):
         why = f"{error.msg} at {error.filename}:{error.lineno}."
     else:

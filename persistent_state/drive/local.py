@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Protocol, TypeAlias, TypeVar
 
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.messages import Answers, Blob, Descriptor, Report, Step
+from persistent_state.batch.packets import Answers, Blob, Descriptor, Report, Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import turn

@@ -14,13 +14,14 @@ from typing import Any
 
 from persistent_state.batch.combine import combine
 from persistent_state.batch.in_place import take_step
-from persistent_state.batch.messages import Basis, Blob, Descriptor, Report, Step
+from persistent_state.batch.packets import Basis, Blob, Descriptor, Report, Step
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.edges.base import Span
 from persistent_state.inputs import without_journals
 from persistent_state.protocol import commits, graph
 from persistent_state.protocol.graph import Given
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
+from persistent_state.sources.casts import plain_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
@@ -42,10 +43,12 @@ class Part:
     reads: Any = None
 
     def chunks(self, flow: FlowPlan, source: TimeReplayableSource | None = None) -> Iterable[Chunk]:
-        """Return what the part reads, of the flow's opened source or of what other tasks have given."""
+        """Return what the part reads, of the flow's opened source, in plain types, or of what other tasks have given."""
         if isinstance(self.reads, Given):
             return self.reads.read(flow.first)
-        return source.read(self.reads) if source is not None and self.reads is not None else ()
+        if source is None or self.reads is None:
+            return ()
+        return (replace(chunk, rows=plain_rows(chunk.rows)) for chunk in source.read(self.reads))
 
     def combine(self, flow: FlowPlan, chunks: Iterable[Chunk]) -> Iterator[Blob | Report]:
         """Yield the blobs of these chunks to the shards, several for a shard where they are large, and at last a report.

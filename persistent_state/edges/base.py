@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from persistent_state.batch.messages import Step
+from persistent_state.batch.packets import Step
 from persistent_state.batch.part import part_of
 from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.errors import InvalidInputError
@@ -116,7 +116,7 @@ class Edge(TaskSource):
         """
 
 
-def apart(edge: Edge, fed: str, interval: int, after: set[int]) -> set[int]:
+def times_apart(edge: Edge, fed: str, interval: int, after: set[int]) -> set[int]:
     """Return the times, in microseconds, whose multiples a task keeps apart for one that it feeds.
 
     Raises:
@@ -152,8 +152,8 @@ def _ended(plan: Plan, entry: Entry, since: int) -> int:
     """Return a clock that the runs of a task keep apart, and below which all had ended by another clock."""
     task, most = entry.tasks[plan.name], plan.layout.kind.all_ended(since)
     last = bisect_right(entry.retained, most)
-    apart = (*entry.retained[max(0, last - 1) : last], *task.stored.cuts)
-    return max((c for c in apart if task.born <= c <= most), default=BEGINNING)
+    clocks = (*entry.retained[max(0, last - 1) : last], *task.stored.cuts)
+    return max((c for c in clocks if task.born <= c <= most), default=BEGINNING)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _check_connected(plan: Plan, other: Plan) -> None:
         )
 
 
-def read(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
+def read_span(fed: Plan, input: str, span: Span) -> Iterator[Chunk]:
     """Yield what a shard of a task gives between two clocks to another.
 
     Args:

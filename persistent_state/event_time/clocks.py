@@ -168,15 +168,19 @@ def split_intervals(
     if len(timestamps) == 0:
         return timestamps, None
     # A clock that was fixed under another interval need not be on today's grid: no interval starts before it.
-    low = max(clock, int(timestamps.min()) // interval * interval)
+    least, most = int(timestamps.min()), int(timestamps.max())
+    low = max(clock, least // interval * interval)
     high = horizon // interval * interval
-    fine = _on_grid(timestamps, low, interval)
-    if timestamps.min() < clock:
+    if least < clock:
         # Other tasks give messages below the clock, up to which sources were read. They are folded with what is there.
-        return np.where(timestamps < clock, timestamps, fine), None
+        return np.where(timestamps < clock, timestamps, _on_grid(timestamps, low, interval)), None
     if settings.every or high <= low or (step := grid_step(low, high, interval, MOST_IN_BATCH)) == interval:
-        return fine, None
-    return np.where(timestamps < high, _on_grid(timestamps, low, step), fine), Coarse(low, high, step)
+        return _on_grid(timestamps, low, interval), None
+    starts = _on_grid(timestamps, low, step)
+    if most >= high:
+        above = timestamps >= high
+        starts[above] = _on_grid(timestamps[above], low, interval)
+    return starts, Coarse(low, high, step)
 
 
 def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.int64]:
@@ -186,7 +190,7 @@ def _on_grid(timestamps: NDArray[np.int64], low: int, step: int) -> NDArray[np.i
         return np.full(len(timestamps), max(first, low))
     starts: NDArray[np.int64] = timestamps // step
     starts *= step
-    return np.maximum(starts, low, out=starts)
+    return starts if low <= first else np.maximum(starts, low, out=starts)
 
 
 def begin_apart(starts: NDArray[np.int64], timestamps: NDArray[np.int64], clocks: Sequence[int]) -> NDArray[np.int64]:
@@ -226,7 +230,7 @@ def last_of_periods(visited: Collection[int], every: int, span: int) -> set[int]
 
 def fold_starts(starts: NDArray[np.int64], cuts: Sequence[int], clock: int) -> NDArray[np.int64]:
     """Return the starts of intervals after folding: below `clock` only `cuts` stay apart. The first of all starts is kept."""
-    if clock == BEGINNING:
+    if clock <= starts.min():
         return starts
     edges = np.unique(np.array([starts.min(), *cuts], dtype=np.int64))
     folded = edges[np.searchsorted(edges, starts, side="right") - 1]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import cloudpickle
@@ -28,6 +29,9 @@ TOKEN = "oauth_cb"
 
 _NO_TOKEN = ("OAuth token not set", "Failed to acquire SASL OAUTHBEARER token")
 """The beginnings of the client's errors if it has no token. The first is confluent_kafka's, which waits ten seconds for one."""
+
+_headers: Callable[[Any], list[tuple[str, bytes | None]] | None] = methodcaller("headers")
+"""Returns the headers of a record."""
 
 _UNREADABLE: Any = ["not UTF-8"]
 """Stands for headers that the client can't return."""
@@ -178,7 +182,8 @@ def needing(what: str, operation: str, resource: str) -> Iterator[None]:
 def headers_of(message: Any) -> list[tuple[str, bytes | None]] | None:
     """Return the headers of a record; None if the name of one is not UTF-8, which clients of other languages write."""
     try:
-        headers: list[tuple[str, bytes | None]] | None = message.headers()
+        # The client sets an error and returns all the same. Python looks for that here, and not where a loop calls the method.
+        headers = _headers(message)
     except (SystemError, UnicodeDecodeError):
         # Asked again, the client would return such a name as a null pointer, and a look at that ends the process.
         message.set_headers(_UNREADABLE)

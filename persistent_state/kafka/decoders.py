@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -208,12 +209,14 @@ class Avro(Decoder):
             data.seek(self.skip)
             try:
                 row = schemaless_reader(data, parsed, None)
-                if data.tell() != len(value):
-                    raise ValueError("longer than its schema says")
-                rows.append(row)
             # fastavro raises errors of many classes for bytes that are not a record of the schema.
             except Exception:
-                bad[i] = _NO_RECORD
+                bad[i] = _unread(value[self.skip :], parsed)
+                continue
+            if data.tell() != len(value):
+                bad[i] = f"{_NO_RECORD}: bytes follow its last column"
+            else:
+                rows.append(row)
 
         def read(first: int, end: int) -> pa.RecordBatch:
             try:
@@ -239,6 +242,26 @@ class Avro(Decoder):
         # fastavro raises errors of many classes for what is not a schema.
         except Exception as error:
             raise InvalidInputError(f"the Avro schema can't be read: {error}; correct it.") from error
+
+
+def _unread(value: bytes, parsed: Any) -> str:
+    """Return why bytes can't be read as a record, with the first field that can't."""
+    from fastavro import schemaless_reader
+
+    if not isinstance(parsed, Mapping):
+        # A union of which a record is the only type.
+        return _NO_RECORD
+    fields = parsed["fields"]
+
+    def fails(count: int) -> bool:
+        try:
+            schemaless_reader(io.BytesIO(value), {**parsed, "fields": fields[:count]}, None)
+        except Exception:
+            return True
+        return False
+
+    column = fields[bisect_left(range(len(fields)), True, key=fails) - 1]["name"]
+    return f"{_NO_RECORD}: column {column} can't be read"
 
 
 def _misfit(row: Mapping[str, Any], schema: pa.Schema) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.formatting import plain, to_json
+from persistent_state.formatting import plain_values, to_json
 from persistent_state.kafka.client import check_sent, checked_options
 from persistent_state.kafka.ledger import NOTHING_READ, TIMEOUT
 from persistent_state.kafka.transactions import ClockWriter, Encode
 from persistent_state.partials.keys import Hashes, hash_keys, normalise
 from persistent_state.sinks.base import Origin, RecordingSink, known_clock
-from persistent_state.sinks.values import Values
+from persistent_state.sinks.values import Values, reader_of
 
 _OURS = {"bootstrap.servers", "transactional.id", "isolation.level"}
 
@@ -129,7 +129,7 @@ class KafkaSink(RecordingSink):
         return origin.is_unique
 
     def rewind(self, clock: int, values: Values) -> None:
-        origin, writer = self._origin, self._writer()
+        origin, writer, read = self._origin, self._writer(), reader_of(values)
         assert origin is not None, "open comes first"
         if not origin.is_unique:
             raise InvalidInputError(
@@ -137,7 +137,7 @@ class KafkaSink(RecordingSink):
             )
 
         def at_clock() -> Iterator[pa.RecordBatch]:
-            for batch in values.batches():
+            for batch in read():
                 yield batch.cast(origin.schema)
 
         self._known = NOTHING_READ
@@ -170,17 +170,10 @@ class KafkaSink(RecordingSink):
 
 def as_json(keys: int, rows: pa.RecordBatch) -> tuple[list[str], list[str]]:
     """Return rows as two lists of JSON objects: of the key's columns, which are the first `keys` ones, and of all columns."""
-    columns = [_plain(column) for column in rows.columns]
+    columns = [plain_values(column) for column in rows.columns]
     names = rows.schema.names
     objects = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return [to_json({name: row[name] for name in names[:keys]}) for row in objects], list(map(to_json, objects))
-
-
-def _plain(column: pa.Array) -> list[Any]:
-    kind = column.type
-    is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
-    values: list[Any] = column.to_pylist() if is_plain else [plain(value) for value in column]
-    return values
 
 
 def _hashes(origin: Origin, rows: pa.RecordBatch | pa.Table) -> Hashes:

@@ -24,7 +24,7 @@ from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIM
 from persistent_state.kafka.topics import commit_offsets, number_of, topic_of
 from persistent_state.sources.base import BadRecord, Chunk, TimeReplayableSource
 from persistent_state.sources.casts import plain_rows, plain_schema
-from persistent_state.sources.formats import Transform, absent_behind, one_batch, transformed, what_it_did
+from persistent_state.sources.formats import OF_NO_ROWS, Transform, absent_behind, one_batch, transformed, what_it_did
 
 DELETED, RECREATED = (
     "offsets were deleted before they were read",
@@ -149,7 +149,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         try:
             made = transformed(self._transform, one_batch([], plain_schema(pa.schema(fields)))).schema
         except Exception as error:
-            raise InvalidInputError(f"transform of {self!r} {what_it_did(error)}, for a batch without rows.") from error
+            raise InvalidInputError(f"transform of {self!r} {what_it_did(error)}, {OF_NO_ROWS}.") from error
         if OFFSET not in made.names or made.field(OFFSET).type != pa.int64():
             raise InvalidInputError(f"transform of {self!r} makes columns={made.names}; keep {OFFSET} as it is.")
         return made

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from persistent_state.batch.messages import Answers, Descriptor
+from persistent_state.batch.packets import Answers, Descriptor
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import read_values
 from persistent_state.drive import local

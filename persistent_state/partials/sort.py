@@ -64,12 +64,16 @@ def _ranks(column: pa.Array) -> NDArray[np.int64]:
     if not pa.types.is_string(column.type):
         numbers: NDArray[np.int64] = column.to_numpy()
         return numbers
+    return _places(column)[0]
+
+
+def _places(column: pa.Array) -> tuple[NDArray[np.int64], int]:
+    """Return the place of each value of a column among its different values in their order, and how many these are."""
     encoded = pc.dictionary_encode(column)
     order = pc.sort_indices(encoded.dictionary).to_numpy()
-    ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.arange(len(order))
-    of_rows: NDArray[np.int64] = ranks[encoded.indices.to_numpy()]
-    return of_rows
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return places[encoded.indices.to_numpy()], len(order)
 
 
 def _order(hashes: NDArray[np.uint64], times: NDArray[np.int64], layout: Layout) -> NDArray[np.intp]:
@@ -168,8 +172,9 @@ def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDAr
     as many of the hash's first bits as there is room for, the start's place among all starts, and the row's.
     """
     # Starts that rise with the rows, as those of sessions often do, need no place of their own.
-    some = starts[:1] if np.all(starts[1:] >= starts[:-1]) else np.sort(pc.unique(pa.array(starts)).to_numpy())
-    row_bits, start_bits = (max(0, len(of) - 1).bit_length() for of in (hashes, some))
+    rise = np.all(starts[1:] >= starts[:-1])
+    places, count = (starts, 1) if rise else _places(pa.array(starts))
+    row_bits, start_bits = (max(0, number - 1).bit_length() for number in (len(hashes), count))
     hash_bits = 64 - row_bits - start_bits
     if hash_bits < 1:
         return np.lexsort((starts, hashes))
@@ -177,7 +182,7 @@ def order_by_hash(hashes: NDArray[np.uint64], starts: NDArray[np.int64]) -> NDAr
     packed = np.arange(len(hashes), dtype=np.uint64)
     packed |= hashes & ~((np.uint64(1) << below) - np.uint64(1))
     if start_bits:
-        packed |= np.searchsorted(some, starts).astype(np.uint64) << np.uint64(row_bits)
+        packed |= places.view(np.uint64) << np.uint64(row_bits)
     _sort(packed)
     packed &= np.uint64((1 << row_bits) - 1)
     order = packed.view(np.intp)

@@ -18,8 +18,8 @@ from functools import partial
 from itertools import groupby
 
 from persistent_state.batch.advance import advance
-from persistent_state.batch.first_rows import check_columns, check_wall_clock
-from persistent_state.batch.messages import (
+from persistent_state.batch.first_rows import check_columns, check_readable, check_wall_clock
+from persistent_state.batch.packets import (
     Advance,
     Answers,
     Basis,
@@ -191,8 +191,11 @@ def commit(
     now: int,
     new_id: Callable[[], str],
     keeping: Keeping,
+    to_the_end: bool = False,
 ) -> tuple[Entry, Advance]:
     """Make a micro-batch, or a step of a flow that other tasks feed, part of the state: one new entry, or nothing.
+
+    `to_the_end` is True if the run ends at the present end of the sources.
 
     Returns:
         The entry, and where the micro-batch has moved its flow.
@@ -200,12 +203,14 @@ def commit(
     Raises:
         DisagreementError: the parts and the shards did not each answer once and by one plan, or not from what the log says.
         FencedError: a newer driver owns the application.
-        InvalidInputError: nearly all rows of an input that begins are ahead of the wall clock, or all lack a column.
+        InvalidInputError: nearly all rows of an input that begins are ahead of the wall clock, or all lack a column, or none of
+            them can be read or makes an update that fits.
         CommitUnknownError: the store did not answer.
     """
     first = _agreed(answers)
     check_wall_clock(answers.reports)
-    check_columns(answers.reports)
+    check_readable(answers.reports)
+    check_columns(answers.reports, to_the_end)
     planned = next((report.step for report in answers.reports if report.step is not None), None)
     asks_sources = any(report.reach is not None for report in answers.reports)
     visited = max(report.visited for report in answers.reports)

@@ -19,9 +19,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from persistent_state.batch.messages import Step
+from persistent_state.batch.packets import Step
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.edges.base import Span, edges, read, span_of
+from persistent_state.edges.base import Span, edges, read_span, span_of
 from persistent_state.event_time.clocks import BEGINNING, END, is_among
 from persistent_state.sources.base import Chunk
 from persistent_state.store.entry import Entry, common_clock
@@ -122,7 +122,7 @@ class Given:
     def read(self, fed: Plan) -> Iterator[Chunk]:
         """Yield what the spans have for the flow of this task."""
         for name, span in self.spans:
-            yield from read(fed, name, span)
+            yield from read_span(fed, name, span)
 
 
 def by_shard(spans: Sequence[tuple[str, Span]], shards: int) -> list[Given]:

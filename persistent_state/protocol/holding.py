@@ -16,7 +16,7 @@ from persistent_state.event_time.inputs import named_in
 from persistent_state.formatting import show_clock
 from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry
-from persistent_state.store.flow_state import FlowState
+from persistent_state.store.flow_state import OUTSIDE, FlowState
 
 STEP = "step"
 """A derived task has a step to take."""
@@ -25,10 +25,10 @@ UNREAD = "unread"
 """Nothing of a source was committed since the last start."""
 
 UNHEARD = "never heard"
-"""A channel has never delivered a message."""
+"""A channel has never delivered a message that counts."""
 
 SILENT = "silent"
-"""A channel has delivered nothing since the last start."""
+"""A channel has delivered no message that counts since the last start."""
 
 BEHIND = "behind"
 """A channel has come no further than its newest message."""
@@ -57,6 +57,7 @@ class Holder:
         why: One of the reasons of this module.
         at: The newest timestamp of the channel, or the clock to which the task has to step; None if there is neither.
         named: The task as its user knows it, if the log has another name for it.
+        aside: If a channel was never heard: how many rows of the task came late or are bad. It is unknown of which channel.
     """
 
     task: str
@@ -65,22 +66,41 @@ class Holder:
     why: str
     at: int | None
     named: str = ""
+    aside: int = 0
 
     @property
     def words(self) -> str:
-        """The same for people, as the end of a sentence on what the global clock waits for."""
+        """The same for people, as the end of a sentence on what the global clock waits for, with what lets go of a channel."""
+        idle = self.why in STUCK and not (self.aside and self._is_sole)
+        return f"{self.reason}{', or' if self.aside else ';'} idle_after lets it go" if idle else self.reason
+
+    @property
+    def reason(self) -> str:
+        """The same for people at the end of a run, when no channel gets idle any more."""
         source = f"input={self.input}" if self.input else "its source"
         channel = f"channel={self.channel!r} of {source}" if self.channel else source
         reason = {
             STEP: f", which has yet to step to {show_clock(self.at)}",
             UNREAD: f": nothing of {source} was committed since the last start",
-            UNHEARD: f": {channel} has never delivered a message; idle_after lets it go",
-            SILENT: f": {channel} has delivered nothing since the last start; idle_after lets it go",
+            UNHEARD: f": {self._unheard(channel)}",
+            SILENT: f": {channel} has delivered no message that counts since the last start",
             BEHIND: f": the newest message of {channel} is of {show_clock(self.at)}",
             PENDING: f": messages of {channel} are in an open transaction, or behind one, and are read when that ends",
             READ: f": its clock is above all that was read of {source}; only a newer message moves it",
         }[self.why]
         return f"task={self.named or self.task}{reason}"
+
+    @property
+    def _is_sole(self) -> bool:
+        """Return whether all rows of the task are of this channel."""
+        return not self.input and not self.channel
+
+    def _unheard(self, channel: str) -> str:
+        if not self.aside:
+            return f"{channel} has never delivered a message"
+        rows = f"{self.aside:,} row{'' if self.aside == 1 else 's'}, none of which counts"
+        delivered = f"has delivered {rows}" if self._is_sole else "has never delivered a message that counts"
+        return f"{channel} {delivered}; see late_rows({self.named or self.task!r})"
 
 
 def holder(entry: Entry, settings: Mapping[str, Settings] | None = None) -> Holder | None:
@@ -120,9 +140,10 @@ def _place(holder: Holder) -> int:
     return BEGINNING if holder.at is None else holder.at
 
 
-def sentence(holder: Holder | None) -> str:
-    """Return what the global clock waits for as a sentence."""
-    return f"The global clock waits for {NOTHING if holder is None else holder.words}."
+def sentence(holder: Holder | None, is_at_end: bool = False) -> str:
+    """Return what the global clock waits for as a sentence. At the end of a run no channel gets idle any more."""
+    words = NOTHING if holder is None else holder.reason if is_at_end else holder.words
+    return f"The global clock waits for {words}."
 
 
 def slowest(entry: Entry, task: str, settings: Mapping[str, Settings] | None = None) -> Holder | None:
@@ -158,11 +179,18 @@ def slow_channels(
     live = {place: state for place, state in live.items() if place not in ahead} or live
     if not live:
         is_known = any(inputs.values()) or not flow.progress.holds
-        return () if is_known else (Holder(task, first, None, UNHEARD, None, named),)
+        return () if is_known else (Holder(task, first, None, UNHEARD, None, named, _aside(entry, task)),)
     return [
-        Holder(task, name, channel, why, live[name, channel].newest, named)
+        Holder(
+            task, name, channel, why, live[name, channel].newest, named, _aside(entry, task) if why == UNHEARD else 0
+        )
         for (name, channel), why in _slowest(live, flow, entry.interval, most)
     ]
+
+
+def _aside(entry: Entry, task: str) -> int:
+    """Return how many rows of a task came late or are bad."""
+    return sum(rows for reason, rows in entry.late_counts_of(task).items() if reason != OUTSIDE)
 
 
 def _slowest(

@@ -1,15 +1,14 @@
-"""Refusals of what no start can do after the newest entry, before anything is asked or changed."""
+"""Refusals of a start that can't go on from the newest entry, before a sink or a source is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 from persistent_state.batch.part import TaskPart
 from persistent_state.batch.plan import FlowPlan, Plan, without_case
 from persistent_state.edges.base import edges
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import refuse
 from persistent_state.event_time.clocks import BEGINNING, END, checkpoint_clock
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.formatting import full_clock
@@ -46,20 +45,14 @@ def begins_with(plan: Plan, clock: int) -> str:
 
 
 def check(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> None:
-    """Refuse what no start can do after the newest entry, before a sink or a source is asked.
+    """Refuse a start that can't go on from the newest entry, before a sink or a source is asked.
 
     Raises:
         InvalidInputError: A task can't go on and would lose what it has, was written by another monoid or key, or is rebuilt
             and keeps an output; or two names are one to some file systems, or a name is of no task.
     """
     of_tasks = (_of_task(table, newest, plan) for plan in plans)
-    _refuse(_of_fates(table, newest, plans), _of_words(table, plans), _of_names(newest, plans), *of_tasks)
-
-
-def _refuse(*refusals: Iterator[str]) -> None:
-    """Raise the first refusal that there is. Later ones are not looked for: they may be no more than its consequences."""
-    for sentence in chain(*refusals):
-        raise InvalidInputError(sentence)
+    refuse(_of_fates(table, newest, plans), _of_words(table, plans), _of_names(newest, plans), *of_tasks)
 
 
 def _of_fates(table: Fates, newest: Entry | None, plans: Sequence[Plan]) -> Iterator[str]:
@@ -214,7 +207,7 @@ def check_returns(table: Fates, newest: Entry, wanted: Sequence[FlowPlan]) -> No
     """
     for flow in wanted:
         for group in groups_that_continue(table, newest, flow):
-            _refuse(_left_behind(newest, group, flow), _missed_times(newest, group, flow))
+            refuse(_left_behind(newest, group, flow), _missed_times(newest, group, flow))
 
 
 def _left_behind(newest: Entry, group: TaskGroup, flow: FlowPlan) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-from persistent_state.batch.messages import Advance, Answers, Descriptor, new_notes
+from persistent_state.batch.packets import Advance, Answers, Descriptor, new_notes
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics.of_run import Work
@@ -63,6 +63,7 @@ class Committer:
         listener: Hears,
         log: Log | None = None,
         turn: AbstractContextManager[object] | None = None,
+        to_the_end: bool = False,
     ) -> None:
         self.flow = flow
         self._epoch = epoch
@@ -72,7 +73,8 @@ class Committer:
         self._listener = listener
         self._log = log or Log(flow.first.files, flow.first.application)
         self._turn = turn or nullcontext()
-        self._noted: set[tuple[str, str]] = set()
+        self._to_the_end = to_the_end
+        self._noted: dict[tuple[str, str], list[str]] = {}
 
     def commit(self, answers: Answers) -> tuple[Advance, dict[str, list[Descriptor]]]:
         """Commit what the parts and shards of a micro-batch or step have answered, and report it.
@@ -93,6 +95,7 @@ class Committer:
                 now=now_us(),
                 new_id=new_id,
                 keeping=self._keeping,
+                to_the_end=self._to_the_end,
             )
         for note in new_notes(answers.reports, self._noted):
             _logger.warning("%s", note)

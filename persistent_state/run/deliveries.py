@@ -11,7 +11,7 @@ from functools import partial
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, Plan
 from persistent_state.drive.backoff import Backoff
-from persistent_state.drive.places import Place
+from persistent_state.drive.output_sink import OutputSink
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreUnavailableError, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.outputs import ValuesAtClock
@@ -63,7 +63,7 @@ class Delivery:
     def __init__(self, engine: Engine, plan: Plan, output: ValuesAtClock, tries: int) -> None:
         self._engine = engine
         self._plan = plan
-        self._place = Place(plan, output)
+        self._place = OutputSink(plan, output)
         self._tries = tries
         self._giver = self._place.giver(self._write, now_us)
         engine.check_output(plan, output)

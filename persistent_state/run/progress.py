@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from persistent_state.batch.messages import ACTED, PROCESSED, Advance
+from persistent_state.batch.packets import ACTED, PROCESSED, Advance
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import deliver
 from persistent_state.protocol.deliver import Delivered

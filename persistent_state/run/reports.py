@@ -42,8 +42,11 @@ _runs: dict[str, Reports] = {}
 EVERY = 60.0
 """Seconds between two warnings about one task."""
 
-MOST_REASONS = 3
+MOST_REASONS = 5
 """The number of reasons that a warning names; it takes those with the most rows."""
+
+MOST_PARTITIONS = 3
+"""The number of partitions that a warning of open transactions names."""
 
 _OF_ROWS = {LATE, AHEAD, BEYOND, FOREIGN, JUMP, NO_TIMESTAMP, UNFIT}
 """The reasons that concern rows. All others concern records that could not be made a row, and are not messages."""
@@ -82,6 +85,7 @@ class Reports:
         self.newest[progress.task] = progress
         report, messages = self._by_part[progress.task], progress.messages - progress.replayed
         report.note_updates(progress.task, messages - progress.copies, progress.made_updates)
+        report.note_copies(progress.task, progress.copies)
         if progress.processed is not None:
             report.note_processed(progress.task, progress.processed, progress.made_updates)
         report.note_dropped(progress.task, progress.replayed_or_late)
@@ -132,7 +136,7 @@ class Reports:
         if is_whole:
             holder = holding.holder(entry, self._settings)
             level = logging.WARNING if holder is not None and holder.why in holding.STUCK else logging.INFO
-            _logger.log(level, "%s", holding.sentence(holder))
+            _logger.log(level, "%s", holding.sentence(holder, is_at_end=True))
 
     def close(self) -> None:
         """Take in no further commits."""
@@ -178,6 +182,7 @@ class TaskReport:
         self._outside = 0
         self._messages = 0
         self._without_copies = 0
+        self._copies = 0
         self._made_updates = False
         self._processed = 0
         self._had_effect = False
@@ -208,6 +213,11 @@ class TaskReport:
         if part == self._plan.name:
             self._without_copies += messages
             self._made_updates |= made_updates
+
+    def note_copies(self, part: str, messages: int) -> None:
+        """Take in how many messages of a micro-batch were left out, as earlier ones had their ids."""
+        if part == self._plan.name:
+            self._copies += messages
 
     def note_processed(self, part: str, messages: int, had_effect: bool) -> None:
         """Take in whether a step of an ordered task, which processed so many messages, had an effect."""
@@ -247,6 +257,9 @@ class TaskReport:
             at += f": messages up to {show_clock(newest)} wait above it for newer ones"
             at += "" if is_pending else "; run(drain=True) checkpoints them now"
         read = f"{_count(self._messages, 'message')} read{self._plan.without_updates if self._lacks_updates else ''}"
+        if self._copies:
+            copies = "1 copy" if self._copies == 1 else f"{self._copies:,} copies"
+            read += f"; {copies} of earlier ones left out by message_id"
         sentences = [f"task={self._plan.named}: {read}.", f"{at}."]
         if self._outside:
             sentences.append(f"{_count(self._outside, 'row')} of it {OUTSIDE}.")
@@ -289,7 +302,9 @@ class TaskReport:
             hint = "they came after the clock had passed them; allowed_delay waits for longer"
         elif reason == NO_TIMESTAMP:
             columns = " or ".join(dict.fromkeys(repr(each.timestamp) for each in inputs))
-            hint = f"column {columns} is null or missing; the first line of a CSV file must name the columns"
+            hint = f"column {columns} is null or missing"
+            if any(other.startswith("its first line ") for other in self._aside):
+                hint += "; the first line of a CSV file must name the columns"
         elif reason == BEYOND:
             hint = "it is no time within 146,000 years of 1970; timestamp_unit says what an int64 counts"
         elif reason == UNFIT:
@@ -312,8 +327,8 @@ class TaskReport:
 def _of_pending(task: str, pending: Mapping[str, float]) -> str:
     """Return which messages of a task's sources can't be read yet, since when, and what to do."""
     longest = sorted(pending.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name!r} for {seconds:,.0f} s" for name, seconds in longest[:MOST_REASONS])
-    more = f" and {len(longest) - MOST_REASONS:,} more" if len(longest) > MOST_REASONS else ""
+    named = ", ".join(f"{name!r} for {seconds:,.0f} s" for name, seconds in longest[:MOST_PARTITIONS])
+    more = f" and {len(longest) - MOST_PARTITIONS:,} more" if len(longest) > MOST_PARTITIONS else ""
     return (
         f"task={task}: messages of {named}{more} are in an open transaction, or behind one. They are read when that "
         "ends: let its producer commit it, or abort it."

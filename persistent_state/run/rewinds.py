@@ -17,7 +17,7 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
-from persistent_state.drive.places import Place
+from persistent_state.drive.output_sink import OutputSink
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreRefusedError
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
@@ -274,7 +274,7 @@ def _choose(parts: ByOutput, actions: Mapping[tuple[str, str], str]) -> Choose:
                 "and by its record it would leave out clocks that come again; let it retract them, or give it a place of its "
                 "own"
             )
-        elif action == RETRACT and not sink.can_rewind(Place(plan, given).origin()):
+        elif action == RETRACT and not sink.can_rewind(OutputSink(plan, given).origin()):
             way = ", or give it a place of its own" if has_record else ""
             way = ", or give it on_rewind by ValuesAtClock" if isinstance(sink, Function) else way
             why = f"and can't take them back; go back to a later clock{way}"
@@ -295,7 +295,7 @@ def _with_rows(first: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
     if owed is None or (output.task, output.output) not in parts:
         return output
     plan, given = parts[output.task, output.output]
-    place = Place(plan, given)
+    place = OutputSink(plan, given)
     try:
         return replace(output, rows=place.sink.rows_above(owed.clock, place.origin()))
     except (StateError, OSError) as error:
@@ -377,7 +377,7 @@ def _gone_back(entry: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
 
     plan, given = parts[output.task, output.output]
     try:
-        Place(plan, given).giver(write, now_us).follow(entry.epoch)
+        OutputSink(plan, given).giver(write, now_us).follow(entry.epoch)
     except FencedError:
         # A start has come, which lets it go back.
         return output

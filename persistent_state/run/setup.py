@@ -89,7 +89,7 @@ class Setup:
         turn: AbstractContextManager[object] | None = None,
     ) -> Committer:
         """Return what commits the micro-batches and steps of a flow, and reports each to the listener."""
-        return Committer(flow, epoch, self.keeping, self.settings, listener, log, turn)
+        return Committer(flow, epoch, self.keeping, self.settings, listener, log, turn, self.to_the_end)
 
     def running_of(self, flow: FlowPlan) -> dict[str, Sequence[RunningValues]]:
         """Return the outputs of running values of a flow's tasks, by task."""

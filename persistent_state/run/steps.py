@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
-from persistent_state.batch.messages import Step
+from persistent_state.batch.packets import Step
 from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep
 from persistent_state.drive.worker import LogWorker

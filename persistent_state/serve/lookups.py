@@ -17,7 +17,7 @@ from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock, plain, read_clock, shortened, show_clock
 from persistent_state.open_state import OpenState, OpenStore
 from persistent_state.protocol.naming import kept_clock, listed_names
-from persistent_state.store.asked import key_value
+from persistent_state.store.asked import key_column, key_value
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import find_applications, find_task, nearest_clocks, no_application
@@ -122,7 +122,10 @@ class Lookups:
             "clock": state.clock,
             "time": show_clock(state.clock),
             "timeline": state.timeline,
-            "key": {name: _plain(value, state.schema.field(name).type) for name, value in key.items()},
+            "key": {
+                name: plain(key_column(state.state, place, [value])[0])
+                for place, (name, value) in enumerate(key.items())
+            },
         }
         type = state.schema.field("value").type
         columns = state.state.layout.kind.window_columns
@@ -173,7 +176,8 @@ class Lookups:
             raise NotThereError(f"task={question.task} has no checkpoint yet; ask again when it has one.")
         if clock not in (*entry.readable, newest):
             near = nearest_clocks({*entry.readable, newest} - {BEGINNING}, clock)
-            raise NotThereError(f"clock={full_clock(clock)} of {question.application} is not kept; take {near}.")
+            there = f"take {near}" if near else "no clock is kept yet"
+            raise NotThereError(f"clock={full_clock(clock)} of {question.application} is not kept; {there}.")
         return clock
 
     def _state(self, entry: Entry, question: Question, clock: int) -> OpenState:

@@ -55,7 +55,8 @@ def serve(store: OpenStore, host: str, port: int, token: str | None, announce: C
         from persistent_state.serve.connections import few_lines, server
     except ImportError as error:
         raise InvalidInputError(
-            f"package={error.name!r} is missing to serve a store; pip install 'persistent-state[serve]'."
+            f"package={error.name!r} is missing to serve a store; pip install 'persistent-state[serve]', in a checkout "
+            "'.[serve]'."
         ) from error
     with _listen(host, port) as listening:
         name, bound, *_ = listening.getsockname()

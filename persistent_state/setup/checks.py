@@ -1,7 +1,7 @@
 """Refusals of a set-up that need no store, by topic.
 
-A topic yields the sentences that refuse what it is given. `refuse` raises the first one, and asks no further: a condition may
-rest on those before it.
+A topic yields the sentences that refuse what it is given. `errors.refuse` raises the first one, so that a condition may rest on
+those before it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
-from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, InputPlan, Plan
+from monoids import Max, Min, Monoid, Product, Sum
+from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, InputPlan, Plan, needs_order
 from persistent_state.edges import parts as in_order
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.inputs import UNNAMED
@@ -27,6 +27,7 @@ from persistent_state.partials.kinds import kind_of
 from persistent_state.redact import shown
 from persistent_state.setup.added import Added, by_spark, edge_of
 from persistent_state.sources.base import TIMESTAMP_UNITS, TimeReplayableSource
+from persistent_state.sources.casts import all_types
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
@@ -35,18 +36,8 @@ from persistent_state.task import LOCAL_TIMESTAMP, BaseTask, PersistentTask, che
 from persistent_state.windows import length
 
 
-def refuse(*topics: Iterable[str]) -> None:
-    """Refuse a set-up for the first of these topics that has a sentence.
-
-    Raises:
-        InvalidInputError: One has.
-    """
-    for sentence in chain(*topics):
-        raise InvalidInputError(sentence)
-
-
 def of_task(task: object) -> Iterator[str]:
-    """Refuse what is not a task, but its class, for example, or has a wrong name, key, value or version."""
+    """Refuse an object that is not a task, such as the class of one, and a task with a wrong name, key, value or version."""
     if not isinstance(task, BaseTask):
         yield (
             f"task={task!r} is not a task; give an instance of your PersistentTask or OrderedTask, such as "
@@ -59,7 +50,7 @@ def of_task(task: object) -> Iterator[str]:
         yield f"task={task!r} has name={given.name!r}, which is not a text; give one."
     name = task.task_name
     if not _is_key(given.key):
-        yield f"task={name} has key={given.key!r}; name a column, or several, or say None."
+        yield f"task={name} has key={given.key!r}; name a column, or several, or say None for one state of all messages."
     if isinstance(task, PersistentTask) and not isinstance(given.value, (str, type(None))):
         yield f"task={name} has value={given.value!r}; name the one column of the updates."
     # A log gives others back as something else: each start would take them for another version.
@@ -72,7 +63,7 @@ def of_task(task: object) -> Iterator[str]:
 
 
 def of_inputs(task: str, inputs: Mapping[str, Input]) -> Iterator[str]:
-    """Refuse inputs of a task of which one is not a source, or its name or its source can't be one of several."""
+    """Refuse an input that is not a source, a name that no input can have, and a source that can't be one of several."""
     if not inputs:
         yield f"task={task} has no input; give it a source."
     for name, each in inputs.items():
@@ -93,7 +84,7 @@ def of_inputs(task: str, inputs: Mapping[str, Input]) -> Iterator[str]:
 
 
 def of_source(task: str, source: object) -> Iterator[str]:
-    """Refuse what is not a source, and name the source that may be meant."""
+    """Refuse an object that is not a source, and name the source that may be meant."""
     if isinstance(source, (TimeReplayableSource, DataFrameSource, KafkaConnectorSource, TaskSource)):
         return
     named = repr(source)
@@ -113,7 +104,7 @@ def of_source(task: str, source: object) -> Iterator[str]:
 
 
 def of_input(task: str, name: str, input: Input) -> Iterator[str]:
-    """Refuse what an input of a task can't have."""
+    """Refuse a wrong key, value or batch function of an input, and settings of event time for one that a task feeds."""
     # The types of attributes promise what is asked here.
     given: Any = input
     if not _is_key(given.key):
@@ -132,7 +123,7 @@ def of_input(task: str, name: str, input: Input) -> Iterator[str]:
 
 
 def of_without(task: str, inputs: Mapping[str, Input], without: object) -> Iterator[str]:
-    """Refuse names of inputs that end: they are no list of names, or such an input is given all the same."""
+    """Refuse `without` if it is not a list of names, or names an input that is given."""
     if isinstance(without, str):
         yield f"task={task}: without={without!r} is a text; give a list, without=[{without!r}]."
     # Whether the task ever had them is not asked: the same code starts in a new store, too.
@@ -145,7 +136,7 @@ def of_without(task: str, inputs: Mapping[str, Input], without: object) -> Itera
 
 
 def of_delivery(delivery: str) -> Iterator[str]:
-    """Refuse a delivery that there is not."""
+    """Refuse a delivery other than exactly-once, at-least-once and at-most-once."""
     if delivery not in DELIVERIES:
         yield f"delivery={delivery!r}; say one of {', '.join(map(repr, DELIVERIES))}."
 
@@ -153,7 +144,10 @@ def of_delivery(delivery: str) -> Iterator[str]:
 def of_ordered(
     task: BaseTask, inputs: Mapping[str, Input], delivery: str, sink: Output | Sequence[Output] | None
 ) -> Iterator[str]:
-    """Refuse what a task that processes its messages in order can't have. Of other tasks it refuses nothing."""
+    """Refuse inputs, a delivery and outputs that a task can't have which processes its messages in order.
+
+    A task that does not process its messages in order is not refused.
+    """
     if not isinstance(task, InOrderTask):
         return
     for name, each in inputs.items():
@@ -176,7 +170,12 @@ def of_ordered(
 
 
 def of_names(known: Iterable[Added], more: Iterable[Added]) -> Iterator[str]:
-    """Refuse more tasks, which one task is in the graph, if the store would know a task that is there by one of their names."""
+    """Refuse a task if one of the names that it has in the store is taken.
+
+    Args:
+        known: The tasks of the graph that were added before.
+        more: The tasks of the graph that the new task is.
+    """
     taken = {each.name: each.named for each in known}
     for each in more:
         if taken.get(each.name) == each.named:
@@ -221,7 +220,7 @@ def of_plan(plan: Plan) -> Iterator[str]:
 
 
 def of_rows(plan: InputPlan, is_by_spark: bool) -> Iterator[str]:
-    """Refuse a task that can never work on the rows of an input, which Spark may plan."""
+    """Refuse a task that can never work on the rows of an input. `is_by_spark` says whether Spark plans the source."""
     name = plan.named
     if not name or not all(c.isalnum() or c in "_.-" for c in name) or name[0] == ".":
         yield f"task name={name!r} can't name a folder; use letters, digits, '_', '.' and '-'."
@@ -248,8 +247,14 @@ def of_update(plan: InputPlan, type: pa.DataType) -> Iterator[str]:
         column = "the column" if plan.task.value is None else f"column {plan.task.value!r}"
         yield (
             f"task={plan.named}: {monoid.name} holds {monoid.type} and can't take {column} of {type}; "
-            "cast the column or choose another monoid."
+            f"cast the column or choose another monoid{_such_as(monoid, type)}."
         )
+
+
+def _such_as(monoid: Monoid[Any], type: pa.DataType) -> str:
+    """Return the words that name the same monoid for floats, if the column has floats; else ""."""
+    is_known = monoid.__class__ in (Sum, Product, Min, Max)
+    return f", such as {monoid.name}(pa.float64())" if is_known and pa.types.is_floating(type) else ""
 
 
 def _of_columns(plan: InputPlan) -> Iterator[str]:
@@ -267,28 +272,37 @@ def _of_columns(plan: InputPlan) -> Iterator[str]:
     for role, column in [*wanted.items(), *(("key", column) for column in task.key_columns)]:
         if column is not None and plan.schema.get_field_index(column) < 0:
             known = ", ".join(known for known in plan.schema.names if known != LOCAL_TIMESTAMP) or "no columns"
+            struct, point, _ = column.partition(".")
+            if point and struct in plan.schema.names:
+                known += f"; take a field out of {struct!r} by the source's transform"
             yield f"task={name}: the {role} column {column!r} is not in {source.rstrip(',')}; it has {known}."
 
 
 def _of_zones(plan: InputPlan) -> Iterator[str]:
-    """Refuse columns with a time zone that this machine does not know: no value of theirs can become Python's."""
-    for column in plan.schema:
-        for zone in _zones(column.type):
-            try:
-                pa.lib.string_to_tzinfo(zone)
-            except (KeyError, ValueError, OSError):
+    """Refuse columns that user code asks for, and whose time zone this machine lacks: Python has none of their values."""
+    for name in _handed(plan):
+        for type in all_types([plan.schema.field(name).type]):
+            if pa.types.is_timestamp(type) and type.tz and not _is_zone(type.tz):
                 yield (
-                    f"task={plan.named}: column {column.name!r} has times in zone={zone!r}, which this machine does not know; "
+                    f"task={plan.named}: column {name!r} has times in zone={type.tz!r}, which this machine does not know; "
                     "give a schema with a zone such as 'UTC' or 'Europe/Oslo'."
                 )
 
 
-def _zones(type: pa.DataType) -> set[str]:
-    """Return the time zones in a type."""
-    if pa.types.is_dictionary(type):
-        return _zones(type.value_type)
-    within = (_zones(type.field(place).type) for place in range(type.num_fields))
-    return {type.tz} - {None} if pa.types.is_timestamp(type) else set[str]().union(*within)
+def _handed(plan: InputPlan) -> tuple[str, ...]:
+    """Return the columns whose values user code may be handed as objects of Python: those of messages, or of `prepare`."""
+    # A part of an ordered task takes rows as batches, and hands them on as messages, with their keys.
+    if plan.update_way == "message" or plan.hands_keys:
+        return tuple(plan.schema.names)
+    return () if plan.task.value is None or plan.state.prepare is None else (plan.task.value,)
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        pa.lib.string_to_tzinfo(name)
+    except (KeyError, ValueError, OSError):
+        return False
+    return True
 
 
 def _of_key(plan: InputPlan) -> Iterator[str]:
@@ -336,7 +350,7 @@ def _of_timestamp(plan: InputPlan) -> Iterator[str]:
     if not (pa.types.is_timestamp(stamp) or pa.types.is_int64(stamp) or pa.types.is_date32(stamp)):
         yield (
             f"task={plan.named}: the timestamp column {plan.timestamp!r} is {stamp}; "
-            "make it a timestamp, or int64 microseconds UTC."
+            "make it a timestamp, or int64 microseconds UTC, by its type in the schema or in the source's transform."
         )
     if unit not in (None, *TIMESTAMP_UNITS):
         yield f"task={plan.named}: timestamp_unit={unit!r}; say one of {', '.join(map(repr, TIMESTAMP_UNITS))}."
@@ -351,8 +365,8 @@ def _of_order(plan: InputPlan, is_by_spark: bool) -> Iterator[str]:
     """Refuse rows whose order is needed, and is not known."""
     if plan.layout.is_ordered and not plan.has_positions:
         yield (
-            f"task={plan.named}: {plan.layout.monoid.name} does not commute, and its source gives messages of one time no "
-            "order; name a column of positions."
+            f"task={plan.named}: {needs_order(plan)}, and its source gives messages of one time no order; name a column of "
+            "positions, as in DataFrameSource(..., position='offset')."
         )
     if plan.settings.jump is not None and is_by_spark:
         yield (
@@ -378,7 +392,7 @@ def _of_inputs_together(plan: Plan) -> Iterator[str]:
 
 
 def _of_one_of_several(plan: Plan, of_input: InputPlan) -> Iterator[str]:
-    """Refuse what does not fit of one of several inputs of a task."""
+    """Refuse one of several inputs that does not fit the task, or the first input."""
     yield from of_rows(of_input, plan.by_spark)
     if of_input.update_way == "column":
         yield f"task={plan.named} says its update in process_column, and has several inputs; say it in process_batch."
@@ -416,7 +430,7 @@ def _named_types(types: Sequence[pa.DataType]) -> str:
 
 
 def _is_key(key: object) -> bool:
-    """Return whether this names a column, several, or none."""
+    """Return whether this names a column or several, or is None. An empty list is more often a mistake than meant as None."""
     if isinstance(key, (str, type(None))):
         return True
-    return isinstance(key, Sequence) and all(isinstance(column, str) for column in key)
+    return isinstance(key, Sequence) and len(key) > 0 and all(isinstance(column, str) for column in key)

@@ -1,4 +1,4 @@
-"""Compile the tasks of an application to their plans, of which workers know all that they need."""
+"""Compile the tasks of an application to their plans, which hold all that a worker needs to know."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from persistent_state.batch.of_input import OfInput
 from persistent_state.batch.plan import InputPlan, Plan
 from persistent_state.edges import parts as in_order
 from persistent_state.edges.base import check
-from persistent_state.errors import StateError
+from persistent_state.errors import StateError, refuse
 from persistent_state.event_time.clocks import FURTHEST, Settings
 from persistent_state.event_time.durations import duration, positive
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.inputs import AnySource, Input
 from persistent_state.setup import graph
 from persistent_state.setup.added import Added, by_spark, edge_of
-from persistent_state.setup.checks import of_plan, of_rows, of_update, refuse
+from persistent_state.setup.checks import of_plan, of_rows, of_update
 from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.sources.casts import plain_schema
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.tasks import TIMESTAMP
@@ -57,16 +58,17 @@ def plans_of(
     Raises:
         InvalidInputError: A task does not fit what feeds it.
     """
-    apart, plans = graph.every(added, settings.interval), dict[str, Plan]()
-    settings = replace(settings, interval=graph.common_interval(added, settings.interval))
-    for each in graph.topological(added):
+    ordered, plans = graph.topological(added), dict[str, Plan]()
+    times = graph.every(ordered, settings.interval)
+    settings = replace(settings, interval=graph.common_interval(times, settings.interval))
+    for each in ordered:
         plan = Plan(
             application=application,
             files=files,
             task=each.task,
             # The plans of its inputs are made from this one.
             inputs={},
-            settings=replace(settings, every=math.gcd(*apart.get(each.name, ())) or None),
+            settings=replace(settings, every=math.gcd(*times.get(each.name, ())) or None),
             shards=shards,
             emits=bool(each.outputs.running),
             outputs=each.outputs.names,
@@ -139,7 +141,7 @@ def _of_input(plan: Plan, name: str, input: Input, on_bad_row: str, columns_of: 
     rows = InputPlan(
         name,
         task,
-        schema,
+        plain_schema(schema),
         source.timestamp,
         source.channel,
         settings,

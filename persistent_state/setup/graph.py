@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from persistent_state.edges.base import apart
+from persistent_state.edges.base import times_apart
 from persistent_state.errors import InvalidInputError
 from persistent_state.setup.added import Added
 
@@ -43,27 +43,29 @@ def topological(added: Sequence[Added]) -> list[Added]:
     return list(order.values())
 
 
-def every(added: Sequence[Added], interval: int) -> dict[str, set[int]]:
+def every(ordered: Sequence[Added], interval: int) -> dict[str, set[int]]:
     """Return by task: the times, in microseconds, after which others are fed its changes, or those of what it feeds.
 
+    Args:
+        ordered: The tasks, so that each comes after those that feed it.
+        interval: The checkpoint interval of the user.
+
     Raises:
-        InvalidInputError: One is no multiple of the checkpoint interval.
+        InvalidInputError: A time is no multiple of the checkpoint interval.
     """
     times = dict[str, set[int]]()
-    # Each comes before those that feed it.
-    for each in reversed(topological(added)):
+    for each in reversed(ordered):
         for source in each.upstream.values():
-            own = apart(source, each.name, interval, times.get(each.name, set()))
+            own = times_apart(source, each.name, interval, times.get(each.name, set()))
             times.setdefault(source.task, set()).update(own)
     return times
 
 
-def common_interval(added: Sequence[Added], interval: int) -> int:
-    """Return the time between the clocks at which all tasks come together, given the checkpoint interval.
+def common_interval(times: Mapping[str, set[int]], interval: int) -> int:
+    """Return the time between the clocks at which all tasks come together.
 
-    Raises:
-        InvalidInputError: As for `every`.
+    Args:
+        times: By task the times of `every`: a task that is fed so often comes to a checkpoint after each of them.
+        interval: The checkpoint interval of the user.
     """
-    times = set[int]().union(*every(added, interval).values())
-    # All tasks that are fed `every` so often have come to a checkpoint.
-    return math.lcm(interval, *times)
+    return math.lcm(interval, *set[int]().union(*times.values()))

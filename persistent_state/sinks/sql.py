@@ -33,7 +33,7 @@ from persistent_state.sinks.base import (
     check_timeline,
     known_clock,
 )
-from persistent_state.sinks.values import Values
+from persistent_state.sinks.values import Values, reader_of
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, ColumnElement, Connection, Engine, Row, Select, Table
@@ -170,7 +170,7 @@ class SqlSink(RecordingSink):
         with self._asking(), engine.connect() as connection:
             if self._own_record(connection).timeline == self._timeline:
                 return
-        then = () if self.history else values.batches()
+        then = () if self.history else reader_of(values)()
         with _kept(then) as batches, self._asking(), self._transaction(engine) as connection:
             last = self._record_back(connection, clock)
             # A table that was never given the clock keeps what it has: what changed up to the clock is yet to come.

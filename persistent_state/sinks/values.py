@@ -186,6 +186,21 @@ def values_of(frame: object) -> Values:
     )
 
 
+def reader_of(values: Values | Reader) -> Reader:
+    """Return the reader of all rows that `rewind` of a sink was given.
+
+    A subclass of the former interface hands a function of its own on to the `rewind` of its base, which is deprecated.
+    """
+    if hasattr(values, "batches"):
+        return values.batches
+    warnings.warn(
+        "rewind() of a sink was given a function, which is deprecated; give LocalValues(values.schema, [function]).",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return values
+
+
 def with_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:
     """Return the batches that have rows; None if none has."""
     filled = (batch for batch in batches if batch.num_rows)

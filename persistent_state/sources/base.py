@@ -76,7 +76,7 @@ class Chunk:
         unseen: The columns that no record of the chunk has, where each record has members of its own, as JSON has. A value that
             is one of them is only null, whatever `lacks` says. A first micro-batch is refused if no row of it has a task's key,
             value or message id.
-        notes: By column: a sentence that people are to read in the log, once for each start.
+        notes: By column: a sentence that people are to read in the log. A start logs three different ones of a column at most.
 
     Example:
         >>> rows = pa.RecordBatch.from_pylist([{"word": "to"}, {"word": "be"}])

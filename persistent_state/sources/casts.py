@@ -138,7 +138,11 @@ def hopeless(column: pa.Array[Any], type: pa.DataType) -> pa.BooleanArray | None
 
 
 def plain_type(type: pa.DataType) -> pa.DataType:
-    """Return a type without views and run ends, at all levels: pyarrow can't pick values out of these."""
+    """Return a type without views, run ends, dictionaries and required fields, at all levels.
+
+    pyarrow can't pick values out of views and run ends, nor write two dictionaries of a column into one file. The numbers of a
+    dictionary may be too few for that of another file. A field that one file requires may be null in another.
+    """
     if pa.types.is_string_view(type):
         return pa.string()
     if pa.types.is_binary_view(type):
@@ -146,11 +150,12 @@ def plain_type(type: pa.DataType) -> pa.DataType:
     if isinstance(type, pa.RunEndEncodedType):
         return plain_type(type.value_type)
     if pa.types.is_dictionary(type):
-        return pa.dictionary(type.index_type, plain_type(type.value_type), type.ordered)
+        return plain_type(type.value_type)
     if pa.types.is_struct(type):
         return pa.struct([_plain_field(field) for field in type])
     if pa.types.is_map(type):
-        return pa.map_(_plain_field(type.key_field), _plain_field(type.item_field), type.keys_sorted)
+        key = type.key_field.with_type(plain_type(type.key_type))
+        return pa.map_(key, _plain_field(type.item_field), type.keys_sorted)
     if pa.types.is_fixed_size_list(type):
         return pa.list_(_plain_field(type.value_field), type.list_size)
     if pa.types.is_large_list(type) or pa.types.is_large_list_view(type):
@@ -159,12 +164,12 @@ def plain_type(type: pa.DataType) -> pa.DataType:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without views and run ends: see `plain_type`."""
+    """Return a schema of plain types, of which any column may be null: see `plain_type`."""
     return pa.schema([_plain_field(field) for field in schema], schema.metadata)
 
 
 def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows without views and run ends: see `plain_type`."""
+    """Return rows of plain types: see `plain_type`."""
     schema = plain_schema(rows.schema)
     if schema.equals(rows.schema):
         return rows
@@ -172,12 +177,12 @@ def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def plain_column(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return a column without views and run ends: see `plain_type`."""
+    """Return a column of a plain type: see `plain_type`."""
     return cast(column, plain_type(column.type))
 
 
 def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(plain_type(field.type))
+    return field.with_type(plain_type(field.type)).with_nullable(True)
 
 
 def leaves(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
@@ -189,7 +194,9 @@ def all_types(types: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
     """Yield types, and those within them."""
     for type in types:
         yield type
-        if pa.types.is_nested(type):
+        if pa.types.is_dictionary(type):
+            yield from all_types([type.value_type])
+        elif pa.types.is_nested(type):
             yield from all_types(type.field(i).type for i in range(type.num_fields))
 
 

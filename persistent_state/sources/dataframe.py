@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from persistent_state.errors import check_takes
 from persistent_state.sources.base import check_timestamp_unit
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class DataFrameSource:
         timestamp_unit: The unit of integer timestamps: "s", "ms", "us" or "ns".
 
     Raises:
-        InvalidInputError: The unit is another.
+        InvalidInputError: The unit is another, or the function takes other arguments.
 
     Example:
         >>> def stream(spark, clock):
@@ -53,3 +54,5 @@ class DataFrameSource:
 
     def __post_init__(self) -> None:
         check_timestamp_unit(self.timestamp_unit)
+        if callable(self.stream):
+            check_takes("stream", self.stream, "spark", "clock")

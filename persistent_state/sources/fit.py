@@ -87,9 +87,4 @@ def _no_text(column: pa.Array[Any]) -> str | None:
 
 def has_texts(type: pa.DataType) -> bool:
     """Return whether a column has texts or bytes of any length."""
-    return type_of_texts(type) in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
-
-
-def type_of_texts(type: pa.DataType) -> pa.DataType:
-    """Return the type of a column's values, plain and in no dictionary."""
-    return plain_type(type.value_type if pa.types.is_dictionary(type) else type)
+    return plain_type(type) in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, pairwise
 from typing import TypeAlias
 
@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError, raised
-from persistent_state.formatting import plain, to_json
+from persistent_state.formatting import plain_values, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.calendars import calendars_of
-from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows
+from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows, plain_type
 from persistent_state.sources.csv_lines import (
     CsvOptions,
     Parser,
@@ -30,7 +30,7 @@ from persistent_state.sources.csv_lines import (
     csv_texts,
     header_names,
 )
-from persistent_state.sources.fit import fit, has_texts, type_of_texts, without_hopeless
+from persistent_state.sources.fit import fit, has_texts, without_hopeless
 from persistent_state.sources.json_lines import in_one_line, json_parser
 from persistent_state.sources.json_names import misnamed, unseen
 from persistent_state.sources.names import Path, absent_columns
@@ -174,6 +174,10 @@ def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBa
 
 class NoRowsError(Exception):
     """A `transform` has returned something that is no batch of Arrow, or one name for two columns."""
+
+
+OF_NO_ROWS = "for a batch without rows, which it is given at the start to learn its columns"
+"""The end of an error of a `transform` that fails before any row is read."""
 
 
 def what_it_did(error: Exception) -> str:
@@ -338,8 +342,8 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
         raw = batch.take(pa.array(np.delete(np.arange(batch.num_rows), [*old]))) if old else batch
         reasons, values = {row: str(why) for row, why in old.items()}, {row: why.value for row, why in old.items()}
         piece = _refused(_piece(raw, schema, reasons, values, batch.num_rows, lambda place: Original()), fault)
-        bad = {record.position for record in piece.bad}
-        original = partial(_parquet_original, batch, bad, first, piece.original)
+        records = cache(partial(_records, batch, [record.position for record in piece.bad]))
+        original = partial(_parquet_original, records, first, piece.original)
         yield replace(piece, original=original).without(absent)
         first += batch.num_rows
     if first - 1 != parquet.metadata.num_rows:
@@ -349,7 +353,7 @@ def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Itera
 
 def _batches(file: pa.NativeFile, parquet: pq.ParquetFile, fields: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file, with these columns, in batches of bounded size."""
-    texts = {field.name: type_of_texts(field.type) for field in fields if has_texts(field.type)}
+    texts = {field.name: plain_type(field.type) for field in fields if has_texts(field.type)}
     types = {name: texts[name] for name in _repeated(parquet.metadata, texts)}
     if types:
         parquet = open_parquet(file, [*types])
@@ -431,16 +435,23 @@ def _rows_of_piece(rows: int, size: int) -> int:
     return max(1, min(_PIECE_ROWS, _PIECE_BYTES * rows // max(1, size)))
 
 
+def _records(batch: pa.RecordBatch, places: Sequence[int]) -> dict[int, bytes]:
+    """Return the rows at these places as JSON. A row with a text that is not UTF-8 can't be shown, and is left out."""
+    rows = plain_rows(batch).take(pa.array(places, pa.int64()))
+    try:
+        columns = [plain_values(column) for column in rows.columns]
+    except ValueError:
+        middle = len(places) // 2
+        return _records(batch, places[:middle]) | _records(batch, places[middle:]) if middle else {}
+    records = (dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+    return {place: to_json(record).encode() for place, record in zip(places, records, strict=True)}
+
+
 def _parquet_original(
-    batch: pa.RecordBatch, bad: Container[int], first: int, known: Callable[[int], Original], place: int
+    records: Callable[[], Mapping[int, bytes]], first: int, known: Callable[[int], Original], place: int
 ) -> Original:
     """Return where a row of a Parquet file stood and, if it is a bad record, its columns as JSON."""
-    record = None
-    if place in bad:
-        # Text that is not UTF-8 can't be shown.
-        with suppress(ValueError):
-            record = to_json(plain(batch.slice(place, 1).to_struct_array()[0])).encode()
-    return replace(known(place), record=record, line=first + place)
+    return replace(known(place), record=records().get(place), line=first + place)
 
 
 def _text_pieces(
@@ -457,6 +468,9 @@ def _text_pieces(
     line = 1
     for block in blocks:
         end = line + block.count(b"\n")
+        if format == JSON and codecs.BOM_UTF8 in block:
+            # Files that were joined have a mark where each of them began.
+            block = (b"\n" + block).replace(b"\n%b{" % codecs.BOM_UTF8, b"\n{")[1:]
         if parse is None:
             header, _, block = block.lstrip(b"\r\n").partition(b"\n")
             if header:

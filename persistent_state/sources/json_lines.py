@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from persistent_state.sources.csv_lines import Parser
 
 _NOT_AN_OBJECT = "not a JSON object"
 _SEVERAL = "several JSON objects in one line"
-_FEW = 32
+_FEW = 128
 """The most lines of which Python looks at each, where the parser refuses them together."""
 
 _WHITE = b" \t\r\n"
@@ -56,10 +56,16 @@ def json_parser(schema: pa.Schema) -> Parser:
         last = np.where(last == ord("\r"), codes[np.maximum(ends - 3, 0)], last)
         # pyarrow takes objects wherever their lines end, and crashes on a null. But a line end between "}" and "{" can
         # only be one between two objects, so that no object lies in two lines and each line makes a row or more.
+        numbers: Sequence[int] = range(len(starts))
+        bad: dict[int, Unfit] = {}
         if (codes[starts] != ord("{")).any() or (last != ord("}")).any():
             lines = [text[start:end].strip(_WHITE) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-            if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
-                raise Unfit(_not_an_object(text) if is_one else "")
+            are_objects = [line.startswith(b"{") and line.endswith(b"}") for line in lines]
+            numbers = np.flatnonzero(are_objects).tolist()
+            bad = {i: Unfit(_not_an_object(lines[i])) for i, is_object in enumerate(are_objects) if not is_object}
+            if not numbers:
+                return pa.schema(fields).empty_table(), bad
+            lines = [lines[i] for i in numbers]
             text = b"\n".join(lines) + b"\n"
             ends = np.cumsum([len(line) + 1 for line in lines])
             starts = np.concatenate([[0], ends])[:-1]
@@ -71,14 +77,13 @@ def json_parser(schema: pa.Schema) -> Parser:
             table = read(text)
             if len(table) != len(starts):
                 raise Unfit("")
-            return table, {}
+            return table, bad
         except pa.ArrowInvalid:
             if len(starts) > _FEW:
                 raise
         # The fault may lie in members that are not read.
         kept: list[bytes] = []
-        bad: dict[int, Unfit] = {}
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        for number, start, end in zip(numbers, starts, ends, strict=True):
             line = text[start:end]
             try:
                 kept.append(_object(members(_members(line))))
@@ -110,15 +115,15 @@ def json_parser(schema: pa.Schema) -> Parser:
 
     def members(written: _Members) -> dict[str, str]:
         """Return the members of a line that are read, as JSON, without those within them that are not."""
-        names = [name for name, _ in written]
+        values = dict(written)
         kept: dict[str, str] = {}
         for field in fields:
-            if names.count(field.name) > 1:
+            if len(values) < len(written) and sum(name == field.name for name, _ in written) > 1:
                 raise Unfit(
                     f"column {field.name} stands twice in it",
                     _shortly(*(each for name, each in written if name == field.name)),
                 )
-            value = next((value for name, value in written if name == field.name), None)
+            value = values.get(field.name)
             try:
                 kept[field.name] = _written(value, field.type)
             except UnicodeEncodeError:
@@ -201,6 +206,11 @@ class _Number(str):
     """A number as it was written."""
 
 
+_MEMBERS = json.JSONDecoder(object_pairs_hook=_Members, parse_float=_Number, parse_int=_Number, strict=False)
+_encoded = json.JSONEncoder(ensure_ascii=False).encode
+"""Made once. What `json.loads` and `json.dumps` make for each text takes longer than the text."""
+
+
 def _members(line: bytes) -> _Members:
     """Return the members of a JSON object. A byte that is not UTF-8 is half a surrogate, as JSON may write one, too.
 
@@ -208,8 +218,7 @@ def _members(line: bytes) -> _Members:
         Unfit: The line is not a JSON object.
     """
     try:
-        text = line.decode(errors="surrogateescape")
-        record = json.loads(text, object_pairs_hook=_Members, parse_float=_Number, parse_int=_Number, strict=False)
+        record = _MEMBERS.decode(line.decode(errors="surrogateescape"))
     except (ValueError, RecursionError):
         raise Unfit(_not_an_object(line)) from None
     if not isinstance(record, _Members):
@@ -224,7 +233,7 @@ def _not_an_object(line: bytes) -> str:
     try:
         text = line.decode().strip()
         end = json.JSONDecoder().raw_decode(text)[1]
-        if text.startswith("{") and text[end:].lstrip(" \t,").startswith("{"):
+        if text.startswith("{") and text[end:].lstrip(" \t\r,").startswith("{"):
             return _SEVERAL
     except (ValueError, RecursionError):
         pass
@@ -270,7 +279,7 @@ def _written(value: Any, type: pa.DataType) -> str:
         return f"[{','.join(_written(each, type.value_type) for each in value)}]" if pa.types.is_list(type) else "[]"
     if isinstance(value, _Number):
         return value
-    written = json.dumps(value, ensure_ascii=False)
+    written = _encoded(value)
     written.encode()
     return written
 
@@ -292,7 +301,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, _Number):
         return value
     # Half a surrogate is no text.
-    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
+    return _encoded(value).encode(errors="backslashreplace").decode()
 
 
 def _odd_decimals(schema: pa.Schema) -> str:
@@ -312,7 +321,7 @@ def _check_decimals(line: bytes, schema: pa.Schema) -> None:
     """
     try:
         # Members that stand twice are all looked at. Numbers are as they were written.
-        record = json.loads(line, object_pairs_hook=_Members, parse_float=_Number, parse_int=_Number, strict=False)
+        record = _MEMBERS.decode(line.decode(errors="surrogatepass"))
     except (ValueError, RecursionError):
         raise Unfit(_not_an_object(line)) from None
     for field in schema:

@@ -1,4 +1,4 @@
-"""The listing of a folder of this machine: its files, those that are left out, and the marks of tables that lie in it."""
+"""The listing of a folder: its files, those that are left out, and the marks of tables that lie in it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import stat
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from persistent_state.formatting import iso_time
 
 _FOLDER_OF_SPARK = "a DataFrameSource over it"
 HUDI = ".hoodie"
@@ -24,6 +28,9 @@ _ICEBERG = f"those of an Iceberg table, which writes its rows to new files again
 
 UNREADABLE = "reading is not permitted; permit it, and it is read"
 
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
+"""The names under which file systems give the time at which a file was modified."""
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -38,13 +45,15 @@ class File:
 class Listing:
     """The files that are read and were not known, what is left out and why, and the marks of tables with what to use instead.
 
-    `there` has all files, known ones too; None where the listing does not look at those.
+    `there` has all files, known ones too; None where the listing does not look at those. `linked` has the paths of new files
+    that may have other names, by hard links or as links, each with whether it is a link.
     """
 
     files: list[File] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
     there: dict[str, File] | None = None
+    linked: dict[str, bool] = field(default_factory=dict)
 
 
 def local_listing(root: str, known: Container[str]) -> Listing:
@@ -55,7 +64,7 @@ def local_listing(root: str, known: Container[str]) -> Listing:
     Raises:
         OSError: A folder can't be listed.
     """
-    found = Listing()
+    listing = Listing()
     folders = [""]
     while folders:
         folder = folders.pop()
@@ -65,17 +74,33 @@ def local_listing(root: str, known: Container[str]) -> Listing:
                 path = folder + entry.name
                 if is_left_out(entry.name):
                     if entry.name in TABLES:
-                        found.tables[path] = TABLES[entry.name]
+                        listing.tables[path] = TABLES[entry.name]
                 elif entry.is_dir(follow_symlinks=False):
                     folders.append(path + "/")
                 elif path not in known:
-                    _add(found, root, path, entry)
-    return found
+                    _add(listing, root, path, entry)
+    return listing
 
 
-def _add(found: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:
+def store_listing(system: Any, root: str, known: Container[str]) -> Listing:
+    """List a folder of any file system of fsspec. It has known files too, since a store lists all with their sizes and times.
+
+    Raises:
+        OSError: It can't be listed.
+    """
+    infos = system.find(root, detail=True)
+    names = ((name[len(root) + 1 :], info) for name, info in infos.items())
+    there = {path: stored_file(path, info) for path, info in names}
+    new = [file for path, file in there.items() if path not in known]
+    marks = {file.path: mark for file in new if (mark := table_mark(file.path))}
+    tables = {path: what for mark in marks.values() for path, what in mark.items()}
+    files = [file for file in new if not is_ignored(file.path) and file.path not in marks]
+    return Listing(files, {}, tables, there)
+
+
+def _add(listing: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:
     if mark := table_mark(path):
-        found.tables |= mark
+        listing.tables |= mark
         return
     try:
         file = local_file(path, entry.path)
@@ -89,9 +114,11 @@ def _add(found: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:
     except OSError as error:
         why = "a link in a circle" if error.errno == errno.ELOOP else str(error)
     if why:
-        found.left_out[path] = why
+        listing.left_out[path] = why
     else:
-        found.files.append(file)
+        listing.files.append(file)
+        if entry.is_symlink() or entry.stat().st_nlink > 1:
+            listing.linked[path] = entry.is_symlink()
 
 
 def _why_left_out(root: str, entry: os.DirEntry[str]) -> str:
@@ -113,14 +140,24 @@ def _why_left_out(root: str, entry: os.DirEntry[str]) -> str:
 
 
 def local_file(path: str, place: str) -> File:
-    """Return what a listing says of the file at a place. Of a link it is the link's time, and the size of what it links to.
+    """Return what a listing says of the file at a place. A link has the size of its file, and the later time of the two.
 
     Raises:
         OSError: There is no such file, or it links to nothing.
     """
     own = os.lstat(place)
-    size = os.stat(place).st_size if stat.S_ISLNK(own.st_mode) else own.st_size
-    return File(path, size, microseconds(own.st_mtime))
+    file = os.stat(place) if stat.S_ISLNK(own.st_mode) else own
+    return File(path, file.st_size, microseconds(max(own.st_mtime, file.st_mtime)))
+
+
+def stored_file(path: str, info: Mapping[str, Any]) -> File:
+    """Return a file of which fsspec gives the size, and its time by any name and in any form that a file system has."""
+    time = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
+    if isinstance(time, str):
+        time = iso_time(time)
+    if isinstance(time, datetime):
+        time = time.timestamp()
+    return File(path, int(info.get("size") or 0), None if time is None else microseconds(time))
 
 
 _METADATA = re.compile(r"(v\d+|\d+-[0-9a-f]{8}-[0-9a-f-]{27})(\.gz)?\.metadata\.json")
@@ -137,13 +174,14 @@ def table_mark(path: str) -> dict[str, str]:
 
 def is_ignored(path: str) -> bool:
     """Return whether a name of a path is one that is not read."""
-    return any(map(is_left_out, path.split("/")))
+    # An object store marks a folder by a file with an empty name. There a folder may have such a name, too, as in "in//0.csv".
+    return path.endswith("/") or any(map(is_left_out, path.split("/")))
 
 
 def is_left_out(name: str) -> bool:
     """Return whether files and folders of this name are not read."""
-    # An object store marks a folder by a file with an empty name.
-    return name[:1] in ("", ".", "_") or name == "tmp" or name.endswith(".tmp")
+    # EMR marks the folder x of a bucket by a file x_$folder$ beside it.
+    return name[:1] in (".", "_") or name == "tmp" or name.endswith((".tmp", "_$folder$"))
 
 
 def name_of(path: str) -> str:

@@ -1,15 +1,15 @@
-"""Find files of a folder that are other files under another path: moved, copied, or compressed in place.
+"""Find files of a folder that are other files under another path: moved, copied, linked, or compressed in place.
 
-Nothing but a file's name, size and time says that it is the same. So two files have `Look`s, and where they have one in common,
-the rest of what is known of them decides.
+Nothing but its name, size and time says that a file was moved. So two files have `Look`s, and where they have one in common,
+the rest of what is known of them decides. A link, or a copy with the same bytes, shows as long as both files are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from persistent_state.sources.file_reader import FileReader
 from persistent_state.sources.formats import BY_ENDING, CODECS, Codec
 from persistent_state.sources.listing import File, name_of
 
@@ -25,25 +25,8 @@ end of that of the other; name and time of a text that is compressed otherwise.
 """
 
 
-@dataclass(frozen=True)
-class Folder:
-    """The folder of a source, with answers of the source on its files.
-
-    Attributes:
-        kind: Returns the kind of the file at a path.
-        is_opened: Returns whether the file at a path is opened when it is read. Others have one bad record.
-        is_fit: Returns whether the folders of a path say values that fit their columns.
-        text_size: Returns how many bytes a compressed file has as a text; 0 if it can't be read.
-    """
-
-    kind: Callable[[str], Kind]
-    is_opened: Callable[[str], bool]
-    is_fit: Callable[[str], bool]
-    text_size: Callable[[File, Codec], int]
-
-
 def moved_and_copied(
-    folder: Folder,
+    reader: FileReader,
     known: Sequence[File],
     listed: Sequence[File],
     is_gone: Callable[[File], bool],
@@ -54,7 +37,7 @@ def moved_and_copied(
     Each comes with the path of the other file.
 
     Args:
-        folder: The folder of all of them.
+        reader: The reader of all of them.
         known: The files that are read.
         listed: The files that are there and were not known.
         is_gone: Returns whether a known file is no longer there, or another one is in its place.
@@ -69,43 +52,64 @@ def moved_and_copied(
         return moved, copies
     by_look: dict[Look, list[File]] = {}
     for file in new.values():
-        for look in _looks_of_new(folder, file):
+        for look in _looks_of_new(reader, file):
             by_look.setdefault(look, []).append(file)
     compared: set[tuple[Look, bool, int, Kind]] = set()
     for other in (*_near(known, [*new.values()]), *new.values()):
-        if other.path in copies or not folder.is_opened(other.path) or not folder.is_fit(other.path):
+        if other.path in copies or not reader.is_opened(other.path) or not reader.is_fit(other.path):
             continue
-        looks = [look for look in _looks_of_known(folder, other) if look in by_look]
+        looks = [look for look in _looks_of_known(reader, other) if look in by_look]
         has_gone = bool(looks) and other.path not in new and is_gone(other)
         if not has_gone:
             # What has less in common with a file that is still there is no copy of it.
             looks = [look for look in looks if look[0] in (SAME_FILE, SAME_TEXT)]
-        keys = {look: (look, has_gone, other.size, folder.kind(other.path)) for look in looks}
+        keys = {look: (look, has_gone, other.size, reader.kind(other.path)) for look in looks}
         pairs = [(look, file) for look in looks if keys[look] not in compared for file in by_look[look]]
         compared.update(keys.values())
         for look, file in pairs:
-            if file is other or not _is_like(folder, look, other, file):
+            if file is other or not _is_like(reader, look, other, file):
                 continue
             if not has_gone:
                 copies.setdefault(file.path, other.path)
-            # Of files that have no more than a name and a size in common with one that is gone, one may be that.
+            # One file at most is taken for a file that is gone if the two have no more than a name and a size in common.
             elif file.path not in moved and (look[0] != SAME_NAME or other.path not in moved.values()):
                 moved[file.path] = other.path
-    is_copy = {path: path not in moved and folder.is_opened(path) for path in copies}
+    is_copy = {path: path not in moved and reader.is_opened(path) for path in copies}
     return moved, {path: other for path, other in copies.items() if is_copy[path]}
 
 
-def _looks_of_known(folder: Folder, file: File) -> Iterator[Look]:
-    yield from _looks(file, [*{None, *CODECS.values()} - {folder.kind(file.path)[1]}])
-    yield SAME_NAME, file.size, file.path, _columns(file)
+def alike_by(
+    mark: Callable[[File], Hashable], reader: FileReader, known: Sequence[File], new: Sequence[File]
+) -> dict[str, str]:
+    """Return the new files that have the mark of another file of their kind, each with the path of that file.
+
+    Args:
+        mark: Returns what only a file and its links have, or its copies; None if it can't be known.
+        reader: The reader of all of them.
+        known: The files that are read.
+        new: Files that are there and were not known.
+    """
+    first: dict[Hashable, str] = {}
+    others: dict[str, str] = {}
+    for file in (*known, *new):
+        if reader.is_opened(file.path) and (its := mark(file)) is not None:
+            other = first.setdefault((reader.kind(file.path), its), file.path)
+            if other != file.path:
+                others[file.path] = other
+    return {file.path: others[file.path] for file in new if file.path in others}
 
 
-def _looks_of_new(folder: Folder, file: File) -> Iterator[Look]:
-    yield from _looks(file, [folder.kind(file.path)[1]])
+def _looks_of_known(reader: FileReader, file: File) -> Iterator[Look]:
+    yield from _looks(file, [*{None, *CODECS.values()} - {reader.kind(file.path)[1]}])
+    yield SAME_NAME, file.size, file.path, columns(file)
+
+
+def _looks_of_new(reader: FileReader, file: File) -> Iterator[Look]:
+    yield from _looks(file, [reader.kind(file.path)[1]])
     # Any folders may stand before the whole path of a known one. Its name alone does not say which it is, as those of days may
     # all be `orders.csv`.
     parts = file.path.split("/")
-    yield from ((SAME_NAME, file.size, "/".join(parts[i:]), _columns(file)) for i in range(1, len(parts)))
+    yield from ((SAME_NAME, file.size, "/".join(parts[i:]), columns(file)) for i in range(1, len(parts)))
 
 
 def _looks(file: File, codecs: Sequence[Codec | None]) -> Iterator[Look]:
@@ -113,45 +117,45 @@ def _looks(file: File, codecs: Sequence[Codec | None]) -> Iterator[Look]:
     if file.modified is None:
         return
     name = name_of(file.path)
-    yield SAME_FILE, file.size, f"{file.modified} {name}", _columns(file)
+    yield SAME_FILE, file.size, f"{file.modified} {name}", columns(file)
     # Many files may be of one second, such as those of an archive that was unpacked.
     if _has_fraction(file):
         yield SAME_TIME, file.size, str(file.modified), ""
     # Some programs that compress a file give the result its time without a fraction.
-    yield from ((SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}", _columns(file)) for codec in codecs)
+    yield from ((SAME_TEXT, _second(file), f"{codec} {_unpacked(name)}", columns(file)) for codec in codecs)
 
 
-def _columns(file: File) -> str:
+def columns(file: File) -> str:
     """Return the folders of a file that hold columns. Other values of these make other rows."""
     return "/".join(folder for folder in file.path.split("/")[:-1] if "=" in folder)
 
 
-def _is_like(folder: Folder, look: Look, other: File, new: File) -> bool:
+def _is_like(reader: FileReader, look: Look, other: File, new: File) -> bool:
     """Return whether a file that has a look in common with another one, which has had records, may be what that was."""
-    then, now = folder.kind(other.path), folder.kind(new.path)
+    then, now = reader.kind(other.path), reader.kind(new.path)
     if look[0] != SAME_TEXT:
         # Under the name of another kind the same bytes have had other records, or none.
-        return then == now or not folder.is_opened(new.path)
+        return then == now or not reader.is_opened(new.path)
     # With the same bytes it was renamed, unless by chance.
-    is_packed = other.size != new.size or (now[1] is not None and folder.text_size(new, now[1]) == other.size)
+    is_packed = other.size != new.size or (now[1] is not None and reader.text_size(new, now[1]) == other.size)
     return then[0] == now[0] and is_packed
 
 
-def stand_ins(folder: Folder, gone: File, known: Mapping[tuple[int, int | None], Sequence[File]]) -> Iterator[File]:
+def stand_ins(reader: FileReader, gone: File, known: Mapping[tuple[int, int | None], Sequence[File]]) -> Iterator[File]:
     """Yield the files, of those `by_stamp`, that a file that is gone may have become under its right name or folder."""
     for other in known.get((gone.size, gone.modified), ()):
         is_like = _has_fraction(gone) or _title(gone.path) == _title(other.path)
-        is_other = folder.kind(gone.path) != folder.kind(other.path) or not folder.is_fit(gone.path)
-        if is_like and is_other and other.path != gone.path and folder.is_opened(other.path):
+        is_other = reader.kind(gone.path) != reader.kind(other.path) or not reader.is_fit(gone.path)
+        if is_like and is_other and other.path != gone.path and reader.is_opened(other.path):
             yield other
 
 
 def by_stamp(files: Sequence[File]) -> dict[tuple[int, int | None], list[File]]:
     """Return files by their size and time."""
-    found: dict[tuple[int, int | None], list[File]] = {}
+    stamps: dict[tuple[int, int | None], list[File]] = {}
     for file in files:
-        found.setdefault((file.size, file.modified), []).append(file)
-    return found
+        stamps.setdefault((file.size, file.modified), []).append(file)
+    return stamps
 
 
 def alike(gone: File, others: Sequence[File]) -> Iterator[File]:

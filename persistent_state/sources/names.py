@@ -14,6 +14,9 @@ from persistent_state.sources.casts import is_list
 Path: TypeAlias = "tuple[str, ...]"
 """The name of a column, and those of the fields of structs within it."""
 
+ALIKE = ", but "
+"""The beginning of the words on a column that a file has under a name like it."""
+
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _NAMED = 8
 """The number of columns that a sentence names."""
@@ -89,7 +92,7 @@ def _instead(name: str, there: Iterable[str]) -> str:
     # As ASCII, since the two may look alike.
     alike = [ascii(other) for other in names if look_of(other) == look_of(name)]
     if alike:
-        return f", but {alike[0]}"
+        return f"{ALIKE}{alike[0]}"
     # A letter of another alphabet may have the look of a Latin one.
     odd = [other for other in names if name.isascii() and any(map(_is_like_latin, other))]
     in_ascii = f" (in ASCII: {', '.join(map(ascii, odd[:_NAMED]))})" if odd else ""

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import shortened
+from persistent_state.sources.casts import plain_schema
 
 AnySchema: TypeAlias = "pa.Schema | str | Any"
 """A pyarrow.Schema, DDL such as "word string, ts timestamp", or a StructType of Spark."""
@@ -40,7 +41,7 @@ _TYPES = {
 
 
 def arrow_schema(schema: AnySchema) -> pa.Schema:
-    """Return the Arrow schema of a schema that a user gives. It needs no Spark.
+    """Return the Arrow schema of a schema that a user gives, in plain types. It needs no Spark.
 
     Raises:
         InvalidInputError: It is not a schema, has an unknown type, or has one name for two columns.
@@ -48,7 +49,7 @@ def arrow_schema(schema: AnySchema) -> pa.Schema:
     made = _arrow_schema(schema)
     if (name := name_twice(made)) is not None:
         raise InvalidInputError(f"schema has {name!r} twice; {ONE_NAME_EACH}.")
-    return made
+    return plain_schema(made)
 
 
 def name_twice(fields: Iterable[pa.Field]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal, DecimalException
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from monoids.scalars import exact
 from persistent_state.errors import InvalidInputError
-from persistent_state.formatting import shortened
+from persistent_state.formatting import beyond_python, in_python, shortened, values_in_python
 from persistent_state.partials.keys import normalise
 from persistent_state.partials.lookup import each_once
 from persistent_state.store.state_at import StateAt
@@ -41,14 +42,14 @@ def key_column(state: StateAt, place: int, given: Sequence[Any]) -> pa.Array:
     name, type = state.key_columns[place], state.layout.key_types[place]
     try:
         given = [exact(value, type) for value in given]
-        column = pa.array(given, type)
+        column = pa.array([_in_arrow(value, type) for value in given], type)
     except (OverflowError, DecimalException):
         raise _misfit(state, f"a value of column {name!r} is beyond {type}") from None
     except (pa.ArrowException, ValueError, TypeError):
         wrong = next(value for value in given if not _is_of(type, value))
         raise _misfit(state, f"{shortened(repr(wrong))} of column {name!r} is not {type}") from None
     # Arrow would cut a fraction, or a time of the day, off.
-    for value, kept in zip(given, column.to_pylist(), strict=True):
+    for value, kept in zip(given, values_in_python(column), strict=True):
         if value is not None and value != kept and value == value:
             raise _misfit(state, f"{value!r} of column {name!r} is not {type}")
     return normalise(column)
@@ -56,10 +57,19 @@ def key_column(state: StateAt, place: int, given: Sequence[Any]) -> pa.Array:
 
 def _is_of(type: pa.DataType, value: Any) -> bool:
     try:
-        pa.array([exact(value, type)], type)
+        pa.array([_in_arrow(exact(value, type), type)], type)
     except (pa.ArrowException, ValueError, TypeError):
         return False
     return True
+
+
+def _in_arrow(value: Any, type: pa.DataType) -> Any:
+    """Return a value as Arrow takes it. A text may be a date or time that Python lacks."""
+    return beyond_python(value, type) if isinstance(value, str) and _is_time(type) else value
+
+
+def _is_time(type: pa.DataType) -> bool:
+    return bool(pa.types.is_date(type) or pa.types.is_timestamp(type))
 
 
 def key_value(task: str, name: str, given: Any, type: pa.DataType) -> Any:
@@ -110,14 +120,14 @@ def _of_text(given: str, type: pa.DataType) -> Any:
     if kind.is_floating(type):
         return float(text)
     scalar = pa.scalar(text)
-    try:
-        # Arrow reads "true" and "false", dates and times.
+    if not _is_time(type):
+        # Arrow reads "true" and "false".
         return scalar.cast(type).as_py()
-    except pa.ArrowInvalid:
-        if not kind.is_timestamp(type) or type.tz is None:
-            raise
-        # What has no zone is taken as UTC.
-        return scalar.cast(pa.timestamp(type.unit)).cast(type).as_py()
+    # What has no zone is taken as UTC.
+    for unzoned in [type, *([pa.timestamp(type.unit)] if kind.is_timestamp(type) else [])]:
+        with suppress(pa.ArrowInvalid):
+            return in_python(scalar.cast(unzoned).cast(type))
+    return in_python(beyond_python(text, type))
 
 
 def _parts_of(state: StateAt, key: Any) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from persistent_state import formatting
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import LAST_POSITION, NO_POSITION
+from persistent_state.partials.evolve import plain
 from persistent_state.store import lists, runs
 from persistent_state.store.codec import side_from_json, side_to_json
 from persistent_state.store.files.base import Files
@@ -33,9 +34,17 @@ def read(files: Files, side: SideFile) -> pa.Table:
     """Return the rows of a file that no start has taken back."""
     # Many are read to be written into a file with others.
     table = left(runs.read_table(files, side.file, anew=True), side)
-    # Older versions kept text.
-    fields = (field.with_type(pa.large_binary()) if field.name == "record" else field for field in table.schema)
-    return table.cast(pa.schema(fields))
+    return table.cast(pa.schema(map(_as_kept_now, table.schema)))
+
+
+def _as_kept_now(field: pa.Field) -> pa.Field:
+    """Return the field of a file as it is now. In older versions a record was text, and a row had the types of its source.
+
+    Those may be dictionaries, which differ from file to file, or required fields, which are null in rows that can't be read.
+    """
+    if field.name == "record":
+        return field.with_type(pa.large_binary())
+    return field.with_type(plain(field.type)) if field.name == "row" else field
 
 
 def readable(table: pa.Table) -> pa.Table:

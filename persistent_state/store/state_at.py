@@ -538,7 +538,9 @@ def entry_at(files: Files, application: str, clock: int, task: str | None = None
 
 def no_application(files: Files, application: str) -> NotThereError:
     """Return the error for an application that the store does not have."""
-    return NotThereError(f"there is no application {application} in store={files.url}; look at its name and address.")
+    there = find_applications(files)
+    has = f"it has {', '.join(sorted(there))}" if there else "look at its name and address"
+    return NotThereError(f"there is no application {application} in store={files.url}; {has}.")
 
 
 def find_task(entry: Entry, application: str, name: str) -> TaskState:
@@ -550,6 +552,10 @@ def find_task(entry: Entry, application: str, name: str) -> TaskState:
     if name not in entry.tasks:
         raise NotThereError(f"application {application} has no task {name}; it has {', '.join(sorted(entry.tasks))}.")
     return entry.tasks[name]
+
+
+_YEARS = range(1900, 2101)
+"""The numbers that a person means as a year, and not as microseconds."""
 
 
 def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> int:
@@ -583,8 +589,9 @@ def check_clock(entry: Entry, task: TaskState, name: str, clock: int | None) -> 
                     f"{show_clock(at * factor)}: read clock={full_clock(min(kept))} to clock={full_clock(max(kept))}."
                 )
         nearest = nearest_clocks(kept, at)
+        as_year = f" ({at} is taken for microseconds; write {at}-01-01 for the year)" if at in _YEARS else ""
         raise NotThereError(
-            f"clock={full_clock(at)} of task={name} is not retained; read {nearest}. "
+            f"clock={full_clock(at)} of task={name} is not retained{as_year}; read {nearest}. "
             "open_store(store).application(application).clocks() and `persistent-state show STORE APP` list all."
         )
     return at

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persistent_state.batch.advance import advance
-from persistent_state.batch.messages import Report, Sender
+from persistent_state.batch.packets import Report, Sender
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, Bounds, Settings
 from persistent_state.event_time.positions import Position

@@ -13,7 +13,7 @@ from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
 from persistent_state.batch.advance import advance
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.messages import Report, Sender
+from persistent_state.batch.packets import Report, Sender
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Settings

@@ -13,11 +13,11 @@ import pytest
 from monoids import List, Monoid, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch import combine as combining
-from persistent_state.batch import messages
+from persistent_state.batch import packets
 from persistent_state.batch.combine import combine
 from persistent_state.batch.judge import Sightings
 from persistent_state.batch.lift import Read
-from persistent_state.batch.messages import Answers, Basis, Blob, Report
+from persistent_state.batch.packets import Answers, Basis, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import DisagreementError
@@ -109,27 +109,11 @@ def test_a_part_of_few_keys_sends_the_same_without_sorting_it(keys: int, is_behi
         basis = replace(basis, is_behind=is_behind, apart=(2_004, 10_005))
         return [each.to_bytes() for each in combine(core.alone(plan), basis, 0, 1, chunks(keys))]
 
-    more = mock.patch.multiple(few, LEAST=1, MOST_STARTS=20, ROWS_OF_A_KEY=1)
-    with more, mock.patch.object(few, "fold_few", wraps=few.fold_few) as folded:
+    with mock.patch.object(few, "fold_few", wraps=few.fold_few) as folded:
         unsorted = sent()
-    # After one chunk of many keys, the others are sorted at once. A flow that is behind keeps more clocks apart.
-    assert folded.call_count == (0 if is_behind else 1 if keys == ROWS else ROWS // 100)
-    with mock.patch.object(few, "can_fold", return_value=False):
+    assert folded.call_count == (0 if keys == ROWS else ROWS // 100)
+    with mock.patch.object(few, "may_fold", return_value=False):
         assert unsorted == sent()
-
-
-def test_a_short_chunk_and_one_with_a_null_do_not_tell_how_many_keys_there_are() -> None:
-    _, plan, basis = planned(Sums())
-    of_few = list(chunks(3))
-    short, null = of_few[0].rows.slice(0, 20), of_few[1].rows
-    null = null.set_column(2, "value", pa.array([None, *range(null.num_rows - 1)], pa.int64()))
-    read = [Chunk("", 0, short), Chunk("", 20, null), *of_few[2:]]
-    with (
-        mock.patch.multiple(few, LEAST=50, ROWS_OF_A_KEY=1, MOST_STARTS=100),
-        mock.patch.object(few, "fold_few", wraps=few.fold_few) as folded,
-    ):
-        assert list(combine(core.alone(plan), basis, 0, 1, read))
-    assert folded.call_count == len(of_few) - 2
 
 
 def test_late_rows_go_out_in_pieces_and_each_once() -> None:
@@ -157,8 +141,8 @@ def test_what_a_blob_leaves_out_is_worked_out_again(task: PersistentTask, limits
         whole = [blob for blob in combine(core.alone(plan), basis, 0, 1, chunks(50)) if isinstance(blob, Blob)]
     slim = [Blob.from_bytes(replace_tables(blob).to_bytes()) for blob in whole]
     rows, size = limits
-    with mock.patch.multiple(messages, GATHERED_ROWS=rows, GATHERED_BYTES=size):
-        made = messages.whole_tables([table for blob in slim for table in blob.of(plan.name).tables])
+    with mock.patch.multiple(packets, GATHERED_ROWS=rows, GATHERED_BYTES=size):
+        made = packets.whole_tables([table for blob in slim for table in blob.of(plan.name).tables])
     expected = [table for blob in whole for table in blob.of(plan.name).tables]
     assert len(expected) > 2
     assert [table.to_pylist() for table in made] == [table.to_pylist() for table in expected]
@@ -168,7 +152,7 @@ def test_what_a_blob_leaves_out_is_worked_out_again(task: PersistentTask, limits
 def replace_tables(blob: Blob) -> Blob:
     """The blob with tables as they are sent."""
     contents = {
-        task: replace(content, tables=tuple(map(messages.slim, content.tables)))
+        task: replace(content, tables=tuple(map(packets.slim, content.tables)))
         for task, content in blob.contents.items()
     }
     return replace(blob, contents=contents)
@@ -192,7 +176,7 @@ def test_a_flow_that_is_behind_keeps_the_clocks_apart_that_it_passes() -> None:
     rows = pa.record_batch([pa.array([21, 24, 25, 29]), pa.array(["a"] * 4), pa.array([1, 2, 4, 8])], schema=SCHEMA)
     sent = combine(core.alone(plan), replace(basis, is_behind=True, apart=(25,)), 0, 1, [Chunk("", 0, rows)])
     tables = [table for blob in sent if isinstance(blob, Blob) for table in blob.of(plan.name).tables]
-    starts = sorted({start for table in messages.whole_tables(tables) for start in table["start"].to_pylist()})
+    starts = sorted({start for table in packets.whole_tables(tables) for start in table["start"].to_pylist()})
     assert starts == [20, 25]
 
 

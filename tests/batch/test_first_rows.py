@@ -167,6 +167,45 @@ def test_what_follows_in_the_first_micro_batch_stops_nobody() -> None:
         combine(core.alone(plan), basis, 0, 1, chunks[::-1])
 
 
+@pytest.mark.parametrize(
+    ("unit", "of", "as_read"),
+    [
+        ("ms", "s", "1970-01-21T10:53:45.600000Z"),
+        ("ns", "s", "1970-01-01T00:00:01.767225Z"),
+        ("ns", "ms", "1970-01-01T00:29:27.225600Z"),
+        ("ns", "us", "1970-01-21T10:53:45.600000Z"),
+    ],
+)
+def test_first_timestamps_that_look_like_another_unit_than_the_one_that_is_said_are_noted(
+    unit: str, of: str, as_read: str
+) -> None:
+    noted = note_of(unit, *stamps(of, 0, 1), *stamps(unit, 0))
+    assert noted.startswith(f"task=Rows: column 'ts' begins with {as_read} by timestamp_unit={unit!r}, and with ")
+    assert f" timestamp_unit={of!r} it would be 2026-01-01T00:00:00Z: " in noted or (unit, of) == ("ns", "s")
+    assert note_of(unit, *stamps(of, 0), *stamps(unit, 0, 1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("unit", "timestamps"),
+    [(None, [BEGIN]), ("us", [BEGIN]), ("s", [BEGIN]), ("s", [0]), ("ms", [0, 7]), ("ms", stamps("us", 0)), ("ns", [])],
+)
+def test_a_unit_that_may_well_be_right_is_not_noted(unit: str | None, timestamps: list[int]) -> None:
+    # Times that are ahead of the clock are refused as such.
+    assert note_of(unit, *timestamps) == ""
+
+
+def note_of(unit: str | None, *timestamps: int) -> str:
+    """What the report of a first micro-batch with these timestamps says of their unit."""
+    schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
+    settings = Settings(10, ahead=2**62)
+    plan = core.plan_of(Rows(), schema, settings=settings, timestamp_unit=unit or "us")
+    log = Log(plan.files, plan.application)
+    basis = commits.plan_batch(core.start(log, [plan]), core.alone(plan), Reach({"": len(timestamps)}), 0)
+    rows = pa.RecordBatch.from_pylist([{"ts": at, "k": "a", "n": 1} for at in timestamps], schema)
+    _, report = combine(core.alone(plan), basis, 0, 1, [Chunk("", 0, rows)])
+    return " ".join(report.notes.get(("", "ts"), ()))
+
+
 NOW = 10_000
 """The wall clock of a start."""
 
@@ -211,13 +250,31 @@ def test_a_first_micro_batch_of_which_nearly_all_rows_are_ahead_is_refused_howev
 
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize(
-    ("with_it", "rows", "has_begun", "is_refused"),
-    [(0, 100, False, True), (1, 100, False, False), (0, 99, False, False), (0, 100, True, False)],
+    ("with_it", "rows", "unread", "to_the_end", "has_begun", "is_refused"),
+    [
+        (0, 100, None, False, False, True),
+        (1, 100, None, True, False, False),
+        (0, 99, 0, False, False, False),
+        (0, 99, None, True, False, False),
+        (0, 99, 1, True, False, False),
+        (0, 99, 0, True, False, True),
+        (0, 1, 0, True, False, True),
+        (1, 2, 0, True, False, False),
+        (0, 100, 0, True, True, False),
+    ],
 )
 @pytest.mark.parametrize("column", ["k", "n"])
 def test_a_first_micro_batch_of_which_no_record_has_a_column_that_a_task_needs_is_refused(
-    with_it: int, rows: int, has_begun: bool, is_refused: bool, parts: int, column: str
+    with_it: int,
+    rows: int,
+    unread: int | None,
+    to_the_end: bool,
+    has_begun: bool,
+    is_refused: bool,
+    parts: int,
+    column: str,
 ) -> None:
+    """A few rows are enough where a run to the end has read all that there is."""
     schema = pa.schema([("ts", pa.int64()), ("k", pa.string()), ("n", pa.int64())])
     plan = core.plan_of(Rows(), schema)
     log = Log(plan.files, plan.application)
@@ -226,7 +283,7 @@ def test_a_first_micro_batch_of_which_no_record_has_a_column_that_a_task_needs_i
         before = pa.RecordBatch.from_pylist([{"ts": 1, "k": "a", "n": 1}], schema)
         entry = core.play(log, plan, before, now=NOW, channels={"": False, "silent": False})
     first, flow = rows * has_begun, core.alone(plan)
-    basis = commits.plan_batch(entry, flow, Reach({"": first + rows}), NOW)
+    basis = commits.plan_batch(entry, flow, Reach({"": first + rows}, unread=unread), NOW)
     chunks = []
     for low in range(0, rows, 11):
         records = [
@@ -239,14 +296,111 @@ def test_a_first_micro_batch_of_which_no_record_has_a_column_that_a_task_needs_i
         )
         chunks.append(Chunk("", first + low, pa.RecordBatch.from_pylist(records, schema), **about))
     sent = [combine(flow, basis.of_part(part, None), part, parts, chunks[part::parts]) for part in range(parts)]
+    commit = partial(core.commit, log, plan, core.merged(plan, sent), now=NOW, to_the_end=to_the_end)
     if not is_refused:
-        assert core.commit(log, plan, core.merged(plan, sent), now=NOW).number > entry.number
+        assert commit().number > entry.number
         return
-    assert problem(lambda: core.commit(log, plan, core.merged(plan, sent), now=NOW)) == (
-        f"task=Rows: none of the first 100 rows has the column {column!r}, without which they can't count. Note of {column}, "
-        "and 'K'. Correct the name, in the task or the schema; if records may be without it, let a transform fill it."
+    assert problem(commit) == (
+        f"task=Rows: none of the first {rows} row{'s' * (rows > 1)} has the column {column!r}, without which they can't count. "
+        f"Note of {column}, and 'K'. Correct the name, in the task or the schema; if records may be without it, let "
+        "a transform fill it."
     )
     assert log.newest() == entry
+
+
+UNREADABLE = "01.01.2026 10:00"
+TIME = "none of the first 100 rows has a time and values that fit their columns. One is a bad row "
+ADVICE = (
+    "Correct the schema or the source's options. In texts a time is ISO 8601: read another one as a string, and let a "
+    "transform make the time."
+)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(
+    ("rows", "good", "has_begun", "is_refused"),
+    [(100, 0, False, True), (99, 0, False, False), (100, 1, False, False), (100, 0, True, False)],
+)
+@pytest.mark.parametrize(
+    ("header", "line", "reason"),
+    [
+        ("ts,k,n", f"{UNREADABLE},a,1", f"(column ts is not timestamp[us, tz=UTC], {UNREADABLE!r}) at file='0.csv' line=2."),
+        ("ts,k,n", '1970-01-01,a,"1,5"', "(column n is not int64, '1,5') at file='0.csv' line=2."),
+        ("ts,k,n", ",a,1", "(no timestamp) at file='0.csv' line=2 key={'k': 'a'}."),
+    ],
+)  # fmt: skip
+def test_a_first_micro_batch_without_a_row_that_can_be_read_is_refused(
+    tmp_path: Path,
+    parts: int,
+    rows: int,
+    good: int,
+    has_begun: bool,
+    is_refused: bool,
+    header: str,
+    line: str,
+    reason: str,
+) -> None:
+    schema = pa.schema([("ts", pa.timestamp("us", "UTC")), ("k", pa.string()), ("n", pa.int64())])
+    for number, low in enumerate(range(0, rows, 30)):
+        lines = [line] * min(30, rows - low) + ["1970-01-01,a,1"] * (good if low == 0 else 0)
+        (tmp_path / f"{number}.csv").write_text("\n".join([header, *lines, ""]))
+    source = FileSource(tmp_path, timestamp="ts", schema=schema)
+    source.open([], {})
+    plan = core.plan_of(Rows(), schema)
+    log, flow = Log(plan.files, plan.application), core.alone(plan)
+    entry = core.start(log, [plan])
+    if has_begun:
+        before = pa.RecordBatch.from_pylist([{"ts": 1, "k": "a", "n": 1}], schema)
+        entry = core.play(log, plan, before, now=NOW, channels={"": False, "silent": False})
+    reach = source.reach({}, everything=True)
+    basis = commits.plan_batch(entry, flow, replace(reach, channels=None), NOW)
+    chunks = [[*source.read(split)] for split in source.splits({}, reach.ends, parts)]
+    sent = [combine(flow, basis.of_part(part, None), part, len(chunks), own) for part, own in enumerate(chunks)]
+    commit = partial(core.commit, log, plan, core.merged(plan, sent), now=NOW)
+    if not is_refused:
+        # The row of before had the place of the first record.
+        assert sum(commit().late_rows_of("Rows").counts().values()) == rows - has_begun
+        return
+    assert problem(commit) == f"task=Rows: {TIME}{reason} {ADVICE}"
+    assert log.newest() == entry
+
+
+class Texts(Rows):
+    value = None
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, str(message["n"]) if message["n"] else 1)
+
+
+@pytest.mark.parametrize(("rows", "good", "is_refused"), [(100, 0, True), (99, 0, False), (100, 1, False)])
+def test_a_first_micro_batch_of_which_no_update_fits_is_refused(rows: int, good: int, is_refused: bool) -> None:
+    messages = [Message(number, {"k": "a", "n": int(number >= good)}) for number in range(rows + good)]
+    run = partial(run_local, Texts(), messages, batch_size=200)
+    if not is_refused:
+        assert len(run().late) == rows
+        return
+    place = f"{__file__}:{Texts.process_message.__code__.co_firstlineno} in process_message"
+    assert problem(run) == (
+        f"task=Texts: of the first 100 rows each makes an update that does not fit: updated at {place}: Sum: value='1' "
+        "does not fit int64, which takes integers of 64 bits, at channel='' partition='' position=0 key={'k': 'a'}. Correct "
+        "the update, or give the task another state."
+    )
+
+
+def test_a_file_without_the_timestamp_is_named_with_the_column_that_it_has(tmp_path: Path) -> None:
+    schema = pa.schema([("ts", pa.timestamp("us", "UTC")), ("k", pa.string()), ("n", pa.int64())])
+    pq.write_table(pa.table({"TS": ["x"] * 100, "k": ["a"] * 100, "n": [1] * 100}), tmp_path / "0.parquet")
+    source = FileSource(tmp_path, timestamp="ts", schema=schema)
+    source.open([], {})
+    plan = core.plan_of(Rows(), schema)
+    log, reach = Log(plan.files, plan.application), source.reach({}, everything=True)
+    basis = commits.plan_batch(core.start(log, [plan]), core.alone(plan), reach, NOW)
+    (split,) = source.splits({}, reach.ends, 1)
+    sent = [combine(core.alone(plan), basis, 0, 1, source.read(split))]
+    assert problem(lambda: core.commit(log, plan, core.merged(plan, sent), now=NOW)) == (
+        f"task=Rows: {TIME}(no timestamp) at file='0.parquet' line=1 key={{'k': 'a'}}. file='0.parquet' of {source!r} has no "
+        f"column 'ts', but 'TS': it is null there. {ADVICE}"
+    )
 
 
 COLUMNS = pa.schema([("ts", pa.int64()), ("k", pa.string())])

@@ -28,7 +28,7 @@ from persistent_state.batch.judge import (
     Sightings,
     judge,
 )
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.batch.rows import place_of
 from persistent_state.event_time.channels import Channel, beyond_limit

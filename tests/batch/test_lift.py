@@ -17,7 +17,7 @@ from monoids import List, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
 from persistent_state.batch.groups import Groups
 from persistent_state.batch.lift import Lifted, Read, lift_chunk
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, FAIL, FlowPlan, Plan
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.event_time.clocks import BEGINNING, Bounds, Settings
@@ -125,7 +125,7 @@ def test_rows_that_lack_a_column_which_the_task_needs_step_aside_and_move_the_cl
     assert [row["timestamp"] for table in found.sides for row in table.to_pylist()] == reasons * 2
     assert {reason for reason, _ in aside(found.sides)} <= {f"its file has no column {lacks!r}"}
     assert read.sightings.newest == {"p": 120}
-    assert read.notes == {("", lacks): "No."}
+    assert read.notes == {("", lacks): ["No.", "Again."]}
 
 
 @pytest.mark.parametrize("files", [["ab"], ["a", "b"], ["b", "a"], ["aab", "b", "bb"]])
@@ -172,7 +172,7 @@ def test_the_notes_of_a_chunk_without_rows_are_kept() -> None:
     plan, basis = planned(Sums())
     chunk = chunk_of([(110, "a", 1)], notes={"n": "No."})
     read, _ = lifted(plan, basis, replace(chunk, rows=chunk.rows.slice(0, 0)))
-    assert read.notes == {("", "n"): "No."}
+    assert read.notes == {("", "n"): ["No."]}
 
 
 def test_rows_that_lack_the_channel_column_step_aside_and_are_of_no_channel() -> None:
@@ -217,7 +217,7 @@ def test_a_row_whose_key_does_not_fit_a_task_steps_aside_for_that_task_only() ->
 def test_what_a_source_calls_unfit_for_a_task_is() -> None:
     plan, basis = planned(Sums())
     chunk = chunk_of([(110, "a", 1), (115, "b", 2), (90, "b", 4)])
-    marked = chunk.rows.append_column(plan.only.unfit_column, pa.array([0, 1, 1], pa.int32()))
+    marked = chunk.rows.append_column(plan.only.unfit_column, pa.array([None, *["key does not fit: column key"] * 2]))
     read, found = lifted(plan, basis, replace(chunk, rows=marked))
     assert (aside(read.late), aside(found.sides)) == ([("late", 2)], [("key does not fit: column key", 1)])
     assert found.tables[0]["value"].to_pylist() == [1]
@@ -319,7 +319,7 @@ def test_updates_of_an_ordered_monoid_keep_their_order() -> None:
     ("row", "bad", "reason"),
     [
         ((None, "a", 1), (), "no timestamp"),
-        ((110, "a", TOO_MUCH), (), "value does not fit"),
+        ((110, "a", TOO_MUCH), (), f"value does not fit, column 'n': Sum: value={TOO_MUCH} does not fit .*"),
         ((110, "a", 1), (1,), "broken"),
     ],
 )

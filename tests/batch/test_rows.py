@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 
 from monoids import Sum
-from persistent_state import FileSource, NonWindowState, PersistentTask
-from persistent_state.batch.messages import Basis, Blob, Report
-from persistent_state.batch.plan import Plan
+from persistent_state import FileSource, Message, NonWindowState, PersistentState, PersistentTask, TaskFailedError
+from persistent_state.batch.packets import Basis, Blob, Report
+from persistent_state.batch.plan import FAIL, KEEP, Plan
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.column_source import RowReader, _replaced
 from persistent_state.formatting import shortened
@@ -33,7 +33,7 @@ from persistent_state.sources.formats import one_batch
 from persistent_state.store import late_rows
 from persistent_state.store.log import Log
 from persistent_state.store.runs import write_table
-from tests.core import alone, combine, memory, plan_of, start
+from tests.core import alone, changed, combine, memory, plan_of, start
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64())])
 CLOCK = 1_700_000_000_000_000
@@ -75,10 +75,10 @@ class Said(PersistentTask):
 
 
 def first_blobs(
-    source: TimeReplayableSource, task: PersistentTask, parts: int = 1, **basis: int
+    source: TimeReplayableSource, task: PersistentTask, parts: int = 1, on_bad_row: str = KEEP, **basis: int
 ) -> list[tuple[Blob, Report]]:
     """What the parts of a first micro-batch of all there is send to the only shard, and their reports."""
-    plan = plan_of(task, source.schema)
+    plan = changed(plan_of(task, source.schema), on_bad_row=on_bad_row)
     entry = start(Log(plan.files, plan.application), [plan])
     source.open([], {})
     reach = source.reach({}, everything=True)
@@ -156,11 +156,21 @@ def test_a_line_that_is_put_aside_is_kept_as_it_came_with_its_number(
 def test_what_a_file_lacks_is_noted_however_its_rows_come(tmp_path: Path, task: PersistentTask) -> None:
     (tmp_path / "a.csv").write_text(f"ts,N\n{ON_TIME},1\nsoon,2\n")
     ((blob, report),) = first_blobs(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), task)
-    assert [(about, "has no column 'n', but 'N'" in note) for about, note in report.notes.items()] == [
-        (("", "n"), True)
-    ]
+    ((about, (note,)),) = report.notes.items()
+    assert (about, "has no column 'n', but 'N'" in note) == (("", "n"), True)
     assert [table["reason"].to_pylist() for table in blob.late] == [["column ts is not timestamp[us, tz=UTC]"]]
     assert report.counts["messages"] == 1
+
+
+def test_three_files_that_lack_a_column_are_named_and_a_broken_one_is_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("\0\1broken\n")
+    for name in "abcd":
+        (tmp_path / f"{name}.csv").write_text(f"ts,{name}\n{ON_TIME},1\n")
+    ((_, report),) = first_blobs(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), Total())
+    files = {column: [note[: note.index(" of ")] for note in notes] for (_, column), notes in report.notes.items()}
+    assert files == {"": ["file='0.csv'"], "n": [f"file='{name}.csv'" for name in "abc"]}
+    (note,) = report.notes["", ""]
+    assert "has no column of the schema, only '\\x00\\x01broken': all are null there." in note
 
 
 @pytest.mark.parametrize("task", [Total(), Said()])
@@ -238,12 +248,19 @@ def test_a_late_row_of_a_file_with_views_is_put_aside(tmp_path: Path, task: Pers
     ]
 
 
-def test_of_what_a_transform_has_made_only_the_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("\n".join(["{", json.dumps({"ts": EARLY, "n": 1}), "}"]))
-    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, transform=lambda rows: rows)
-    found = aside(source, Total()).sort_by("reason").select(["record", "origin"]).to_pylist()
-    assert found == [
-        {"record": None, "origin": {"file": "a.json", "line": None, "value": None}},
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_what_a_transform_has_made_has_its_record_only_if_a_column_is_handed_on(tmp_path: Path, hands_on: bool) -> None:
+    record = json.dumps({"ts": EARLY, "n": 1})
+    (tmp_path / "a.json").write_text("\n".join(["{", record, "}"]))
+    copied = lambda rows: rows.take(pa.array(range(rows.num_rows), pa.int64()))  # noqa: E731
+    transform = (lambda rows: rows) if hands_on else copied
+    source = FileSource(tmp_path, timestamp="ts", schema=SCHEMA, transform=transform)
+    kept = aside(source, Total()).sort_by("reason").select(["record", "origin"]).to_pylist()
+    assert kept == [
+        {
+            "record": record.encode() if hands_on else None,
+            "origin": {"file": "a.json", "line": 2 if hands_on else None, "value": None},
+        },
         {"record": b"{", "origin": {"file": "a.json", "line": 1, "value": None}},
         {"record": b"}", "origin": {"file": "a.json", "line": 3, "value": None}},
     ]
@@ -280,3 +297,45 @@ def test_files_of_older_versions_whose_records_are_text_are_read_beside_new_ones
     assert sorted(str({"origin": None, **each}) for each in before) == sorted(
         str({"origin": None, **each}) for each in after
     )
+
+
+@pytest.mark.parametrize("task", [Total(), Said()])
+@pytest.mark.parametrize(
+    ("header", "line", "said"),
+    [
+        ("ts,n", "01.01.2026 10:00,1", "(column ts is not timestamp[us, tz=UTC], '01.01.2026 10:00') at file='a.csv' line=3;"),
+        ("ts,n", "x,y,z", "(not as many fields as in the header, 'x,y,z') at file='a.csv' line=3;"),
+        ("ts,n", ",3", "(no timestamp) at file='a.csv' line=3 key={};"),
+        ("ts;n", "", "(its first line names no column of the schema, 'ts;n') at file='a.csv' line=1;"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_that_ends_the_run_is_named_as_it_would_be_kept(
+    tmp_path: Path, task: PersistentTask, header: str, line: str, said: str
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{header}\n{ON_TIME},1\n{line}\n")
+    with pytest.raises(TaskFailedError) as caught:
+        first_blobs(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), task, on_bad_row=FAIL)
+    assert f"met a bad row {said} correct it" in str(caught.value)
+
+
+class Dividing(Total):
+    key, value = "n", None
+
+    def process_message(self, state: PersistentState[Any], message: Message) -> None:
+        state.update(message.timestamp, 1 // (message["n"] - 2))
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
+def test_an_error_of_a_task_names_the_file_and_the_line(tmp_path: Path, ending: str) -> None:
+    rows = [{"ts": datetime.fromisoformat(ON_TIME.replace("Z", "+00:00")), "n": n} for n in (1, 2)]
+    for name in ("a", "b"):
+        file, lines = tmp_path / f"{name}.{ending}", rows[: 1 + (name == "b")]
+        if ending == "parquet":
+            pq.write_table(pa.Table.from_pylist(lines, SCHEMA), file)
+        elif ending == "csv":
+            file.write_text("ts,n\n" + "".join(f"{row['ts'].isoformat()},{row['n']}\n" for row in lines))
+        else:
+            file.write_text("".join(json.dumps({**row, "ts": row["ts"].isoformat()}) + "\n" for row in lines))
+    with pytest.raises(TaskFailedError) as caught:
+        first_blobs(FileSource(tmp_path, timestamp="ts", schema=SCHEMA), Dividing())
+    assert str(caught.value).endswith(f", at file='b.{ending}' line={2 + (ending == 'csv')} key={{'n': 2}}.")

@@ -9,7 +9,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch.messages import Ground, Sender, digest
+from persistent_state.batch.packets import Ground, Sender, digest
 from persistent_state.batch.shard import held_runs
 from persistent_state.errors import DisagreementError
 from persistent_state.store.log import Log

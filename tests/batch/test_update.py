@@ -60,18 +60,19 @@ from persistent_state import (
     run_local,
 )
 from persistent_state.batch import compaction
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.packets import Answers
 from persistent_state.batch.plan import COLUMN
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.column_source import RowReader, _replaced
 from persistent_state.engine.spark.versions import arrow_types, spark_types
+from persistent_state.errors import refuse
 from persistent_state.event_time.clocks import BEGINNING, END, Settings
 from persistent_state.partials import keys
 from persistent_state.partials.fold import fold_keys
 from persistent_state.protocol.commits import close, plan_batch
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.setup.checks import of_update, refuse
+from persistent_state.setup.checks import of_update
 from persistent_state.sources.base import Chunk, Reach
 from persistent_state.store import late_rows
 from persistent_state.store import runs as runs_io
@@ -667,7 +668,8 @@ class TestAggregators:
     @pytest.mark.parametrize("way", PREPARED)
     def test_a_bad_row_stops_where_that_is_wanted(self, way: type[Prepared]) -> None:
         with pytest.raises(
-            TaskFailedError, match=r"met a bad row \(value does not fit\) .* position=1 key=\{'k': 'b'\}"
+            TaskFailedError,
+            match=r"\(value does not fit, .*: the word is secret\) .* position=1 key=\{'k': 'b'\}",
         ):
             play_prepared(way(), pa.array(["x", SECRET]), ["a", "b"], [5], on_bad_row="fail")
 

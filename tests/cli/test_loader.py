@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
-from persistent_state import InvalidInputError, StateError, StoreUnavailableError, TaskFailedError
+from persistent_state import Application, InvalidInputError, StateError, StoreUnavailableError, TaskFailedError
 from persistent_state.cli.loader import load_application
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +199,40 @@ def test_what_may_pass_is_told_from_what_would_fail_again(
     assert f" at {folder}/failing_shop.py:5 in make" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "done"), [("run(None)", "started"), ("start(None)", "started"), ("rewind('2026-01-01')", "rewound")]
+)
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_module_that_starts_its_application_when_it_is_loaded_is_refused(
+    is_called: bool, call: str, done: str, folder: Path
+) -> None:
+    code = f"from persistent_state import Application\n\ndef make():\n    Application('a', 'memory://shop').{call}\n"
+    (folder / "starting_shop.py").write_text(code if is_called else f"{code}\nmake()\n")
+    with pytest.raises(InvalidInputError) as refused:
+        load_application("starting_shop.py:make")
+    place = f"{folder}/starting_shop.py:4 in make"
+    assert str(refused.value) == (
+        f"starting_shop{'.py:make' * is_called} can't be {'call' if is_called else 'import'}ed: application=a is {done} "
+        f"at {place} "
+        'while a command loads starting_shop.py:make; put that below `if __name__ == "__main__":`.'
+    )
+    # A command itself starts it, after it has loaded it.
+    with pytest.raises(InvalidInputError, match="application a has no task"):
+        Application("a", "memory://shop").rewind("2026-01-01")
+
+
+def test_an_application_is_not_started_in_a_worker_of_spark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "starting_shop.py").write_text(f"{CODE}\napp.run(None)\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("pyspark.daemon", None))
+    with pytest.raises(InvalidInputError) as refused:
+        importlib.import_module("starting_shop")
+    assert str(refused.value) == (
+        f"application=shop is started at {folder}/starting_shop.py:32 in <module> while a worker of Spark loads its module; "
+        'put that below `if __name__ == "__main__":`.'
+    )
+
+
 def test_an_error_of_the_users_code_is_told_without_secrets(folder: Path) -> None:
     (folder / "secret_shop.py").write_text("raise ValueError('not https://me:hunter2@host/a?sig=abc')\n")
     with pytest.raises(InvalidInputError) as refused:
@@ -205,6 +241,8 @@ def test_an_error_of_the_users_code_is_told_without_secrets(folder: Path) -> Non
 
 
 def test_to_load_an_application_starts_no_session(folder: Path) -> None:
+    # A program in this folder would take it for Python's own.
+    (folder / "json.py").unlink()
     program = (
         "import sys\nfrom persistent_state.cli.loader import load_application\nload_application('streams_of_shop:app')\n"
         "assert not {'pyspark', 'py4j'} & set(sys.modules)"

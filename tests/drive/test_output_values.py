@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
+from persistent_state.drive.output_sink import OutputSink
 from persistent_state.drive.output_values import local_values
-from persistent_state.drive.places import Place
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due
 from persistent_state.sinks.console import ConsoleSink
@@ -33,7 +33,7 @@ def test_the_values_of_a_state_can_be_pickled_and_lie_in_its_parts() -> None:
     core.start(log, [plan])
     messages = [{"ts": 5, "word": f"word {number % 50}", "n": number} for number in range(200)]
     core.play(log, plan, pa.RecordBatch.from_pylist([*messages, {"ts": 15, "word": "", "n": 0}], schema))
-    place = Place(plan, ValuesAtClock(ConsoleSink()))
+    place = OutputSink(plan, ValuesAtClock(ConsoleSink()))
     state = place.state(core.newest(log), Due(10, BEGINNING, BEGINNING))
     values: LocalValues = pickle.loads(pickle.dumps(local_values(state, plan, place.origin().schema)))
     rows = pa.Table.from_batches(values.batches(), values.schema).to_pylist()

@@ -13,7 +13,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import Application, Changes, Message, NonWindowState, OrderedTask, PersistentTask
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.packets import Answers
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive import local
 from persistent_state.drive.local import Held, Item, Made, NewId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persistent_state.edges.base import Edge, apart, in_words
+from persistent_state.edges.base import Edge, in_words, times_apart
 from persistent_state.edges.changes import Changes
 from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.edges.emitted import Emitted
@@ -32,8 +32,10 @@ def test_an_edge_of_another_version_is_shown_by_what_the_log_has() -> None:
 
 def test_a_task_is_known_at_the_times_at_which_another_looks_at_it() -> None:
     plain, each_minute, windows, emitted = EDGES
-    assert apart(each_minute, "Fed", MINUTE, {7 * MINUTE}) == {MINUTE}
+    assert times_apart(each_minute, "Fed", MINUTE, {7 * MINUTE}) == {MINUTE}
     # What it feeds is made of its changes, and is looked at every so often.
-    assert apart(plain, "Fed", MINUTE, {7 * MINUTE}) == {7 * MINUTE}
-    assert apart(windows, "Fed", MINUTE, {7 * MINUTE}) == apart(emitted, "Fed", MINUTE, {7 * MINUTE}) == set()
-    assert "make `every` a multiple" in problem(lambda: apart(each_minute, "Fed", 7 * MINUTE, set()))
+    assert times_apart(plain, "Fed", MINUTE, {7 * MINUTE}) == {7 * MINUTE}
+    assert (
+        times_apart(windows, "Fed", MINUTE, {7 * MINUTE}) == times_apart(emitted, "Fed", MINUTE, {7 * MINUTE}) == set()
+    )
+    assert "make `every` a multiple" in problem(lambda: times_apart(each_minute, "Fed", 7 * MINUTE, set()))

@@ -82,22 +82,22 @@ def test_a_shard_whose_runs_were_collected_is_read_from_those_that_took_their_pl
 
     for second in range(6):
         play(second)
-    planned, told = shard(), rows_of(base.read(fed, "", shard()))
+    planned, told = shard(), rows_of(base.read_span(fed, "", shard()))
     assert [kind for kind, rows in told if rows] == ["TakenBack", "Chunk"]
     for second in range(6, 30):
         play(second)
     assert not {*planned.runs} & {*shard().runs}
     for run in planned.runs:
         plan.files.delete(run.file.path)
-    assert rows_of(base.read(fed, "", planned)) == told
+    assert rows_of(base.read_span(fed, "", planned)) == told
     for run in shard().runs:
         plan.files.delete(run.file.path)
     with pytest.raises(DamagedError):
-        rows_of(base.read(fed, "", planned))
+        rows_of(base.read_span(fed, "", planned))
     # The runs of a newer start may be those of other shards.
     core.start(log, [plan])
     with pytest.raises(FencedError, match=r"a newer driver owns app; this one \(epoch 1\) has stopped"):
-        rows_of(base.read(fed, "", planned))
+        rows_of(base.read_span(fed, "", planned))
 
 
 class Told(PersistentTask):

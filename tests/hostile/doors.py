@@ -65,6 +65,7 @@ from persistent_state.sources.schemas import arrow_schema
 from persistent_state.state import NonWindowState
 from persistent_state.store.asked import key_column, key_value
 from persistent_state.store.files import open_files
+from tests.hostile import whole_task
 from tests.hostile.records import CLOCK, MARK, RECORDS, Log, Record
 from tests.hostile.texts import BYTES, DECIMALS, JSON_TEXTS, NUMBERS, NUMBERS_OF_JSON, TEXTS, TIMES, VALUES
 from tests.serve.worlds import STORE
@@ -570,6 +571,7 @@ DOORS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
         st.lists(st.tuples(BYTES, st.sampled_from([".csv", ".json", ".csv.gz", ".parquet", ""]), CONTENTS), max_size=3),
         files,
     ),
+    "whole task": (whole_task.GIVEN, lambda given: whole_task.play(*given)),
     "keys": (
         st.tuples(st.sampled_from(KEY_TYPES), TEXTS | VALUES) | st.tuples(st.just(CENTS), NUMBERS | DECIMALS),
         lambda given: looked_up(*given),

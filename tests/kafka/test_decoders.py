@@ -158,6 +158,20 @@ def test_a_value_of_avro_that_does_not_fit_is_named_by_its_column() -> None:
     assert len(rows) == 1
 
 
+def test_a_value_of_avro_that_can_not_be_read_is_named_by_its_column() -> None:
+    data = written(ORDER)
+    far = data[:5] + b"\xfe" + b"\xff" * 8 + b"\x01" + data[13:]
+    values = [b"", data[:-1], data[:14], data[:16] + b"\x04" + data[17:], far, data + b"\x00", data]
+    unread = [f"column {name} can't be read" for name in ("id", "place", "day", "kind", "at")]
+    reasons = [f"no Avro record of its schema: {why}" for why in [*unread, "bytes follow its last column"]]
+    # Behind the number of a schema too.
+    for skip in (0, 5):
+        rows, bad = come_to(Avro(SCHEMA, skip=skip), [b"\x00" * skip + value for value in values])
+        assert (rows, bad) == ([ORDER], dict(enumerate(reasons)))
+    in_union = Avro(json.dumps([SCHEMA]))
+    assert come_to(in_union, [b"\x00" + data, b"\x00"]) == ([ORDER], {1: "no Avro record of its schema"})
+
+
 def test_bytes_of_another_length_than_the_avro_schema_says_are_bad() -> None:
     data = written(ORDER)
     rows, bad = come_to(Avro(SCHEMA), [data[:-1], data + b"\x00", b"", data])

@@ -94,6 +94,9 @@ def test_the_records_of_these_tests_are_what_the_client_returns(came: list[Any])
 
 def test_headers_that_are_not_text_and_times_that_are_none_are_null(came: list[Any]) -> None:
     at, places = np.arange(len(came)), np.array([0, 0, *range(len(came))])
+    for _ in range(100):
+        # Python calls such a method directly by then, and no longer looks whether the client has left an error behind.
+        headers_of(came[2])
     assert [headers_of(came[place]) for place in (0, 0)] == [None, None]
     for _ in range(2):
         kept = consumer.originals(at, came, places)

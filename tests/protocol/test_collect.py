@@ -11,7 +11,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch.messages import Answers, Descriptor, Report, Sender, digest_of_parts
+from persistent_state.batch.packets import Answers, Descriptor, Report, Sender, digest_of_parts
 from persistent_state.event_time import clocks
 from persistent_state.protocol import commits
 from persistent_state.protocol.collect import Collector

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import monoids
 from persistent_state import NonWindowState, PersistentTask, SessionWindow, SlidingWindow, TumblingWindow, WindowState
-from persistent_state.batch.messages import Step
+from persistent_state.batch.packets import Step
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.edges import base
 from persistent_state.edges.changes import Changes

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from persistent_state.batch.messages import Answers, Blob
+from persistent_state.batch.packets import Answers, Blob
 from persistent_state.protocol import commits, graph
 from persistent_state.protocol.deliver import Giver, delivered
 from persistent_state.sources.base import Reach

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from monoids import List, Sum
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
-from persistent_state.batch.messages import Answers, Blob
+from persistent_state.batch.packets import Answers, Blob
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, FAIL
 from persistent_state.batch.shard import merge_shard
 from persistent_state.errors import DisagreementError, TaskFailedError

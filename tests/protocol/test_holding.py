@@ -81,6 +81,18 @@ def test_a_channel_that_has_never_delivered_holds_the_clock() -> None:
     )
 
 
+def test_a_channel_of_which_no_row_counts_is_not_called_silent() -> None:
+    world = World("A")
+    world.play("A", [(None, "x"), (None, "x")])
+    assert world.held is not None
+    (why, said) = world.held.why, "its source has delivered 2 rows, none of which counts; see late_rows('A')"
+    assert (why, world.held.words, world.held.reason) == (UNHEARD, f"task=A: {said}", f"task=A: {said}")
+    # It is unknown of which channel the rows are.
+    of_two = replace(world.held, channel="x")
+    said = "task=A: channel='x' of its source has never delivered a message that counts; see late_rows('A')"
+    assert (of_two.words, of_two.reason) == (f"{said}, or idle_after lets it go", said)
+
+
 def test_a_channel_that_is_silent_since_the_start_holds_the_clock() -> None:
     world = World("A")
     world.read("A", {"x": 90, "y": 57}, {"x": False, "y": False})
@@ -89,8 +101,8 @@ def test_a_channel_that_is_silent_since_the_start_holds_the_clock() -> None:
     world.read("A", {"x": 120}, {"x": False, "y": False})
     assert world.held == Holder("A", "", "y", SILENT, None)
     assert holding.sentence(world.held) == (
-        "The global clock waits for task=A: channel='y' of its source has delivered nothing since the last start; "
-        "idle_after lets it go."
+        "The global clock waits for task=A: channel='y' of its source has delivered no message that counts since the last "
+        "start; idle_after lets it go."
     )
 
 

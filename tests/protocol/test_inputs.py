@@ -25,7 +25,7 @@ from persistent_state import (
     TumblingWindow,
     WindowState,
 )
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.packets import Answers
 from persistent_state.drive import local, turn
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import Inputs

@@ -247,7 +247,7 @@ def test_a_step_reads_the_blocks_of_the_keys_whose_timers_are_due_and_no_others(
             (due,) = world.due()
             ((_, span),) = due.spans
             with mock.patch.object(blocks, "_table", side_effect=blocks._table) as table:
-                chunks = [*base.read(world.plans[world.states], "", span)]
+                chunks = [*base.read_span(world.plans[world.states], "", span)]
             states = [chunk.rows for chunk in chunks if chunk.rows[in_order.STATE].null_count == 0]
             assert {row["k"] for rows in states for row in rows.to_pylist()} == {key, 1000}
             opened = sum(sum(call.args[1].rows[i] for i in call.args[0]) for call in table.call_args_list)
@@ -381,7 +381,7 @@ def test_rows_of_one_moment_have_a_place_each_for_the_task_that_they_feed() -> N
     played.play("Twice.messages", [(5, k, 10 * k + n) for n in (1, 2) for k in range(1, 9)] + [(25, 1, 0)])
     while due := played.due():
         for _, span in due[0].spans if due[0].flow.id == "InTurn.messages" else ():
-            given = base.read(played.plans["InTurn.messages"], "", span)
+            given = base.read_span(played.plans["InTurn.messages"], "", span)
             places += [place for chunk in given for place in chunk.at.tolist()]
         played.turn(due[0].flow.id)
     assert len(places) == len({*places}) == 32

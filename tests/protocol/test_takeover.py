@@ -225,6 +225,6 @@ def test_names_that_a_store_has_told_apart_so_far_go_on(monkeypatch: pytest.Monk
     plans = [ran.old, core.plan_of(Total("SUM"), ROW, files=ran.old.files)]
     with monkeypatch.context() as patch:
         # As when the log was begun by a version that did not look.
-        patch.setattr(refusals, "folded", str)
+        patch.setattr(refusals, "without_case", str)
         core.start(ran.log, plans)
     assert core.start(ran.log, plans).tasks.keys() >= {"sum", "SUM"}

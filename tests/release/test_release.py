@@ -312,7 +312,8 @@ def test_without_an_extra_each_part_says_in_a_sentence_which_to_install(empty: E
         if extra not in SILENT:
             # PostgreSQL needs what `sql` brings, before it needs its driver.
             named = f"sql|{extra}" if extra == "postgresql" else extra
-            sentence = rf"\w+Error: package='\w+' is missing.*; pip install 'persistent-state\[(?:{named})\]'[^.]*\."
+            install = rf"'persistent-state\[(?:{named})\]'(?:, in a checkout '\.\[(?:{named})\]')?"
+            sentence = rf"\w+Error: package='\w+' is missing.*; pip install {install}[^.]*\."
             assert re.fullmatch(sentence, text), f"{extra}: {text}"
 
 

@@ -114,6 +114,23 @@ def test_a_run_of_which_no_message_made_an_update_says_so(tmp_path: Path) -> Non
     assert end(made=True) == end(copies=3) == (logging.INFO, "task=Words: 3 messages read.")
 
 
+def test_the_end_of_a_run_says_how_many_copies_it_has_left_out() -> None:
+    plan = core.plan_of(Words(), SCHEMA)
+    log = Log(core.memory(), plan.application)
+    entry = core.start(log, [plan])
+    reports = Reports("run", [plan], entry, False, lambda progress: None)
+    (report,) = reports._of_tasks
+    lines = []
+    for copies in (0, 1, 2):
+        reports.hear(replace(PROGRESS, task="Words", messages=3, replayed=0, copies=copies))
+        lines.append(report.end(entry, is_whole=False)[1].partition(".")[0])
+    assert lines == [
+        "task=Words: 3 messages read",
+        "task=Words: 6 messages read; 1 copy of earlier ones left out by message_id",
+        "task=Words: 9 messages read; 3 copies of earlier ones left out by message_id",
+    ]
+
+
 def test_a_run_hears_of_each_commit_whether_it_made_updates() -> None:
     plan = core.plan_of(Words(), SCHEMA)
     log = Log(core.memory(), plan.application)
@@ -192,7 +209,8 @@ def test_a_silent_channel_that_holds_the_clock_is_named(
     entry = core.play(log, plan, rows, channels={"a": False, "b": False, "c": True}, now=9)
     with caplog.at_level(logging.INFO, "persistent_state"):
         reports.end(entry, is_whole=True)
-    silent = "channel='b' of its source has never delivered a message; idle_after lets it go."
+    # No channel gets idle any more: the run is over.
+    silent = "channel='b' of its source has never delivered a message."
     read = "the newest message of channel='a' of its source is of 1970-01-01T00:00:00.000005Z."
     last = caplog.records[-1]
     assert (last.levelno, last.message) == (
@@ -259,7 +277,7 @@ def test_a_time_out_of_range_is_told_as_one_and_not_as_none(tmp_path: Path) -> N
     (tmp_path / "0.csv").write_text(f"ts,word\n{2**62 + 1},a\n,b\n")
     said = Run(tmp_path, Words()).read() or ""
     assert "1 'timestamp out of range' (it is no time within 146,000 years of 1970; timestamp_unit says" in said
-    assert "1 'no timestamp' (column 'ts' is null" in said
+    assert "1 'no timestamp' (column 'ts' is null or missing)" in said
 
 
 def test_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
@@ -382,8 +400,8 @@ def test_the_parts_of_an_ordered_task_are_told_as_the_task() -> None:
 
 def test_only_the_reasons_of_most_rows_are_named(tmp_path: Path) -> None:
     run = Run(write(tmp_path, "0.parquet", 1), Words())
-    assert "4 'd', 3 'c', 2 'b', and 1 more reason." in (
-        run.report.note("Words", 0, {"a": 1, "b": 2, "c": 3, "d": 4}, 0) or ""
+    assert "7 'f', 5 'e', 4 'd', 3 'c', 2 'b', and 1 more reason." in (
+        run.report.note("Words", 0, {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 7}, 0) or ""
     )
 
 

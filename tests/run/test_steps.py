@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from persistent_state import Changes
-from persistent_state.batch.messages import DRIVER
+from persistent_state.batch.packets import DRIVER
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import blob_batches

@@ -140,8 +140,8 @@ def test_a_channel_that_is_silent_is_named() -> None:
         world.read(task, {"x": 45}, "xy")
     page = Served(world.log.files).page()
     assert (
-        "The global clock waits for task=A: channel='y' of its source has delivered nothing since the last start; idle_after "
-        "lets it go." in page.text
+        "The global clock waits for task=A: channel='y' of its source has delivered no message that counts since the "
+        "last start; idle_after lets it go." in page.text
     )
 
 

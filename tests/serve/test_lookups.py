@@ -125,6 +125,8 @@ def test_before_the_first_checkpoint_there_is_nothing_to_look_up() -> None:
     assert Served(world.log.files).lookup(404, application="app", task="A", word="x") == {
         "error": "task=A has no checkpoint yet; ask again when it has one."
     }
+    error = Served(world.log.files).lookup(404, application="app", task="A", word="x", clock="30")["error"]
+    assert error == "clock=1970-01-01T00:00:00.000030Z (30) of app is not kept; no clock is kept yet."
 
 
 def test_states_stay_open_but_not_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,5 +103,6 @@ def test_a_package_that_is_missing_is_one_sentence() -> None:
         env={**os.environ, "PYTHONPATH": "."},
     )
     assert done.stderr.decode() == (
-        "persistent-state: package='uvicorn' is missing to serve a store; pip install 'persistent-state[serve]'.\n"
+        "persistent-state: package='uvicorn' is missing to serve a store; pip install 'persistent-state[serve]', "
+        "in a checkout '.[serve]'.\n"
     )

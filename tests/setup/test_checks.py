@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from monoids import List, Map, Max, Monoid, Sum
+from monoids import Count, List, Map, Max, Monoid, Sum
 from persistent_state import (
     Application,
     DataFrameSource,
@@ -21,6 +22,8 @@ from persistent_state import (
     RunningValues,
     run_local,
 )
+from persistent_state.setup.checks import of_rows
+from persistent_state.task import name_of_messages
 from tests import core
 from tests.setup.tasks import ROWS, SCHEMA, ByMessage, Task, Visits, compiled, refused
 
@@ -122,6 +125,8 @@ class TestTasks:
         [
             (Task(key="wrod"), {}, "the key column 'wrod' is not in the source; it has "),
             (Task(key=("word", "wrod")), {}, "the key column 'wrod' is not in the source; it has "),
+            (Task(key=""), {}, "the key column '' is not in the source; it has "),
+            (Task(key=[""]), {}, "the key column '' is not in the source; it has "),
             (Task(value="m"), {}, "the value column 'm' is not in the source; it has "),
             (Task(), {"timestamp": "when"}, "the timestamp column 'when' is not in the source; it has "),
             (Task(), {"channel": "device"}, "the channel column 'device' is not in the source; it has "),
@@ -130,11 +135,20 @@ class TestTasks:
     def test_an_unknown_column(self, task: PersistentTask, options: dict[str, Any], sentence: str) -> None:
         refused(lambda: check(task, **options), f"task=totals: {sentence}ts, word, n, f, tags, value.")
 
+    def test_a_field_of_a_struct_is_taken_out_by_a_transform(self) -> None:
+        schema = SCHEMA.append(pa.field("user", pa.struct([("country", pa.string())])))
+        refused(
+            lambda: core.check(core.plan_of(Task(key="user.country"), schema)),
+            "task=totals: the key column 'user.country' is not in the source; it has ts, word, n, f, tags, value, user; take a "
+            "field out of 'user' by the source's transform.",
+        )
+
     @pytest.mark.parametrize(("column", "type"), [("word", "string"), ("f", "double"), ("tags", "list<item: string>")])
     def test_a_timestamp_that_is_none(self, column: str, type: str) -> None:
         refused(
             lambda: check(Task(), timestamp=column),
-            f"task=totals: the timestamp column {column!r} is {type}; make it a timestamp, or int64 microseconds UTC.",
+            f"task=totals: the timestamp column {column!r} is {type}; make it a timestamp, or int64 microseconds UTC, by "
+            "its type in the schema or in the source's transform.",
         )
 
     @pytest.mark.parametrize(
@@ -151,6 +165,7 @@ class TestTasks:
         [
             (Sum(), "word", "Sum holds int64", "string"),
             (Sum(), "f", "Sum holds int64", "double"),
+            (Count(), "f", "Count holds int64", "double"),
             (Max(pa.timestamp("us")), "n", "Max holds timestamp[us]", "int64"),
             (List(pa.int64()), "n", "List holds list<item: int64>", "int64"),
             (Map(pa.string(), Sum()), "tags", "Map holds map<string, int64>", "list<item: string>"),
@@ -159,9 +174,11 @@ class TestTasks:
     def test_a_monoid_that_does_not_fit_its_column(
         self, monoid: Monoid[Any], column: str, holds: str, found: str
     ) -> None:
+        such_as = ", such as Sum(pa.float64())" if type(monoid) is Sum and column == "f" else ""
         refused(
             lambda: check(Task(monoid=monoid, value=column)),
-            f"task=totals: {holds} and can't take column {column!r} of {found}; cast the column or choose another monoid.",
+            f"task=totals: {holds} and can't take column {column!r} of {found}; cast the column or choose another "
+            f"monoid{such_as}.",
         )
 
     @pytest.mark.parametrize(
@@ -285,6 +302,18 @@ class TestOrderedTasks:
         self.plans(Decorated())
         renamed = FileSource("rows/", timestamp="ts", schema=pa.schema([("ts", pa.int64()), ("state", pa.string())]))
         self.plans(Visits(key="state"), renamed)
+
+    def test_messages_without_an_order_are_refused_by_words_that_a_user_knows(self) -> None:
+        plans = compiled((Visits(), ROWS), (Task(monoid=List(pa.string()), value="tags"), ROWS))
+        waiting, listing = (plans[name].only for name in (name_of_messages("Visits"), "totals"))
+        for plan, needs in (
+            (waiting, "Visits: it takes messages in their order"),
+            (listing, "totals: List does not commute"),
+        ):
+            assert [*of_rows(replace(plan, has_positions=False), is_by_spark=False)] == [
+                f"task={needs}, and its source gives messages of one time no order; name a column of positions, as in "
+                "DataFrameSource(..., position='offset')."
+            ]
 
     @pytest.mark.parametrize(
         ("task", "sentence"),

@@ -44,13 +44,14 @@ def test_tasks_come_together_where_all_of_them_have_been_fed() -> None:
         (Task(name="d"), Changes("totals")),
         (Task(name="e"), Changes("c", every="50 seconds")),
     )
-    assert every(tasks, 10 * seconds) == {
+    times = every(topological(tasks), 10 * seconds)
+    assert times == {
         "totals": {20 * seconds, 30 * seconds, 50 * seconds},
         "d": {50 * seconds},
         "c": {50 * seconds},
     }
-    assert common_interval(tasks, 10 * seconds) == 300 * seconds
-    assert common_interval(tasks[:1], 10 * seconds) == 10 * seconds
+    assert common_interval(times, 10 * seconds) == 300 * seconds
+    assert common_interval({}, 10 * seconds) == 10 * seconds
 
 
 def test_a_task_that_is_not_there() -> None:

@@ -298,8 +298,9 @@ def every_of(interval: int, jobs: Sequence[Job], derived: Sequence[Derived | Par
         application.add(job.task(lambda *read: None), inputs)
     for each in derived:
         application.add(each.task(), each.source if len(each.inputs) == 1 else each.inputs)
-    apart = {name: math.gcd(*some) for name, some in tasks_graph.every(application.added, interval).items() if some}
-    return tasks_graph.common_interval(application.added, interval), apart
+    times = tasks_graph.every(tasks_graph.topological(application.added), interval)
+    apart = {name: math.gcd(*own) for name, own in times.items() if own}
+    return tasks_graph.common_interval(times, interval), apart
 
 
 def _number_columns(task: Job | Derived) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from persistent_state.batch import (
     in_place,
     judge,
     lift,
-    messages,
+    packets,
     plan,
     rows,
     shard,
@@ -186,7 +186,7 @@ BUGS = (
         "coarse intervals forgotten",
         "A batch does not say how coarse its intervals are.",
         clocks.split_intervals,
-        ("fine), Coarse(low, high, step)", "fine), None"),
+        ("return starts, Coarse(low, high, step)", "return starts, None"),
     ),
     bug(
         "coarse intervals ignored",
@@ -225,14 +225,7 @@ BUGS = (
         "few keys folded over intervals",
         "Rows of few keys are folded into the first of their intervals.",
         few.fold_few,
-        ("groups[starts == start] += i * len(distinct)", "pass"),
-    ),
-    bug(
-        "few keys folded over retained clocks",
-        "Rows of few keys are folded as they come by a task that catches up, over clocks that are retained.",
-        lift._fold_few,
-        ("not lifted.keys_are_few or basis.is_behind or", "not lifted.keys_are_few or"),
-        theme="rebuilt",
+        ("+ numbers", '+ (numbers if name != "start" else 0)'),
     ),
     bug(
         "a last message without its place",
@@ -360,7 +353,7 @@ BUGS = (
     bug(
         "behind folded over retained clocks",
         "An interval of a task that catches up reaches over a clock that is retained.",
-        combine.partial_sums,
+        combine._with_starts,
         ("if basis.is_behind:", "if False:"),
         theme="restless",
     ),
@@ -769,7 +762,7 @@ BUGS = (
     bug(
         "parts not counted",
         "A part may miss in a shard, or come twice.",
-        messages.digest_of_parts,
+        packets.digest_of_parts,
         ("if parts != (sorted({*parts}) if first.parts is None else [*range(first.parts)]):", "if False:"),
         ("return short_digest(parts)", 'return ""'),
     ),
@@ -788,7 +781,7 @@ BUGS = (
     bug(
         "positions of others",
         "A part is not told how far its partitions were read.",
-        messages.Basis.of_part,
+        packets.Basis.of_part,
         ("for name in partitions if name in self.positions}", "for name in ()}"),
     ),
     bug(
@@ -1347,8 +1340,8 @@ BUGS = (
     bug(
         "combined over panes",
         "An interval of a micro-batch reaches over the edge of a pane.",
-        combine.partial_sums,
-        ("kind.begin_apart(starts, times)", "starts"),
+        combine._with_starts,
+        ("plan.layout.kind.begin_apart(starts, times)", "starts"),
         theme="timely",
     ),
     bug(
@@ -1549,8 +1542,8 @@ BUGS = (
     bug(
         "sample is all",
         "A task that reads its state does not see what is in no window.",
-        combine.partial_sums,
-        ("table if plan.task.reads_state else kind.in_state(table)", "kind.in_state(table)"),
+        combine._with_starts,
+        ("table if plan.task.reads_state else plan.layout.kind", "plan.layout.kind"),
         theme="reading-windows",
     ),
     # Tasks that feed tasks
@@ -1906,7 +1899,7 @@ BUGS = (
         "change above the clock",
         "What another task gives counts from the flow's clock on, though it was at a clock before.",
         clocks.split_intervals,
-        ("if timestamps.min() < clock:", "if False:"),
+        ("if least < clock:", "if False:"),
         theme="inputs",
     ),
     bug(
@@ -2090,7 +2083,7 @@ BUGS = (
     bug(
         "multiples folded over",
         "What feeds a task folds over the times at which the task looks at it.",
-        messages.Ground.apart,
+        packets.Ground.apart,
         ("if self.grid is None:", "if True:"),
         theme="every",
     ),

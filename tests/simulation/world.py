@@ -17,7 +17,7 @@ from greenlet import getcurrent, greenlet
 from persistent_state.batch import compaction, in_place
 from persistent_state.batch import shard as shards
 from persistent_state.batch.alignment import aligned_reach
-from persistent_state.batch.messages import Advance, Answers, Blob, Descriptor, Report
+from persistent_state.batch.packets import Advance, Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive import turn
@@ -569,7 +569,7 @@ class World:
             mock.patch.object(compaction, "LAZY", (self.growth, 3)),
             mock.patch.object(compaction, "MANY", 4),
             mock.patch.object(blocks, "BLOCK", 48 << self.seed % 4),
-            mock.patch.multiple(few, LEAST=1, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_KEY=1),
+            mock.patch.multiple(few, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_SUM=0.25),
             mock.patch.object(fold, "SLICE", 5),
             mock.patch.object(fold, "SLICE_BYTES", 400),
             mock.patch.object(panes, "WIDE", self.wide),

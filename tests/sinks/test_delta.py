@@ -319,7 +319,8 @@ except Exception as error:
 """
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert told == (
-        "InvalidInputError package='deltalake' is missing for delta:/nowhere; pip install 'persistent-state[delta]'.\n"
+        "InvalidInputError package='deltalake' is missing for delta:/nowhere; pip install 'persistent-state[delta]', "
+        "in a checkout '.[delta]'.\n"
     )
 
 

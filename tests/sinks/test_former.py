@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persistent_state import ConsoleSink, DeltaSink, ParquetSink, SqlSink
+from persistent_state import ConsoleSink, DeltaSink, KafkaSink, ParquetSink, SqlSink
 from persistent_state.sinks.base import RecordingSink, Sink
 from persistent_state.sinks.values import LocalValues, values_of
 from tests.sentences import problem
@@ -190,3 +190,45 @@ def test_a_rewind_of_the_former_interface_calls_its_values() -> None:
     with pytest.warns(DeprecationWarning, match=r"values\(\) is deprecated; read values\.batches\(\)"):
         rows = [row for batch in values() for row in batch.to_pylist()]
     assert [(row["word"], row["value"]) for row in rows] == [("ann", 3)]
+
+
+def handing_on(kind: type[Sink]) -> Any:
+    """A subclass of a sink that leaves small values out of those that it goes back to, as people wrote it."""
+
+    class Large(kind):  # type: ignore[misc, valid-type]
+        def rewind(self, clock: int, values: Any) -> None:
+            super().rewind(clock, lambda: (batch.filter(pc.field("value") > 4) for batch in values.batches()))
+
+    return Large
+
+
+def handed_on() -> AbstractContextManager[Any]:
+    sentence = r"was given a function, which is deprecated; give LocalValues\(values\.schema, \[function\]\)\.$"
+    return pytest.warns(DeprecationWarning, match=rf"^rewind\(\) of a sink {sentence}")
+
+
+def test_a_rewind_of_the_former_interface_hands_a_function_on_to_a_sql_sink(tmp_path: Path) -> None:
+    sink = handing_on(SqlSink)(f"{tmp_path}/values.db", "words")
+    sink.open(ORIGIN)
+    sink.write_values(framed(20, {"bob": 9}), 20)
+    sink.open(replace(ORIGIN, timeline=1))
+    with handed_on() as warned:
+        sink.rewind(10, framed(10, {"ann": 3, "bob": 7}))
+    assert PLACES["newest rows in SQL"](str(tmp_path)).rows_in() == [(10, "bob", 7)]
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_a_rewind_of_the_former_interface_hands_a_function_on_to_a_kafka_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writer:
+        def rewind(self, clock: int, parts: int, values: Callable[[], Any], encode: object) -> None:
+            # It may read them again.
+            self.rows = [[row["word"] for batch in values() for row in batch.to_pylist()] for _ in range(2)]
+
+    writer = Writer()
+    monkeypatch.setattr(KafkaSink, "_writer", lambda self: writer)
+    sink = handing_on(KafkaSink)("words", "127.0.0.1:1")
+    sink._origin = ORIGIN
+    with handed_on() as warned:
+        sink.rewind(10, framed(10, {"ann": 3, "bob": 7}))
+    assert writer.rows == [["bob"], ["bob"]]
+    assert [warning.filename for warning in warned] == [__file__]

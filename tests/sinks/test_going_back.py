@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask, ValuesAtClock
-from persistent_state.drive.places import Place
+from persistent_state.drive.output_sink import OutputSink
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
 from persistent_state.protocol.global_clock import Keeping
@@ -222,7 +222,7 @@ def test_a_key_that_expired_and_came_again_is_in_the_table_after_two_rewinds(tmp
     sink = SqlSink(tmp_path / "values.db", "words")
     schema = pa.schema([("ts", pa.int64()), ("word", pa.string()), ("n", pa.int64())])
     plan = replace(core.plan_of(Words(), schema, shards=2), outputs=(sink.name,))
-    log, place = Log(plan.files, plan.application), Place(plan, ValuesAtClock(sink))
+    log, place = Log(plan.files, plan.application), OutputSink(plan, ValuesAtClock(sink))
 
     def rows() -> dict[str, int]:
         with closing(sqlite3.connect(tmp_path / "values.db")) as database:

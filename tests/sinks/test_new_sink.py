@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from monoids import Sum
 from persistent_state import FencedError, NonWindowState, PersistentTask, ValuesAtClock
-from persistent_state.drive.places import Place
+from persistent_state.drive.output_sink import OutputSink
 from persistent_state.protocol import rewind
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.protocol.rewind_plan import RETRACT
@@ -93,7 +93,7 @@ def test_a_new_sink_is_exact_without_spark_and_goes_back(tmp_path: Path) -> None
     sink = Folder(tmp_path / "out")
     schema = pa.schema([("ts", pa.int64()), ("key", pa.string()), ("amount", pa.int64())])
     plan = replace(core.plan_of(Totals(), schema, shards=2), outputs=(sink.name,))
-    log, place = Log(plan.files, plan.application), Place(plan, ValuesAtClock(sink))
+    log, place = Log(plan.files, plan.application), OutputSink(plan, ValuesAtClock(sink))
 
     core.start(log, [plan])
     for time in (5, 15, 25, 35):

@@ -683,7 +683,7 @@ def assert_no_secret(sink: SqlSink, call: Callable[[], object], kind: type[State
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: str, extra: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     sink = SqlSink("postgresql://tests:t-here@127.0.0.1/x", "balances")
-    assert f"pip install 'persistent-state[{extra}]'." in problem(lambda: sink.open(ORIGIN))
+    assert f"pip install 'persistent-state[{extra}]', in a checkout '.[{extra}]'." in problem(lambda: sink.open(ORIGIN))
     assert_no_secret(sink, lambda: sink.open(ORIGIN), InvalidInputError)
 
 

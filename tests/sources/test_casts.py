@@ -329,21 +329,32 @@ def test_views_become_plain_at_every_level_and_can_be_picked_from(type: pa.DataT
     assert plain.take(pa.array([2, 0])).to_pylist() == [{"k": None, "n": 3}, {"k": value, "n": 1}]
 
 
-def test_a_dictionary_of_views_becomes_plain() -> None:
+def test_a_dictionary_of_views_becomes_its_plain_values() -> None:
     column = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["a", "b"], pa.string_view()))
     (plain,) = plain_rows(pa.record_batch([column], ["k"])).columns
-    assert plain.type == pa.dictionary(pa.int8(), pa.string())
+    assert plain.type == pa.string()
     assert plain.take(pa.array([2, 1])).to_pylist() == ["b", None]
 
 
 @pytest.mark.parametrize(
-    "type", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.field("element", pa.int64(), False)), pa.uuid(), pa.json_(),
-             pa.bool8(), pa.struct([]),
-             pa.dictionary(pa.int8(), pa.string(), True)]
+    "type", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.field("element", pa.int64())), pa.uuid(), pa.json_(),
+             pa.bool8(), pa.struct([])]
 )  # fmt: skip
-def test_a_type_without_views_stays_what_it_is(type: pa.DataType) -> None:
+def test_a_plain_type_stays_what_it_is(type: pa.DataType) -> None:
     schema = pa.schema([pa.field("k", type, metadata={"a": "b"})], {"c": "d"})
     assert plain_schema(schema).equals(schema, check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    ("type", "plain"),
+    [
+        (pa.list_(pa.field("element", pa.int64(), False)), pa.list_(pa.field("element", pa.int64()))),
+        (pa.struct([pa.field("x", pa.dictionary(pa.int8(), pa.string()), False)]), pa.struct([("x", pa.string())])),
+        (pa.map_(pa.string(), pa.field("value", pa.int64(), False)), pa.map_(pa.string(), pa.int64())),
+    ],
+)
+def test_what_a_type_requires_may_be_null_but_for_the_keys_of_maps(type: pa.DataType, plain: pa.DataType) -> None:
+    assert plain_schema(pa.schema([pa.field("k", type, False)])).equals(pa.schema([("k", plain)]))
 
 
 def test_a_whole_number_is_a_decimal_of_as_few_digits_as_it_has() -> None:

@@ -6,6 +6,7 @@ import base64
 import bz2
 import gzip
 import io
+import uuid
 from contextlib import suppress
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -20,7 +21,9 @@ from hypothesis import strategies as st
 
 from persistent_state.errors import InvalidInputError
 from persistent_state.sources import fit, formats, json_lines, text_blocks
+from persistent_state.sources.files import FileSource
 from persistent_state.sources.formats import CSV, PARQUET, json_piece, read_pieces
+from persistent_state.sources.schemas import arrow_schema
 
 TYPES = [pa.decimal128(38, 2), pa.decimal128(10, 2), pa.decimal256(76, 5), pa.decimal128(38, 0), pa.decimal64(18, 2)]
 
@@ -435,6 +438,41 @@ def test_rows_that_do_not_fit_are_not_asked_for_one_by_one(
     assert len(calls) < count / 8
 
 
+def test_lines_that_are_no_objects_do_not_part_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    read_json = json_lines.pa_json.read_json
+    monkeypatch.setattr(
+        json_lines.pa_json, "read_json", lambda *given, **by: calls.append(1) or read_json(*given, **by)
+    )
+    odd = ['{"a": 1', "[1]", '"a": 1}', " ", "1"] * 60
+    content = "".join(f'{line}\n{{"a": {number}}}\n' for number, line in enumerate(odd))
+    (piece,) = read_pieces(io.BytesIO(content.encode()), formats.JSON, None, pa.schema([("a", pa.int64())]))
+    assert piece.rows.column(0).to_pylist() == [*range(300)]
+    assert {record.position: record.reason for record in piece.bad} == {2 * i: "not a JSON object" for i in range(300)}
+    assert len(calls) < 5
+
+
+def test_bad_rows_of_parquet_are_shown_together_but_those_that_can_not_be_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = []
+    plain_values = formats.plain_values
+    monkeypatch.setattr(formats, "plain_values", lambda column: shown.append(1) or plain_values(column))
+    texts = [b"\xff" if i % 100 == 7 else f"t{i}".encode() for i in range(300)]
+    table = pa.table(
+        {"t": pa.array(texts, pa.binary()).view(pa.string()), "n": [f"{i}x" * (i % 3) for i in range(300)]}
+    )
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    (piece,) = read_pieces(out, formats.PARQUET, None, pa.schema([("t", pa.string()), ("n", pa.int64())]))
+    bad = {record.position for record in piece.bad}
+    assert bad == {*range(300)}
+    for i in range(300):
+        known = formats.to_json({"t": f"t{i}", "n": f"{i}x" * (i % 3)}).encode()
+        assert piece.original(i).record == (None if i % 100 == 7 else known)
+    assert len(shown) < 100
+
+
 @pytest.mark.parametrize(
     "type", [pa.string(), pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
 )
@@ -526,6 +564,38 @@ def test_what_does_not_fit_in_a_line_is_shown() -> None:
             assert len(came) < 200
             assert came == value or (value is None and came.lstrip("[1.5,").startswith("999"))
     assert shown(CSV, b"k,d,l\nx\xe9,1,\n", schema.remove(2)) == [("column k is not UTF-8", "x\ufffd")]
+
+
+def test_a_row_that_does_not_fit_is_kept_with_a_uuid_beside_it() -> None:
+    given, out = uuid.UUID(int=5), io.BytesIO()
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([given.bytes], pa.binary(16)))
+    pq.write_table(pa.table({"id": ids, "n": [300]}), out)
+    (piece,) = formats.read_pieces(out, PARQUET, None, pa.schema({"id": pa.binary(), "n": pa.int8()}))
+    assert [record.reason for record in piece.bad] == ["column n is not int8"]
+    assert piece.original(0).record == f'{{"id":"{given}","n":300}}'.encode()
+
+
+def test_a_byte_order_mark_before_an_object_of_json_is_of_no_value_as_in_files_that_were_joined() -> None:
+    schema, mark = pa.schema({"k": pa.string(), "n": pa.int64()}), b"\xef\xbb\xbf"
+    content = b"".join(mark + b'{"k": "%c"}\n' % letter for letter in b"abc") + b'{"k": "%b"}' % mark
+    (piece,) = formats.read_pieces(io.BytesIO(content), formats.JSON, None, schema)
+    assert piece.rows.column("k").to_pylist() == ["a", "b", "c", "\ufeff"]
+    assert (piece.count, piece.bad, piece.lacks) == (4, (), ("n",))
+
+
+def test_objects_of_json_that_carriage_returns_keep_apart_are_several_in_one_line() -> None:
+    content = b'{"k": "a"}\r{"k": "b"}\r'
+    assert shown(formats.JSON, content, pa.schema({"k": pa.string()})) == [("several JSON objects in one line", None)]
+
+
+def test_a_member_that_the_schema_requires_may_be_missing() -> None:
+    required = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int64(), False)])
+    lines = [b'{"k": "a"}', b'{"n": 1}', b'{"k": null, "n": "x"}']
+    source = FileSource(".", timestamp="k", schema=required)
+    for columns in (source.schema, arrow_schema(required)):
+        piece = json_piece(lines, columns)
+        assert piece.rows.to_pylist() == [{"k": "a", "n": None}, {"k": None, "n": 1}]
+        assert [record.reason for record in piece.bad] == ["column n is not int64"]
 
 
 def test_a_zstd_window_that_is_too_large_is_named() -> None:

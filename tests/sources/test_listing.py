@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 from monoids import Sum
 from persistent_state import Application, NonWindowState, ParquetSink, PersistentTask, SqlSink, ValuesAtClock
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
-from persistent_state.sources import files, listing, moves
+from persistent_state.sources import folder, known_files, listing, moves
 from persistent_state.sources.files import FileSource
+from persistent_state.sources.folder import Folder
 from persistent_state.store.log import Log
 from tests import core
 from tests.soak import soak_or
@@ -441,6 +442,110 @@ def test_a_copy_is_read_and_named(
     ]
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_file_that_has_several_names_by_links_is_read_once(
+    tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    folder = tmp_path / "in"
+    write(folder, "b.csv", table(0, 1), 1e9)
+    write(tmp_path, "outside.csv", table(1, 1), 1e9)
+    (folder / "c.csv").symlink_to(tmp_path / "outside.csv")
+    before = driver(folder)
+    if is_known:
+        assert values(before.next()) == [0, 1]
+    (folder / "day").mkdir()
+    os.link(folder / "b.csv", folder / "day/a.csv")
+    os.link(tmp_path / "outside.csv", folder / "day/d.csv")
+    (folder / "day/e.csv").symlink_to(tmp_path / "outside.csv")
+    # As a writer does that gives a whole file its name by a link, and dies.
+    write(folder, "_draft.csv", table(2, 1), 1e9)
+    os.link(folder / "_draft.csv", folder / "f.csv")
+    if not is_known:
+        before = driver(folder)
+    assert values(before.next()) == [0, 1, 2][2 * is_known :]
+    names = "'day/a.csv' (as 'b.csv'), 'day/d.csv' (as 'c.csv'), 'day/e.csv' (as 'c.csv')"
+    if not is_known:
+        # The file itself comes before links to it.
+        names = "'c.csv' (as 'day/d.csv'), 'day/a.csv' (as 'b.csv'), 'day/e.csv' (as 'day/d.csv')"
+    assert warnings() == [
+        f"{names} of FileSource({str(folder)!r}): left out, as a link makes the two one file, which is read once. If its rows "
+        "are to count twice, put a copy in place of the link."
+    ]
+    with monkeypatch.context() as patch:
+        asked: list[str] = []
+        inode = Folder.inode
+        patch.setattr(Folder, "inode", lambda folder, path: asked.append(path) or inode(folder, path))
+        assert before.next() == []
+        # Later listings look at no file that is read.
+        assert len(asked) == 3
+    after = driver(folder, before)
+    assert sorted(values(after.rest())) == [0, 1, 2]
+    write(folder, ".a.csv", table(0, 1), 2e9)
+    (folder / ".a.csv").rename(folder / "day/a.csv")
+    assert values(after.next()) == [0]
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_file_that_takes_the_place_of_a_known_one_by_a_link_is_read(
+    tmp_path: Path, warnings: Warnings, link: Callable[[Path, Path], None]
+) -> None:
+    (tmp_path / "in").mkdir()
+    read = driver(tmp_path / "in")
+    for day in (1, 2):
+        # The file of a day, and its link, which comes first in the order of names.
+        write(tmp_path, f"{day}.csv", table(day, 1), 1e9 + day + 0.5)
+        os.link(tmp_path / f"{day}.csv", tmp_path / f"in/{day}.csv")
+        link(tmp_path / f"{day}.csv", tmp_path / "in/.newest.csv")
+        (tmp_path / "in/.newest.csv").rename(tmp_path / "in/+newest.csv")
+        assert values(read.next()) == [day]
+    assert len(read.journal) == 2
+
+
+def test_a_link_under_folders_or_a_name_that_say_other_rows_is_read(tmp_path: Path, warnings: Warnings) -> None:
+    write(tmp_path, "value=1/day=1/0.json", '{"ts": "2026-01-01"}\n')
+    for name in ("value=1/day=1/0.csv", "value=1/day=2/0.json", "value=2/day=1/0.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(tmp_path / "value=1/day=1/0.json", tmp_path / name)
+    read = driver(tmp_path).rest()
+    assert (sorted(values(read)), [reason.partition(":")[0] for _, reason, _ in bad(read)]) == (
+        [1, 2],
+        ["its first line names no column of the schema"],
+    )
+    assert [text.partition(" of ")[0] for text in warnings()] == ["'value=1/day=2/0.json' (as 'value=1/day=1/0.json')"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("modified", [1e9, 1e9 + 0.5])
+def test_a_copy_of_the_same_bytes_under_another_name_is_read_and_named_on_this_machine(
+    tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch, modified: float, is_known: bool
+) -> None:
+    for i in range(2):
+        write(tmp_path, f"{i}.csv", table(i, 1), modified)
+    write(tmp_path, "other.csv", table(0, 2), modified)
+    opened: list[str] = []
+    ends = Folder.ends
+    monkeypatch.setattr(Folder, "ends", lambda folder, path: opened.append(path) or ends(folder, path))
+    before = driver(tmp_path)
+    if is_known:
+        before.next()
+    for name in ("0-copy.csv", "1-copy.csv"):
+        shutil.copy2(tmp_path / f"{name[0]}.csv", tmp_path / name)
+    write(tmp_path, "late.csv", table(0, 1), modified + 1)
+    if not is_known:
+        before = driver(tmp_path)
+    before.next()
+    assert len(before.journal) == 6
+    assert not {"other.csv", "late.csv"} & {*opened}
+    (warning,) = warnings()
+    # The second by name of two new files is taken for the copy.
+    pairs = ["'0-copy.csv' (as '0.csv')", "'1-copy.csv' (as '1.csv')"]
+    if not is_known:
+        pairs = ["'0.csv' (as '0-copy.csv')", "'1.csv' (as '1-copy.csv')"]
+    assert warning.startswith(
+        f"{', '.join(pairs)} of FileSource({str(tmp_path)!r}): read, although it looks like a copy"
+    )
+
+
 def given_another_name(folder: Path) -> str:
     (folder / "a/0.csv").rename(folder / "a/1.csv")
     return "a/1.csv"
@@ -462,7 +567,7 @@ def test_a_file_that_was_read_again_under_another_name_is_not_to_be_brought_back
     assert values(before.next()) == [0, 1, 2]
     path = move(tmp_path)
     looks = rf"'a/0.csv' of .* is gone, and file='{path}', which {{}}, looks like it. If that is the same one, {{}}. Else bring"
-    with pytest.raises(InvalidInputError, match=looks.format("is new", f"move it back, {re.escape(files._OR)}")):
+    with pytest.raises(InvalidInputError, match=looks.format("is new", f"move it back, {re.escape(folder.OR)}")):
         driver(tmp_path, before).next()
     # Nothing says that it is the same file.
     assert values(before.next()) == [0, 1]
@@ -571,7 +676,7 @@ def test_a_listing_of_many_files_that_are_alike_takes_linear_time(
         known = [listing.File(f"{i}/orders.csv", 7, 10**15) for i in range(count)]
         found = [listing.File(f"new/{i}/orders.csv.gz", 7, 10**15) for i in range(count)]
         found += [listing.File(f"new/{i}/orders.csv", 7, 10**15) for i in range(count)]
-        moves.moved_and_copied(source(tmp_path)._folder, known, found, lambda known: True, {})
+        moves.moved_and_copied(source(tmp_path)._reader, known, found, lambda known: True, {})
         return len(calls)
 
     is_like = moves._is_like
@@ -588,12 +693,12 @@ def test_a_known_file_that_is_written_again_or_appended_to_is_named_once(
     def put(name: str, content: bytes) -> None:
         fsspec.filesystem("file" if is_local else "memory").pipe_file(f"{folder}/{name}", content)
 
-    for name in ("a.csv", "b.csv", "c.csv"):
-        put(name, b"value\n1\n")
+    for i, name in enumerate(("a.csv", "b.csv", "c.csv")):
+        put(name, b"value\n%d\n" % i)
     before = driver(folder)
     before.next()
     time.sleep(0.01)
-    put("a.csv", b"value\n1\n2\n")
+    put("a.csv", b"value\n0\n2\n")
     put("b.csv", b"value\n2\n")
     assert before.next() == before.next() == []
     appended, again = warnings()
@@ -601,6 +706,24 @@ def test_a_known_file_that_is_written_again_or_appended_to_is_named_once(
     assert ": the size has changed since it was listed. What was written since is not read, and" in appended
     assert again.startswith("'b.csv' of FileSource")
     assert ": written again since it was listed." in again
+
+
+def test_a_link_that_is_replayed_is_as_it_was_until_its_file_is_written_again(
+    tmp_path: Path, warnings: Warnings
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(tmp_path, "outside.csv", "value\n1\n", 1e9)
+    (folder / "a.csv").symlink_to(tmp_path / "outside.csv")
+    before = driver(folder)
+    before.next()
+    assert values(driver(folder, before).next()) == [1]
+    assert warnings() == []
+    write(tmp_path, "outside.csv", "value\n2\n", 3e9)
+    assert before.next() == []
+    assert ["'a.csv'" in text and "written again" in text for text in warnings()] == [True]
+    assert values(driver(folder, before).next()) == [2]
+    assert len(warnings()) == 2
 
 
 def test_many_files_are_named_in_one_warning(tmp_path: Path, warnings: Warnings) -> None:
@@ -613,10 +736,10 @@ def test_many_files_are_named_in_one_warning(tmp_path: Path, warnings: Warnings)
 def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_WATCHED", 1)
-    monkeypatch.setattr(files, "_IN_TURN", 0)
-    for name in ("a.csv", "b.csv"):
-        write(tmp_path, name, "value\n1\n", 1e9)
+    monkeypatch.setattr(known_files, "_WATCHED", 1)
+    monkeypatch.setattr(known_files, "_IN_TURN", 0)
+    for i, name in enumerate(("a.csv", "b.csv")):
+        write(tmp_path, name, f"value\n{i}\n", 1e9)
     before = driver(tmp_path)
     before.next()
     write(tmp_path, "a.csv", "value\n2\n", 2e9)
@@ -630,18 +753,18 @@ def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
 def test_each_known_file_is_looked_at_in_turn_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch, changed: int
 ) -> None:
-    monkeypatch.setattr(files, "_WATCHED", 1)
-    monkeypatch.setattr(files, "_IN_TURN", 2)
+    monkeypatch.setattr(known_files, "_WATCHED", 1)
+    monkeypatch.setattr(known_files, "_IN_TURN", 2)
     looked_at: list[str] = []
 
     def counted(source: FileSource, path: str) -> listing.File | None:
         looked_at.append(path)
         return on_this_machine(source, path)
 
-    on_this_machine = FileSource._on_this_machine
-    monkeypatch.setattr(FileSource, "_on_this_machine", counted)
+    on_this_machine = Folder.local_file
+    monkeypatch.setattr(Folder, "local_file", counted)
     for i in range(7):
-        write(tmp_path, f"{i}.csv", "value\n1\n", 1e9)
+        write(tmp_path, f"{i}.csv", f"value\n{i}\n", 1e9)
     read = driver(tmp_path)
     read.next()
     write(tmp_path, f"{changed}.csv", "value\n1\n2\n", 2e9)

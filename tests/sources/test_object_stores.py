@@ -86,6 +86,18 @@ def test_a_prefix_without_files_is_an_empty_folder_and_reads_what_comes(
     assert caplog.text == ""
 
 
+def test_a_file_is_read_whose_folder_has_no_name_and_a_marker_of_a_folder_is_not(bucket: Bucket) -> None:
+    for number, name in enumerate(
+        ["/0.csv", "day=1//1.csv", "2.csv", "//3.csv", "_out//4.csv", "x/_5.csv", "/tmp/6.csv", "day=1_$folder$"]
+    ):
+        bucket.put(name, number)
+    driver = Driver(bucket.source)
+    assert sorted(values(driver.next())) == [0, 1, 2, 3]
+    assert len(driver.journal) == 4
+    assert driver.next() == []
+    assert sorted(values(Driver(bucket.source, driver.journal, 0, known=4 * FILE).next())) == [0, 1, 2, 3]
+
+
 def test_the_last_file_may_go_while_a_source_runs_and_before_it_starts_again(
     bucket: Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:

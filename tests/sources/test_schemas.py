@@ -86,7 +86,8 @@ def test_a_transform_that_names_a_column_twice_is_refused_before_anything_is_rea
     write(tmp_path, "a.parquet", table(0, 2))
     twice = source(tmp_path, transform=doubled)
     assert problem(lambda: twice.schema) == (
-        f"transform of {twice!r} returned 'value' twice and not each column once, for a batch without rows."
+        f"transform of {twice!r} returned 'value' twice and not each column once, for a batch without rows, "
+        "which it is given at the start to learn its columns."
     )
 
 

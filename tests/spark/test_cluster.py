@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from persistent_state import InvalidInputError, read_state
-from persistent_state.batch.messages import DRIVER
+from persistent_state.batch.packets import DRIVER
 from persistent_state.engine.run.commit import Commit
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.run.commit import Committer

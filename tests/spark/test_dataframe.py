@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from monoids import List, Map, Max, Min, Monoid, Struct, Sum
@@ -115,7 +116,7 @@ KINDS = {
 class Kept(PersistentTask):
     """One task, said in each of the ways by its subclasses."""
 
-    def __init__(self, name: str, monoid: Monoid[Any], key: Sequence[str]) -> None:
+    def __init__(self, name: str, monoid: Monoid[Any], key: Sequence[str] | None) -> None:
         self.name, self.monoid, self.key = name, monoid, key
 
     def persistent_state(self) -> NonWindowState[Any]:
@@ -466,7 +467,9 @@ def test_odd_names_times_and_partitions_come_out_right(spark: SparkSession, tmp_
         F.col("number").alias("num.ber"), F.col("ts").alias("t`s"), F.col("lane").alias("the lane"),
         F.col("number").alias("up.`date s"),
     )  # fmt: skip
-    later = plain.where("number >= 8").repartition(3)
+    # A literal makes a field that Spark's type requires, and the struct around it is null here and there.
+    struct = F.when(F.col("number") > 9, F.struct(F.lit(1).alias("x")))
+    later = plain.where("number >= 8").repartition(3).withColumn("some", F.array(struct)).withColumn("one", struct)
     tasks: list[tuple[PersistentTask, DataFrameSource]] = [
         (ColumnTotals("Odd", Sum(), ["the lane", "t`s"]), DataFrameSource(odd, "t`s", "the lane", position="num.ber")),
         (Totals("Local", "local", "ts", Max(INSTANT)), DataFrameSource(plain, "local")),
@@ -530,6 +533,24 @@ def test_a_row_without_a_position_makes_no_other_be_taken_for_read_and_a_negativ
         run(2, (8, 70), (-1, 80))
 
 
+def test_a_file_of_another_type_than_spark_is_to_read_ends_the_run_at_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    # As pandas writes times.
+    rows = pa.table({"ts": pa.array([START * 1000], pa.timestamp("ns"))})
+    pq.write_table(rows, tmp_path / "in" / "0.parquet")
+    app = Application("nanoseconds", str(tmp_path / "store"), shards=1)
+    frames = spark.readStream.schema("ts timestamp").parquet(str(tmp_path / "in"))
+    app.add(Totals("Times", None, "ts", Max(INSTANT)), DataFrameSource(frames, "ts"))
+    sentence = (
+        r"^task=Times: \[FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH\] .*0.parquet.*Give Spark's schema the type"
+    )
+    with pytest.raises(InvalidInputError, match=f"(?s){sentence}"):
+        app.run(spark)
+    assert "starts again" not in caplog.text
+
+
 class MostRecent(Kept):
     """The greatest number, said as a Column."""
 
@@ -539,7 +560,7 @@ class MostRecent(Kept):
 
 def test_a_rate_goes_on_where_it_was_after_another_start(spark: SparkSession, tmp_path: Path) -> None:
     begin = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
-    tasks = [Totals("Total", None, "value", Sum()), MostRecent("MostRecent", Max(), ())]
+    tasks = [Totals("Total", None, "value", Sum()), MostRecent("MostRecent", Max(), None)]
 
     def run(seconds: int, shards: int) -> list[Any]:
         now = int(begin.timestamp() + seconds) * SECOND
@@ -561,7 +582,7 @@ class Says(Kept):
     """Its update is whatever it is given to say."""
 
     def __init__(self, said: Callable[[DataFrame], Any], monoid: Monoid[Any]) -> None:
-        super().__init__("Says", monoid, ())
+        super().__init__("Says", monoid, None)
         self.said = said
 
     def process_column(self, rows: DataFrame) -> Column:
@@ -608,6 +629,11 @@ FRAMES: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "outer join": (lambda rows: static(rows).join(rows, "lane", "left"), "that Spark can't run as a stream: "),
     "static": (lambda rows: static(rows), "not a streaming DataFrame; make one with spark.readStream"),
     "nothing": (lambda rows: lambda spark, clock: None, "DataFrameSource has None, not a streaming DataFrame"),
+    "no schema": (
+        lambda rows: lambda spark, clock: spark.readStream.parquet(str(Path(__file__).parent)),
+        r"the function of DataFrameSource raised IllegalArgumentException: Schema must be specified [^\n]* at [^\n]*/"
+        r"test_dataframe.py:\d+ in <lambda>; fix it\.$",
+    ),
     "same names": (lambda rows: rows.select("ts", "lane", "ts"), "columns of the same name, .*; rename them"),
     "no type": (
         lambda rows: rows.selectExpr("*", "make_interval(1, 2) AS gap"),
@@ -677,14 +703,21 @@ def test_a_frame_that_could_not_be_replayed_is_refused_before_anything_is_writte
     refused(shut, Totals("Total", None, "ts", Max(INSTANT)), DataFrameSource(make(shut[0]), "ts"), sentence)
 
 
+class Once(Totals):
+    message_id, horizon = "lane", "1 day"
+
+
 @pytest.mark.parametrize("collation", ["UTF8_LCASE", "UNICODE_CI", "UTF8_BINARY_RTRIM"])
-def test_a_key_that_spark_compares_loosely_is_refused_and_any_other_column_is_taken(
+def test_a_key_or_an_id_that_spark_compares_loosely_is_refused_and_any_other_column_is_taken(
     shut: tuple[DataFrame, Path], collation: str
 ) -> None:
     rows = shut[0].withColumn("lane", functions().collate("lane", collation))
-    sentence = rf"its key 'lane' has the collation {collation}, .* take F.collate\('lane', 'UTF8_BINARY'\)"
-    refused(shut, Totals("Total", "lane", "ts", Max(INSTANT)), DataFrameSource(rows, "ts"), sentence)
+    sentence = rf"'lane' has the collation {collation}, .* take F.collate\('lane', 'UTF8_BINARY'\)"
+    refused(shut, Totals("Total", "lane", "ts", Max(INSTANT)), DataFrameSource(rows, "ts"), f"its key {sentence}")
+    once = Once("Total", None, "ts", Max(INSTANT))
+    refused(shut, once, DataFrameSource(rows, "ts"), f"its message id {sentence}")
     exact = rows.withColumn("lane", functions().collate("lane", "UTF8_BINARY"))
+    columns_of(rows.sparkSession, once, DataFrameSource(exact, "ts"))
     for key, taken in ((None, rows), ("lane", exact)):
         columns_of(rows.sparkSession, Totals("Total", key, "ts", Max(INSTANT)), DataFrameSource(taken, "ts"))
 

@@ -235,6 +235,33 @@ def test_a_drain_leaves_messages_of_an_open_transaction_to_the_next_run(
     assert open_store(store).application(NAME).late_rows("Fast") == []
 
 
+def test_a_first_drain_of_a_few_records_is_refused_if_none_has_the_key(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    topic, store = new_topic(broker, 2), str(tmp_path / "store")
+    client = producer(broker)
+    columns = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+    app = Application(NAME, store, checkpoint_interval="10 seconds")
+    app.add(Fast(), KafkaSource(topic, broker.address, value=Json(columns)))
+
+    def write(value: dict[str, int]) -> None:
+        for partition in range(2):
+            client.produce(topic, json.dumps(value), partition=partition, timestamp=START)
+        assert client.flush(30) == 0
+
+    write({"key": 1, "n": 1})
+    for _ in range(2):
+        with pytest.raises(
+            InvalidInputError, match="task=Fast: none of the first 2 rows has the column 'k', without which"
+        ):
+            app.run(spark, drain=True)
+        assert open_store(store).application(NAME).clocks() == []
+    write({"k": 1, "n": 1})
+    app.run(spark, drain=True)
+    # Beside records that have the column, those without it count.
+    assert {row["k"]: row["value"] for row in read_state(store, NAME, Fast()).to_pylist()} == {None: 2, 1: 2}
+
+
 def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(
     launch: Launch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

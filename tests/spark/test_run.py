@@ -23,7 +23,7 @@ from tests.deployed import DEPLOY, commented_args, container_of, replaced
 from tests.metrics.test_server import ask
 from tests.spark import sessions
 from tests.spark.conftest import Launch
-from tests.spark.sessions import Jvm
+from tests.spark.sessions import ROOT, Jvm
 from tests.store.servers import Servers, free_port, needed
 from tests.waiting import PATIENCE, until
 
@@ -228,6 +228,23 @@ def test_a_file_that_python_would_not_find_can_be_run_and_user_code_that_raises_
     last = ran.ended()
     assert (last["status"], last["result"]) == (run.MEND, "mend it")
     assert f"ValueError('a bad word') at {module}:19 in process_message" in last["error"]
+
+
+def test_a_module_that_starts_its_application_is_refused_in_the_worker_that_imports_it(
+    launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
+) -> None:
+    start = "from pyspark.sql import SparkSession\n\napp().run(SparkSession.getActiveSession())\n"
+    (tmp_path / "starting_words.py").write_text(PROGRAM + start)
+    write(tmp_path / "events", "0", (10, "good"))
+    driver = "from tests.spark import sessions; sessions.new_session('words'); import starting_words"
+    env = {**places(tmp_path), "PYTHONPATH": f"{tmp_path}:{sessions.QUICK_PYTHON}:{ROOT}"}
+    process = launch("-c", driver, folder=tmp_path, **env)
+    assert process.wait(PATIENCE) == 1
+    log = (tmp_path / "log").read_text()
+    assert log.splitlines()[-1] == (
+        f"persistent_state.errors.InvalidInputError: application=words is started at {tmp_path}/starting_words.py:32 in "
+        '<module> while a worker of Spark loads its module; put that below `if __name__ == "__main__":`.'
+    )
 
 
 def test_a_newer_run_fences_an_older_one_and_one_that_is_stopped_in_the_middle_is_to_be_tried_again(

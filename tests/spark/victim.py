@@ -44,7 +44,7 @@ import psutil
 import pyarrow as pa
 
 from persistent_state import Application, FencedError, Message, PersistentState, PersistentTask, application
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.packets import Answers
 from persistent_state.drive import backoff
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector

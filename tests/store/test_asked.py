@@ -28,6 +28,11 @@ from persistent_state.store.asked import key_value
         (pa.timestamp("us", "UTC"), "2020-01-02T00:00:00", datetime(2020, 1, 2, tzinfo=timezone.utc)),
         (pa.timestamp("s", "Europe/Oslo"), "2020-01-02", datetime(2020, 1, 2, tzinfo=timezone.utc)),
         (pa.timestamp("us"), "2020-01-02 05:00", datetime(2020, 1, 2, 5)),
+        (pa.date32(), "0000-01-02", "0000-01-02"),
+        (pa.date32(), "-0044-03-15", "-0044-03-15"),
+        (pa.timestamp("us", "UTC"), "0000-01-02", "0000-01-02T00:00:00.000000Z"),
+        (pa.timestamp("us", "UTC"), "10000-01-02 05:00Z", "10000-01-02T05:00:00.000000Z"),
+        (pa.timestamp("us"), "10000-01-02", "10000-01-02T00:00:00.000000"),
     ],
 )
 def test_texts_are_read_by_the_type_of_the_column(type: pa.DataType, text: str, value: Any) -> None:

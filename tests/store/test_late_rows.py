@@ -163,6 +163,28 @@ def test_late_rows_of_many_starts_stand_in_one_file_for_each(tmp_path: Path) -> 
     assert verify(str(tmp_path)).problems == ()
 
 
+@pytest.mark.parametrize(
+    "field", [pa.field("x", pa.dictionary(pa.int8(), pa.string())), pa.field("x", pa.string(), False)], ids=str
+)
+def test_files_of_an_older_version_are_joined_and_taken_back_whatever_types_their_rows_have(field: pa.Field) -> None:
+    """In those the rows of a source had its own types, as they have here, where the rows come past the door of sources."""
+    rows = pa.schema([*ROW, field])
+    plan = plan_of(Total(), rows)
+    log = Log(plan.files, plan.application)
+    start(log, [plan])
+    texts = [f"k{n}" for n in range(10 * (late_rows.MANY + 4))]
+    for first in range(0, len(texts), 10):
+        column = pa.array([*texts[first : first + 9], None], pa.string())
+        column = column.dictionary_encode().cast(field.type) if pa.types.is_dictionary(field.type) else column
+        nulls = pa.nulls(10, pa.int64())
+        entry = play(log, plan, pa.RecordBatch.from_arrays([nulls, nulls, column], schema=rows), placed=False)
+    side = entry.late_rows_of("Total")
+    assert len(side.sides) <= late_rows.MANY
+    read = [row["x"] for table in late_rows.read_all(log.files, side) for row in table["row"].to_pylist()]
+    assert sorted(map(str, read)) == sorted(["None" if n % 10 == 9 else text for n, text in enumerate(texts)])
+    assert start(log, [plan]).late_rows_of("Total").counts() == {}
+
+
 def test_the_late_rows_of_a_flow_are_counted_once_for_all_its_tasks() -> None:
     class Counted(dict[str, int]):
         """The reasons of a file, which note that they are counted."""

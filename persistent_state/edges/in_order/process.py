@@ -6,10 +6,12 @@ what it had before: so it is the same in however many steps the clock has come t
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import cache
 from heapq import heappop, heappush
 from typing import Any
 
@@ -24,6 +26,8 @@ from persistent_state.ordered import Context, OrderedTask, Timer, TimerTime
 from persistent_state.sources.tasks import TIMESTAMP
 from persistent_state.store.late_rows import UNFIT
 from persistent_state.task import Message
+
+_logger = logging.getLogger("persistent_state")
 
 MOST_TIMERS = 100_000
 """The most timers that the timers of a key set for one checkpoint interval, without a message. More are taken for endless.
@@ -222,6 +226,10 @@ class _Turn(Context):
                 raise InvalidInputError(
                     f"context.emit({TIMESTAMP}=...): the row gets {TIMESTAMP!r} by itself; leave it out."
                 )
+            if keys := wrong.intersection(self._task.key_columns):
+                raise InvalidInputError(
+                    f"context.emit({min(keys)}=...): the row gets the key columns by itself; leave it out, or name it in emits."
+                )
             raise InvalidInputError(f"emits has no column {min(wrong)!r}, but {', '.join(emits.names)}; add it there.")
         try:
             row = self._program.as_row(columns)
@@ -338,6 +346,8 @@ class _Turn(Context):
                 continue
             timer = (at, name)
             if not is_set:
+                if timer not in self._set and not name:
+                    self._warn_of_names(at)
                 self._set.discard(timer)
             elif timer not in self._set:
                 self._set.add(timer)
@@ -345,6 +355,11 @@ class _Turn(Context):
                 if self._timer is not None:
                     self._count_chained(timer)
         return True
+
+    def _warn_of_names(self, at: int) -> None:
+        """Log a warning if the timers of a time, of which one without a name was to be forgotten, have names."""
+        if names := sorted(name for time, name in self._set if time == at):
+            _warn_of_name(self._task.task_name, names[0])
 
     def _count_chained(self, timer: tuple[int, str]) -> None:
         """Count a timer that a timer has set.
@@ -374,7 +389,21 @@ class _Turn(Context):
         moment = f"at key={self.key!r} {where} timestamp={self.timestamp}"
         if isinstance(error, InvalidInputError):
             return TaskFailedError(f"{of}{places(error)}, {moment}: {error}")
-        return TaskFailedError(f"{of} raised {raised(error)}, {moment}.")
+        lacks_state = (
+            self._state is None and isinstance(error, (TypeError, AttributeError)) and "NoneType" in str(error)
+        )
+        hint = " The state is None, as the key has none: let process return the first one." if lacks_state else ""
+        return TaskFailedError(f"{of} raised {raised(error)}, {moment}.{hint}")
+
+
+@cache
+def _warn_of_name(task: str, name: str) -> None:
+    """Log the warning once."""
+    _logger.warning(
+        "task=%s: delete_timer() of a time forgot nothing, as the timer of this time has name=%r; give the name, too.",
+        task,
+        name,
+    )
 
 
 def _time_of(given: TimerTime, name: str, moment: int) -> int:

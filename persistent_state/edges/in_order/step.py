@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from monoids.nested import codec_of
-from persistent_state.batch.messages import ACTED, PROCESSED
+from persistent_state.batch.packets import ACTED, PROCESSED
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.row_messages import row_messages
 from persistent_state.batch.rows import StepChunk, check_bad_rows

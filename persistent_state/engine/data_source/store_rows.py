@@ -59,7 +59,7 @@ LATE_ROWS = pa.schema(
 """The columns of late and bad rows. `origin` and `row` are JSON, since they may differ from version to version of a source."""
 
 
-class Part(ABC):
+class StorePart(ABC):
     """The rows of one partition. It goes to the worker that reads it."""
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class StatePart(Part):
+class StatePart(StorePart):
     """A range of a state. A row that a filter does not let through is left out."""
 
     state: StateAt
@@ -98,7 +98,7 @@ class StatePart(Part):
 
 
 @dataclass(frozen=True)
-class KeysPart(Part):
+class KeysPart(StorePart):
     """The rows of some keys of a state. `asked` has them as `StateAt.of_keys` takes them."""
 
     state: StateAt
@@ -112,7 +112,7 @@ class KeysPart(Part):
 
 
 @dataclass(frozen=True)
-class ChangesPart(Part):
+class ChangesPart(StorePart):
     """A range of the net changes between two clocks."""
 
     changes: NetChanges
@@ -125,7 +125,7 @@ class ChangesPart(Part):
 
 
 @dataclass(frozen=True)
-class SnapshotPart(Part):
+class SnapshotPart(StorePart):
     """A range of a state as changes since there was nothing."""
 
     state: StateAt
@@ -139,7 +139,7 @@ class SnapshotPart(Part):
 
 
 @dataclass(frozen=True)
-class LatePart(Part):
+class LatePart(StorePart):
     """Some files of late and bad rows."""
 
     files: Files
@@ -154,7 +154,7 @@ class LatePart(Part):
 
 
 @dataclass(frozen=True)
-class TablePart(Part):
+class TablePart(StorePart):
     """Rows that are known already."""
 
     table: pa.Table
@@ -169,7 +169,7 @@ def changes_schema(state: StateAt) -> pa.Schema:
     return schema_of_changes(state).append(pa.field(CLOCK, TIME))
 
 
-def parts_of_state(state: StateAt, filters: Sequence[Filter] = ()) -> list[Part]:
+def parts_of_state(state: StateAt, filters: Sequence[Filter] = ()) -> list[StorePart]:
     """Return the partitions of a state. If the filters leave only some keys, only these are looked up."""
     if (
         filters
@@ -181,7 +181,7 @@ def parts_of_state(state: StateAt, filters: Sequence[Filter] = ()) -> list[Part]
     return [StatePart(part, filters) for part in _ranges(state)]
 
 
-def parts_of_keys(state: StateAt, keys: Sequence[Mapping[str, Any]]) -> list[Part]:
+def parts_of_keys(state: StateAt, keys: Sequence[Mapping[str, Any]]) -> list[StorePart]:
     """Return the partitions that look these keys up, none twice. Each names the runs that may hold its keys.
 
     Raises:
@@ -192,7 +192,7 @@ def parts_of_keys(state: StateAt, keys: Sequence[Mapping[str, Any]]) -> list[Par
     return [KeysPart(_within(state, part), part.combine_chunks()) for part in some]
 
 
-def parts_of_changes(changes: NetChanges) -> list[Part]:
+def parts_of_changes(changes: NetChanges) -> list[StorePart]:
     """Return the partitions of what changed between two clocks; none if nothing is stored that may have."""
     if not changes.rows:
         return []
@@ -201,12 +201,12 @@ def parts_of_changes(changes: NetChanges) -> list[Part]:
     return [ChangesPart(changes.part(number, count)) for number in range(count)]
 
 
-def parts_of_snapshot(state: StateAt) -> list[Part]:
+def parts_of_snapshot(state: StateAt) -> list[StorePart]:
     """Return the partitions of a state as changes since there was nothing."""
     return [SnapshotPart(part) for part in _ranges(state)]
 
 
-def parts_of_late_rows(files: Files, application: str, task: str, sides: Sequence[SideFile]) -> list[Part]:
+def parts_of_late_rows(files: Files, application: str, task: str, sides: Sequence[SideFile]) -> list[StorePart]:
     """Return the partitions of the late and bad rows of a task: whole files, some together where they are small."""
     groups: list[list[SideFile]] = []
     size = BYTES_OF_A_PART

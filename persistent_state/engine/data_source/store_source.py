@@ -20,7 +20,7 @@ from persistent_state.engine.data_source.named_state import NamedState
 from persistent_state.engine.data_source.source_options import CHANGES, LATE, LATEST, STATE, SourceOptions, read_options
 from persistent_state.engine.data_source.store_rows import (
     LATE_ROWS,
-    Part,
+    StorePart,
     TablePart,
     changes_schema,
     filters_of,
@@ -195,7 +195,7 @@ def settled(asked: SourceOptions) -> tuple[SourceOptions, pa.Schema]:
     return found, state.schema
 
 
-def planned(asked: SourceOptions, filters: Sequence[tuple[str, Sequence[Any]]] = ()) -> list[Part]:
+def planned(asked: SourceOptions, filters: Sequence[tuple[str, Sequence[Any]]] = ()) -> list[StorePart]:
     """Return the partitions of a batch.
 
     Args:
@@ -219,7 +219,7 @@ def planned(asked: SourceOptions, filters: Sequence[tuple[str, Sequence[Any]]] =
     return parts_of_state(state, filters_of(state, filters))
 
 
-def _changed(asked: SourceOptions) -> list[Part]:
+def _changed(asked: SourceOptions) -> list[StorePart]:
     task = _task(asked)
     until = _settled_state(asked, task)
     if asked.start is None:
@@ -235,7 +235,7 @@ def _settled_state(asked: SourceOptions, task: OpenTask) -> OpenState:
 
 def _read(partition: InputPartition | None, types: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition in Spark's types. Without partitions Spark makes one of None, before PySpark 4.2 None."""
-    part: Part | None = None if partition is None else partition.value
+    part: StorePart | None = None if partition is None else partition.value
     for batch in () if part is None else part.batches():
         yield from pa.Table.from_batches([batch]).cast(types).to_batches()
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from persistent_state.engine.data_source.named_state import NamedState
 from persistent_state.engine.data_source.source_options import LATEST
-from persistent_state.engine.data_source.store_rows import Part, parts_of_changes, parts_of_snapshot
+from persistent_state.engine.data_source.store_rows import StorePart, parts_of_changes, parts_of_snapshot
 from persistent_state.errors import NotThereError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import full_clock
@@ -105,7 +105,7 @@ class StoreStream:
                 return _offset(task.at(clock))
         return {**start}
 
-    def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Part]:
+    def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[StorePart]:
         """Return the partitions between two offsets: the changes from each clock to the next one that can be read.
 
         From an empty offset on it is a snapshot of the last clock.

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from persistent_state.batch.messages import DRIVER, Blob, Report
+from persistent_state.batch.packets import DRIVER, Blob, Report
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.planner import Planner
 from persistent_state.drive.turn import Part

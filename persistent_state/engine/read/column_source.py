@@ -6,7 +6,7 @@ The rows cross Spark together with columns of this module. Behind Spark the sour
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import InputPartition
 
 from persistent_state.batch.lift import lacked_columns, unfit_rows
-from persistent_state.batch.messages import Basis, Blob, Report, to_ipc
+from persistent_state.batch.packets import Basis, Blob, Report, to_ipc
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.batch.rows import microseconds
 from persistent_state.drive.turn import Part
@@ -85,8 +85,8 @@ def blobs_of_source(session: SparkSession, reader: RowReader) -> DataFrame:
 
 
 def _sent_schema(flow: FlowPlan) -> pa.Schema:
-    """Return the columns that a reader sends through Spark: beside those of each row, which column does not fit each task."""
-    unfit = [pa.field(plan.unfit_column, pa.int32()) for plan in flow.rows(INPUT)]
+    """Return the columns that a reader sends through Spark: beside those of each row, why it does not fit each task."""
+    unfit = [pa.field(plan.unfit_column, pa.string()) for plan in flow.rows(INPUT)]
     return pa.schema([*flow.first.only.schema, *_BESIDE, *unfit])
 
 
@@ -175,7 +175,9 @@ class RowReader(ArrowReader):
             plan.unfit_column: unfit_rows(plan, chunk.rows, columns)
             for plan, columns in zip(plans, lacked, strict=True)
         }
-        unread = np.any([*unfit.values()], axis=0) | (self.flow.first.only.channel in chunk.lacks)
+        unread = np.full(count, self.flow.first.only.channel in chunk.lacks)
+        for mask in chain.from_iterable(masks.values() for masks in unfit.values()):
+            unread |= mask
         if (originals := self._originals(chunk, basis, unread)) is not None:
             partition = pa.array([chunk.partition], pa.string())
             yield _record_batch(schema, 1, {_PARTITION: partition, _ORIGINALS: pa.array([originals], pa.binary())})
@@ -187,7 +189,7 @@ class RowReader(ArrowReader):
                 _PARTITION: pa.repeat(pa.scalar(chunk.partition, pa.string()), count),
                 _POSITION: pa.array(chunk.positions),
                 _REPLAY: pa.repeat(pa.scalar(chunk.replay, pa.int64()), count),
-                **{name: pa.array(mask) for name, mask in unfit.items()},
+                **{name: _reasons(masks, count) for name, masks in unfit.items() if masks},
             },
         )
         if bad:
@@ -224,6 +226,14 @@ class RowReader(ArrowReader):
         if pa.types.is_date(field.type):
             return pa.array(stamps // DAY, pa.int32(), mask=~valid).cast(field.type)
         return pa.array(stamps, mask=~valid).cast(field.type)
+
+
+def _reasons(unfit: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
+    """Return the reason of each row that one of these masks picks, and null for the others."""
+    texts = np.full(count, None, np.object_)
+    for reason, mask in unfit.items():
+        texts[mask] = reason
+    return pa.array(texts, pa.string())
 
 
 def _carried(column: pa.Array, type: pa.DataType) -> pa.Array:

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 from pyspark.taskcontext import TaskContext
 
 from persistent_state.batch.groups import Groups
-from persistent_state.batch.messages import FIRST, Basis, Blob, Report
-from persistent_state.batch.plan import COLUMN, UNFIT_COLUMN, FlowPlan, Plan
+from persistent_state.batch.packets import FIRST, Basis, Blob, Report
+from persistent_state.batch.plan import COLUMN, UNFIT_COLUMN, FlowPlan, Plan, needs_order
 from persistent_state.batch.rows import MixedChunk
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import BATCH_BYTES, SCHEMA, blob_batches, load
 from persistent_state.engine.read.idle_source import IdleReader
+from persistent_state.engine.spark import failures
 from persistent_state.engine.spark.versions import arrow_types, spark_types
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, places, raised
 from persistent_state.event_time.clocks import BEGINNING
@@ -67,12 +68,21 @@ _STATEFUL = {
 }
 
 
+_LASTING = (
+    AnalysisException,
+    IllegalArgumentException,
+    *(TypeError, ValueError, AttributeError, NameError, LookupError, ImportError, AssertionError, ArithmeticError),
+)
+"""The errors of a DataFrameSource's function that do not pass. Others may, as those of a network."""
+
+
 def opened(spark: SparkSession, source: DataFrameSource, clock: int = BEGINNING) -> DataFrame:
     """Return the DataFrame of a source, to be replayed from a clock.
 
     Raises:
-        InvalidInputError: It is not a streaming DataFrame that can be replayed, or lacks a column that the source names.
-        StateError: The function that makes the DataFrame raised.
+        InvalidInputError: It is not a streaming DataFrame that can be replayed, or lacks a column that the source names, or the
+            function that makes it raised what would come again.
+        StateError: The function that makes the DataFrame raised what may pass.
     """
     rows = _stream_of(source.stream, spark, None if clock == BEGINNING else clock)
     if not isinstance(rows, DataFrame) or not rows.isStreaming:
@@ -107,7 +117,23 @@ def _stream_of(stream: DataFrame | Opener, spark: SparkSession, clock: int | Non
     except StateError:
         raise
     except Exception as error:
-        raise StateError(f"the function of DataFrameSource raised {raised(error)}; fix it.") from error
+        raise of_opener(error) from error
+
+
+def of_opener(error: Exception) -> StateError:
+    """Return the error of this package for one that the function of a DataFrameSource raised.
+
+    It is an InvalidInputError if the function would raise the same at the next start.
+    """
+    # Spark wraps what Hive's metastore does not answer as an error of the query.
+    lasts = isinstance(error, _LASTING) and "HiveException" not in str(error)
+    kind = InvalidInputError if lasts else StateError
+    if isinstance(error, PySparkException):
+        # Its repr has nothing of what Spark says.
+        text = f"{type(error).__name__}: {failures.without_trace(str(error)).rstrip('.')}{places(error)}"
+    else:
+        text = raised(error)
+    return kind(f"the function of DataFrameSource raised {text}; fix it.")
 
 
 def _check_streams(rows: DataFrame) -> None:
@@ -205,18 +231,19 @@ def _field_twice(type: pa.DataType) -> str | None:
 
 
 def _check_collations(task: PersistentTask, columns: StructType) -> None:
-    """Refuse a key of texts that Spark compares loosely: the keys here are their bytes.
+    """Refuse a key, or an id of messages, of texts that Spark compares loosely: here they are their bytes.
 
     Raises:
         InvalidInputError: There is one.
     """
+    roles: dict[str | None, str] = {task.message_id: "message id", **dict.fromkeys(task.key_columns, "key")}
     for column in columns:
         type = column.dataType
-        if column.name in task.key_columns and isinstance(type, StringType) and not type.isUTF8BinaryCollation():
+        if column.name in roles and isinstance(type, StringType) and not type.isUTF8BinaryCollation():
             raise InvalidInputError(
-                f"task={task.task_name}: its key {column.name!r} has the collation {type.collation}, by which Spark takes "
-                "different texts for equal, while keys here are equal if their bytes are. Make equal texts the same, for "
-                f"example by F.lower, and take F.collate({column.name!r}, 'UTF8_BINARY')."
+                f"task={task.task_name}: its {roles[column.name]} {column.name!r} has the collation {type.collation}, by which "
+                "Spark takes different texts for equal, while here they are equal if their bytes are. Make equal texts the "
+                f"same, for example by F.lower, and take F.collate({column.name!r}, 'UTF8_BINARY')."
             )
 
 
@@ -361,8 +388,7 @@ def _positions(batch: pa.RecordBatch, flow: FlowPlan, position: str) -> NDArray[
     ordered = next((plan for plan in flow.tasks if plan.layout.is_ordered), None)
     if ordered is not None and batch.column(position).null_count:
         raise TaskFailedError(
-            f"task={ordered.name}: {ordered.layout.monoid.name} does not commute, and a row has no position={position!r}; "
-            "leave such rows out."
+            f"task={ordered.named}: {needs_order(ordered)}, and a row has no position={position!r}; leave such rows out."
         )
     positions: NDArray[np.int64] = batch.column(position).cast(pa.int64()).fill_null(NO_POSITION).to_numpy()
     if (lowest := int(positions.min())) < 0:

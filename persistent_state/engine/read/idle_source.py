@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from persistent_state.batch.messages import Basis
+from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.turn import Part
 from persistent_state.engine.read.arrow_source import blob_batches

@@ -49,8 +49,10 @@ def packed_source(name: str, what: str, reader: DataSourceStreamReader, schema: 
                 try:
                     self._reader = pickle.loads(data)
                 except Exception as error:
-                    from persistent_state.errors import InvalidInputError
+                    from persistent_state.errors import InvalidInputError, StateError
 
+                    if isinstance(error, StateError):
+                        raise
                     why = f"{type(error).__name__}: {error}. Install what it imports where Spark runs Python, or let "
                     why += "PYTHONPATH name the folder."
                     if "CONTEXT_ONLY_VALID_ON_DRIVER" in str(error):

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from persistent_state.batch.messages import DRIVER
+from persistent_state.batch.packets import DRIVER
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep, Part

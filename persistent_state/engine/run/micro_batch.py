@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from persistent_state.batch.messages import DRIVER, Answers, Blob, Descriptor, Report
+from persistent_state.batch.packets import DRIVER, Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import merge_shard, read_values
 from persistent_state.drive.turn import Part

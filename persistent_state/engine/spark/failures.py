@@ -55,6 +55,10 @@ The pattern leaves out the states that concern a whole source, such as lost reco
 """
 
 
+_OF_TYPES = "[FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH] "
+"""The condition of a Parquet file with another type than the schema of a DataFrame says."""
+
+
 def is_too_slow(error: Exception) -> bool:
     """Return whether an error of Spark says that a Python process did not connect to it in time."""
     return isinstance(error, TooSlowError) or (
@@ -102,13 +106,17 @@ def as_own_error(error: Exception, of: str) -> StateError:
     conditions = re.findall(
         r"(\[[A-Z][A-Z0-9_.]+\] (?:(?!\[[A-Z][A-Z0-9_.]+\] ).)*?) SQLSTATE: (\w{5})", text, re.DOTALL
     )
+    if wrong := [condition for condition, _ in conditions if condition.startswith(_OF_TYPES)]:
+        return InvalidInputError(
+            f"{of}: {wrong[-1]} Give Spark's schema the type of the file, or write the file again."
+        )
     if conditions and re.match(_OF_A_VALUE, conditions[-1][1]):
         return TaskFailedError(f"{of}: Spark could not work out a value: {conditions[-1][0]}")
     # The trace of the JVM stays in the error that caused this one.
-    return StateError(f"{of}: Spark failed: {_without_trace(text) or repr(error)}")
+    return StateError(f"{of}: Spark failed: {without_trace(text) or repr(error)}")
 
 
-def _without_trace(text: str) -> str:
+def without_trace(text: str) -> str:
     """Return what an error of Spark says, without the JVM's frames and without Spark's plan of the query."""
     lines = text.split(_TRACE)[0].split(_QUERY)[0].splitlines()
     return "\n".join(line for line in lines if not re.match(r"\t(at |\.\.\. \d+ more)", line)).strip()

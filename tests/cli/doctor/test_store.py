@@ -137,7 +137,10 @@ def test_a_store_whose_extra_is_missing_names_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("persistent_state.store.files.find_spec", lambda name: None)
     (found,) = check_store("s3://bucket/apps", {"key": "hidden"}, time.time)
     assert found.status == FAIL
-    assert found.text == "package='s3fs' is missing for this store; pip install 'persistent-state[s3]'."
+    assert (
+        found.text
+        == "package='s3fs' is missing for this store; pip install 'persistent-state[s3]', in a checkout '.[s3]'."
+    )
     assert importlib.util.find_spec("s3fs")
 
 

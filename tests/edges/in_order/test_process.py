@@ -398,6 +398,8 @@ class Broken(Told):
             raise ValueError("no")
         if message["acts"] == "column":
             context.emit(sad="x")
+        if message["acts"] == "key":
+            context.emit(k="a")
         if message["acts"] == "unnamed":
             context.emit("yes")
         if message["acts"] == "beyond":
@@ -426,6 +428,8 @@ class Broken(Told):
                   r"message=.* timestamp=7\."),
         ("column", r"of task=Broken at .*test_process.py:\d+ in process, at key='a' message=.* timestamp=7: emits has no "
                    r"column 'sad', but said, n; add it there\.$"),
+        ("key", r"timestamp=7: context\.emit\(k=\.\.\.\): the row gets the key columns by itself; leave it "
+                r"out, or name it in emits\.$"),
         ("unnamed", r": context.emit\(\) was given 'yes' without a name; give columns by name, said=...\.$"),
         ("for ever", r"task=Broken key='a': timers set more than 100 timers for one checkpoint interval, without a "
                      r"message, the last of them Timer\(timestamp=108, name='for ever'\); let on_timer"),

@@ -13,7 +13,7 @@ import pytest
 
 from monoids import Count
 from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
-from persistent_state.batch.messages import DRIVER, Answers, Blob, Report
+from persistent_state.batch.packets import DRIVER, Answers, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
 from persistent_state.drive.planner import HUNG

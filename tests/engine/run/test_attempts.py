@@ -22,7 +22,7 @@ from persistent_state import (
     PersistentTask,
 )
 from persistent_state.batch import in_place
-from persistent_state.batch.messages import Answers
+from persistent_state.batch.packets import Answers
 from persistent_state.drive import turn
 from persistent_state.drive.turn import DueStep
 from persistent_state.engine.run.micro_batch import answers_in_place, answers_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from persistent_state import TaskFailedError
-from persistent_state.batch.messages import DRIVER
+from persistent_state.batch.packets import DRIVER
 from persistent_state.drive import turn
 from persistent_state.engine.run import micro_batch
 from tests import core

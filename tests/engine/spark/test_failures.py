@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException, SparkRuntimeException
 
 from persistent_state import InvalidInputError, StateError, TaskFailedError
-from persistent_state.engine.read.dataframe_source import update_column
+from persistent_state.engine.read.dataframe_source import of_opener, update_column
 from persistent_state.engine.spark import failures
 
 
@@ -102,6 +102,36 @@ def test_a_module_that_makes_a_session_in_a_worker_is_named() -> None:
         "application=app: the module /app/tasks.py makes a SparkSession when it is imported, which only the driver may: put "
         "that under `if __name__ == '__main__':`.",
     )
+
+
+def test_a_file_of_another_type_than_the_schema_is_not_tried_again_and_spark_says_why_first() -> None:
+    why = (
+        "[FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH] Encountered error while reading file a.parquet. Mismatch."
+    )
+    java = f"{OF_JAVA.format(program='x', number=1, why='y')}Caused by: org.SparkException: {why} SQLSTATE: KD001"
+    made = failures.as_own_error(PySparkException(f"{java}\n\tat org.apache"), "task=Revenue")
+    assert (type(made), str(made)) == (
+        InvalidInputError,
+        f"task=Revenue: {why} Give Spark's schema the type of the file, or write the file again.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (IllegalArgumentException("No schema."), InvalidInputError, "IllegalArgumentException: No schema"),
+        (AnalysisException("[NO] a\n\nJVM stacktrace:\nb"), InvalidInputError, "AnalysisException: [NO] a"),
+        (SparkRuntimeException("[DOWN] busy"), StateError, "SparkRuntimeException: [DOWN] busy"),
+        (AnalysisException("a.HiveException: down"), StateError, "AnalysisException: a.HiveException: down"),
+        (KeyError("ts"), InvalidInputError, "KeyError('ts')"),
+        (ConnectionError("no"), StateError, "ConnectionError('no')"),
+    ],
+)
+def test_an_error_of_the_function_of_a_dataframe_has_the_words_of_spark(
+    error: Exception, kind: type[StateError], says: str
+) -> None:
+    made = of_opener(error)
+    assert (type(made), str(made)) == (kind, f"the function of DataFrameSource raised {says}; fix it.")
 
 
 def test_an_error_of_process_column_lists_the_columns() -> None:

@@ -54,7 +54,7 @@ def origin(plan: Plan, output: ValuesAtClock, timeline: int = 0) -> Origin:
     return Origin(plan.application, plan.name, rows.key, schema, window, rows.is_unique, timeline)
 
 
-class Place:
+class OutputSink:
     """The sink of one output of a task."""
 
     def __init__(self, plan: Plan, output: ValuesAtClock) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import NonWindowState, PersistentTask
-from persistent_state.batch.messages import Answers, Basis, Report, Sender, digest_of_parts, new_notes
+from persistent_state.batch.packets import Answers, Basis, Report, Sender, digest_of_parts, new_notes
 from persistent_state.errors import DisagreementError
 from persistent_state.event_time.positions import Position
 from persistent_state.store.log import Log
@@ -51,10 +51,19 @@ def test_a_part_is_told_how_far_its_own_partitions_were_read() -> None:
 
 def test_a_note_of_a_source_is_new_once() -> None:
     sender = Sender("flow", 1, 0, "plan", 0, 1)
-    reports = [Report(sender, notes={("", "k"): "one"}), Report(sender, notes={("", "k"): "two", ("in", "k"): "three"})]
-    noted: set[tuple[str, str]] = set()
-    assert len(new_notes(reports, noted)) == 2
-    assert new_notes([*reports, Report(sender, notes={("", "a"): "four"})], noted) == ["four"]
+    reports = [
+        Report(sender, notes={("", "k"): ["one"]}),
+        Report(sender, notes={("", "k"): ["two"], ("in", "k"): ["one"]}),
+    ]
+    noted: dict[tuple[str, str], list[str]] = {}
+    assert new_notes(reports, noted) == ["one", "two", "one"]
+    assert new_notes([*reports, Report(sender, notes={("", "a"): ["four"]})], noted) == ["four"]
+    # Three of a column are enough, also where they come at once.
+    more = Report(sender, notes={("", "k"): ["three", "four"], ("", "b"): ["1", "2", "3", "4"]})
+    assert new_notes([more], noted) == ["1", "2", "3", "three"]
+    unfit = [Report(sender, misfits={"t": "value=1.0"}), Report(sender, misfits={"t": "value=2.0"})]
+    assert new_notes(unfit, noted) == ["task=t: an update does not fit, and its row does not count: value=1.0."]
+    assert new_notes(unfit, noted) == []
 
 
 def test_a_commit_needs_the_report_of_each_part_and_shards_that_heard_from_the_same() -> None:

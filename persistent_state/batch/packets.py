@@ -1,4 +1,4 @@
-"""The messages of a micro-batch: everything that its planner, parts, shards and driver tell each other."""
+"""The packets of a micro-batch: all that its planner, parts, shards and driver send each other."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from persistent_state.event_time.clocks import Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.partials import keys, layout
 from persistent_state.sources.base import Reach
+from persistent_state.store.late_rows import UNFIT
 from persistent_state.store.named_files import Run, ShardRuns, SideFile, Stored
 
 DRIVER = -1
@@ -31,6 +32,9 @@ DRIVER = -1
 
 GATHERED_ROWS, GATHERED_BYTES = 1 << 16, 1 << 25
 """The most rows and bytes of small tables whose hashes are worked out together."""
+
+MOST_NOTES = 3
+"""The most texts about one column that people are to read, as of three files."""
 
 _ALIGNED = 8
 
@@ -200,6 +204,9 @@ class FirstRows:
         ahead: How many of them are ahead of the wall clock.
         example: The timestamp of one of these; None without any.
         unseen: By task and column that it needs: how many of the rows were read beside no record that has the column.
+        unfit: By task: how many of the rows hold an update that does not fit.
+        unread: How many records beside the rows have no time that counts, or a value that does not fit its column.
+        first_unread: The first of these, in words; "" without any.
     """
 
     task: str
@@ -207,12 +214,23 @@ class FirstRows:
     ahead: int
     example: int | None
     unseen: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    unfit: Mapping[str, int] = field(default_factory=dict)
+    unread: int = 0
+    first_unread: str = ""
 
     def plus(self, other: FirstRows) -> FirstRows:
         """Return the counts of these rows and of others, as of one chunk."""
         example = self.example if self.example is not None else other.example
-        unseen = Counter(self.unseen) + Counter(other.unseen)
-        return FirstRows(self.task, self.rows + other.rows, self.ahead + other.ahead, example, dict(unseen))
+        return FirstRows(
+            self.task,
+            self.rows + other.rows,
+            self.ahead + other.ahead,
+            example,
+            unseen=Counter(self.unseen) + Counter(other.unseen),
+            unfit=Counter(self.unfit) + Counter(other.unfit),
+            unread=self.unread + other.unread,
+            first_unread=self.first_unread or other.first_unread,
+        )
 
 
 @dataclass(frozen=True)
@@ -244,8 +262,11 @@ class Report:
     """The numbers of "messages" and "replayed" ones, of late and bad rows of the flow by reason, and as "outside" of new rows
     outside their bounds, which are not kept. After a step of an ordered task also `PROCESSED` and `ACTED`."""
 
-    notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """By input and column: a text of the source that people should read."""
+    notes: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
+    """By input and column: texts of the source that people should read."""
+
+    misfits: Mapping[str, str] = field(default_factory=dict)
+    """By task: the first update that does not fit, and where its row stood, in words."""
 
     firsts: Mapping[str, FirstRows] = field(default_factory=dict)
     """By input that begins: the counts of its first rows."""
@@ -266,11 +287,21 @@ class Report:
         return report
 
 
-def new_notes(reports: Iterable[Report], noted: set[tuple[str, str]]) -> list[str]:
-    """Return what sources want people to read and that was not noted before, and note it."""
-    notes = {about: note for report in reports for about, note in report.notes.items() if about not in noted}
-    noted.update(notes)
-    return [notes[about] for about in sorted(notes)]
+def add_notes(noted: list[str], notes: Iterable[str]) -> list[str]:
+    """Add notes about one column to those that are known, up to `MOST_NOTES`, and return those that were added."""
+    new = [note for note in dict.fromkeys(notes) if note not in noted][: MOST_NOTES - len(noted)]
+    noted += new
+    return new
+
+
+def new_notes(reports: Sequence[Report], noted: dict[tuple[str, str], list[str]]) -> list[str]:
+    """Return what sources want people to read, and updates that do not fit, if that was not noted before, and note it."""
+    notes = sorted((about, texts) for report in reports for about, texts in report.notes.items())
+    new = [note for about, texts in notes for note in add_notes(noted.setdefault(about, []), texts)]
+    for task, misfit in (each for report in reports for each in report.misfits.items()):
+        if not (known := noted.setdefault((UNFIT, task), [])):
+            new += add_notes(known, [f"task={task}: an update does not fit, and its row does not count: {misfit}."])
+    return new
 
 
 @dataclass(frozen=True)
