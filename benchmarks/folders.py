@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import os
 import sys
 import tempfile
@@ -35,15 +36,17 @@ PARTS = 64
 
 
 def add_files(root: Path, first: int, some: int) -> None:
-    """Make files by hard links, of which a file system allows some ten thousand to one file."""
+    """Make files of a folder for each thousand, with the bytes of one file each, at times of their own."""
     for number in range(first, first + some):
         folder = root / f"day-{number // A_FOLDER:05d}"
         if number == first or number % A_FOLDER == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            seed = root.parent / f"seed-{number}"
             columns = [pa.array([START], SCHEMA.field("ts").type), [number], [1]]
-            pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), seed)
-        os.link(seed, folder / f"part-{number % A_FOLDER:05d}-{first}.parquet")
+            pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), seed := io.BytesIO())
+        file = folder / f"part-{number % A_FOLDER:05d}-{first}.parquet"
+        file.write_bytes(seed.getbuffer())
+        # Files of one size and time are compared, as they may be copies.
+        os.utime(file, (number + 1, number + 1))
 
 
 @contextmanager

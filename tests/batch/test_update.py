@@ -301,7 +301,7 @@ def play_in_parts(case: Case, way: type[PerMessage], parts: int, shards: int) ->
     """The state at every retained clock, by way of blobs, shards and runs."""
     schema = case.schema.append(pa.field("ts", pa.int64()))
     moves = Settings(interval=10, delay=case.delay, ahead=2**62)
-    plan = core.plan_of(way(case.monoid, case.key), schema, settings=moves, shards=shards)
+    plan = core.plan_of(way(case.monoid, case.key or None), schema, settings=moves, shards=shards)
     core.check(plan)
     log = Log(plan.files, "app")
     core.start(log, [plan])
@@ -330,7 +330,7 @@ class TestEveryWay:
         with few_hashes(data.draw(BITS)):
             for way in WAYS:
                 run = run_local(
-                    way(case.monoid, case.key),
+                    way(case.monoid, case.key or None),
                     case.messages,
                     checkpoint_interval="10 microseconds",
                     allowed_delay=f"{case.delay} microseconds",
