@@ -193,7 +193,9 @@ def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordB
     """
     made = rows if transform is None else transform(rows)
     if not isinstance(made, (pa.RecordBatch, pa.Table)):
-        raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch")
+        is_pandas = type(made).__module__.partition(".")[0] == "pandas"
+        how = " as pa.RecordBatch.from_pandas(frame, schema=...) makes" if is_pandas else ""
+        raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch{how}")
     if transform is not None and (name := name_twice(made.schema)) is not None:
         raise NoRowsError(f"returned {name!r} twice and not each column once")
     return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
