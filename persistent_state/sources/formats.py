@@ -312,7 +312,8 @@ def open_parquet(file: pa.NativeFile, dictionaries: Sequence[str] = ()) -> pq.Pa
         dictionaries: The columns of texts that are read as dictionaries.
 
     Raises:
-        Unfit: The name of a column is not UTF-8, so that pyarrow can choose no columns.
+        Unfit: The name of a column is not UTF-8, so that pyarrow can choose no columns; or pyarrow has no type for a column, be
+            it one that is not asked for.
     """
     try:
         return pq.ParquetFile(
@@ -323,6 +324,8 @@ def open_parquet(file: pa.NativeFile, dictionaries: Sequence[str] = ()) -> pq.Pa
         )
     except UnicodeDecodeError:
         raise Unfit("the name of a column in it is not UTF-8") from None
+    except pa.ArrowNotImplementedError as error:
+        raise Unfit(f"it has a type that pyarrow does not read: {error}") from error
 
 
 def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Iterator[Piece]:
