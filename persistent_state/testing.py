@@ -70,6 +70,7 @@ class LocalRun:
             columns of the message; of a task with several inputs, by the name of the input.
         emitted: The rows that an `OrderedTask` emitted, by their `timestamp` (microseconds UTC), those of a key in their order:
             the key columns, the columns of `emits`, and `timestamp`.
+        copies: The number of messages that `message_id` left out, as an earlier one had their id.
 
     Example:
         >>> ran = LocalRun(states={10: {"ann": 3}, 20: {"ann": 7}}, outputs={10: {"ann": 3}, 20: {"ann": 7}}, late=[])
@@ -83,6 +84,7 @@ class LocalRun:
     outputs: Mapping[int, Mapping[Any, Any]]
     late: Sequence[Mapping[str, Any]]
     emitted: Sequence[Mapping[str, Any]] = ()
+    copies: int = 0
 
     @property
     def clocks(self) -> list[int]:
@@ -380,7 +382,7 @@ class _Driver:
         takeover.take_over(log, flows, interval=interval, shards=1, writer="local", now=0)
         new_id = map(str, itertools.count()).__next__
         self._driver = LocalDriver(log, flows, sources, keeping=_KEEPING, now=lambda: 0, new_id=new_id)
-        self.messages, self._updated = Counter[str](), set[str]()
+        self.messages, self.copies, self._updated = Counter[str](), Counter[str](), set[str]()
         self._processed, self._acted = Counter[str](), Counter[str]()
         self.misfits = dict[str, str]()
 
@@ -392,6 +394,7 @@ class _Driver:
                 self.misfits = {**report.misfits, **self.misfits}
             for descriptor in answers.descriptors:
                 self.messages[descriptor.task] += counts["messages"] - descriptor.copies
+                self.copies[descriptor.task] += descriptor.copies
                 self._updated |= {descriptor.task} if descriptor.runs else set()
                 self._processed[descriptor.task] += counts[PROCESSED]
                 self._acted[descriptor.task] += counts[ACTED]
@@ -441,7 +444,8 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
         read = driver.messages[names[0]]
         _logger.warning("task=%s: %s message%s read%s.", name, f"{read:,}", "s" * (read != 1), plan.without_updates)
     late = [row for each in names for row in _late(plans[names[0]], entry.late_rows_of(each))]
-    return LocalRun(states, outputs, late, _emitted(plans[name_of_rows(name)], entry) if is_ordered else ())
+    emitted = _emitted(plans[name_of_rows(name)], entry) if is_ordered else ()
+    return LocalRun(states, outputs, late, emitted, driver.copies[names[0]])
 
 
 def _emitted(plan: Plan, entry: Entry) -> list[dict[str, Any]]:

@@ -574,7 +574,8 @@ class TestCopies:
     @pytest.mark.parametrize("batch_size", [1, 2, 100])
     def test_a_message_counts_once_within_the_horizon_and_per_key(self, batch_size: int) -> None:
         messages = [(1, 5, 1, 7), (1, 5, 1, 7), (2, 5, 1, 7), (1, 5, 1, 8), (1, 105, 2, 7), (1, 106, 4, 7)]
-        assert local(once(), *messages, batch_size=batch_size).state == {1: 1 + 1 + 4, 2: 1}
+        ran = local(once(), *messages, batch_size=batch_size)
+        assert (ran.state, ran.copies) == ({1: 1 + 1 + 4, 2: 1}, 2)
 
     @pytest.mark.parametrize("batch_size", [1, 3])
     def test_a_message_without_an_id_always_counts(self, batch_size: int) -> None:

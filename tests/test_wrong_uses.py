@@ -679,8 +679,8 @@ def test_a_transform_that_returns_no_batch_is_a_sentence(tmp_path: Path) -> None
     pq.write_table(pa.table({"ts": [1], "k": ["a"]}), tmp_path / "0.parquet")
     source = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows.to_pandas())
     assert problem(lambda: source.schema) == (
-        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch, for a batch without rows, which it is "
-        "given at the start to learn its columns."
+        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch as pa.RecordBatch.from_pandas(frame, "
+        "schema=...) makes, for a batch without rows, which it is given at the start to learn its columns."
     )
     late = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows if rows.num_rows == 0 else rows.to_pylist())
     late.open([], {})

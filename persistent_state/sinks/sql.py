@@ -432,7 +432,7 @@ class SqlSink(RecordingSink):
         is_whole, dialect = sql_columns.kind_of(kinds[CLOCK])[0] is int, connection.dialect.name
         arrow = pa.int64() if is_whole else pa.timestamp("us", "UTC")
         (row,) = self._rows(pa.record_batch([pa.array([clock]).cast(arrow)], [CLOCK]), dialect)
-        kind = sql_columns.sql_type_of(arrow, dialect)
+        kind = sql_columns.type_of_values(arrow, dialect)
         return column(CLOCK, kind) > literal(row[CLOCK], kind)
 
     def _put_missing(self, connection: Connection, batch: pa.RecordBatch) -> None:
@@ -494,7 +494,8 @@ class SqlSink(RecordingSink):
         if dialect == "postgresql":
             self._check_texts(batch)
         try:
-            columns = [sql_columns.python_values(column, dialect) for column in batch.columns]
+            # Clocks are compared, and as a text the year 10000 is before 2026.
+            columns = [sql_columns.python_values(batch[name], dialect, of_any_year=name != CLOCK) for name in names]
         except (OverflowError, ValueError) as error:
             raise InvalidInputError(
                 f"{self.name} takes no times beyond the years 1 to 9999: {error}; present them as whole numbers,"

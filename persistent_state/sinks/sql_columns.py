@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError
-from persistent_state.formatting import plain
+from persistent_state.formatting import plain, values_in_python
 from persistent_state.sinks.base import CLOCK, Origin
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from sqlalchemy.types import TypeEngine
 
     Rows = list[dict[str, Any]]
+
+
+_OF_ANY_YEAR = ("postgresql", "sqlite")
+"""The databases that read dates and times of other years than 1 to 9999 in text, and refuse those that they lack."""
 
 
 def whole_numbers(columns: Iterable[ReflectedColumn]) -> set[str]:
@@ -42,10 +48,10 @@ def numbered_column(columns: Iterable[ReflectedColumn], dialect: str) -> str:
 
 
 def columns_of(schema: pa.Schema, dialect: str) -> dict[str, ColumnClause[Any]]:
-    """Return the columns of rows, by name."""
+    """Return the columns of rows as `python_values` gives them, by name."""
     from sqlalchemy import column
 
-    return {item.name: column(item.name, sql_type_of(item.type, dialect)) for item in schema}
+    return {item.name: column(item.name, type_of_values(item.type, dialect)) for item in schema}
 
 
 def conditions(
@@ -120,6 +126,17 @@ def sql_type_of(kind: pa.DataType, dialect: str) -> TypeEngine[Any] | None:
     return None
 
 
+def type_of_values(kind: pa.DataType, dialect: str) -> TypeEngine[Any] | None:
+    """Return the SQL type of the values that `python_values` gives of an Arrow type."""
+    from sqlalchemy import Text
+
+    return Text() if dialect == "sqlite" and _is_time(kind) else sql_type_of(kind, dialect)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
 def kind_of(sql_type: TypeEngine[Any]) -> tuple[type | None, bool]:
     """Return what is equal for two SQL types that hold the same values."""
     try:
@@ -155,16 +172,42 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def python_values(column: pa.Array, dialect: str) -> list[Any]:
-    """Return the values of an Arrow column as the SQL column of `_sql_type` takes them."""
+def python_values(column: pa.Array, dialect: str, of_any_year: bool = False) -> list[Any]:
+    """Return the values of an Arrow column as a SQL column takes them: dates and times of SQLite are text.
+
+    Args:
+        column: The column.
+        dialect: The database.
+        of_any_year: Whether a date or time that Python lacks is text, if the database reads it.
+
+    Raises:
+        ValueError: A date or time is not in the years 1 to 9999, and so Python lacks it.
+        OverflowError: The same.
+    """
     kind = column.type
     if pa.types.is_nested(kind):
         return [plain(value) for value in column]
     if pa.types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("us", kind.tz and "UTC"))
+        # Microseconds have not all times of milliseconds.
+        unit = "us" if kind.unit == "ns" else kind.unit
+        column = column.cast(pa.timestamp(unit, kind.tz and "UTC"))
         if dialect == "sqlite":
-            column = column.cast(pa.timestamp("us"))
-    values: list[Any] = column.to_pylist()
+            column = column.cast(pa.timestamp(unit))
+    values: list[Any] = values_in_python(column) if of_any_year and dialect in _OF_ANY_YEAR else column.to_pylist()
     if pa.types.is_decimal(kind) and dialect == "sqlite":
         return [None if value is None else f"{value:f}" for value in values]
+    if _is_time(kind):
+        as_taken = _in_sqlite if dialect == "sqlite" else _with_era
+        return [None if value is None else as_taken(value) for value in values]
     return values
+
+
+def _in_sqlite(time: Any) -> str:
+    """Return a date or time as SQLAlchemy writes it for SQLite; one that Python lacks is ISO text already."""
+    return time.isoformat(" ", "microseconds") if isinstance(time, datetime) else str(time).replace("T", " ")
+
+
+def _with_era(time: Any) -> Any:
+    """Return a date or time whose text, if it is one, has an era where ISO has a year before 1: 0 is 1 BC."""
+    year = re.match("-?[0-9]+", time) if isinstance(time, str) else None
+    return f"{1 - int(year[0]):04}{time[year.end() :]} BC" if year and int(year[0]) < 1 else time

@@ -254,7 +254,10 @@ class Folder:
         if lost is not None and isinstance(error, _GONE):
             return lost()
         what = f"{path!r} of {self!r}" if path else repr(self)
-        return StoreUnavailableError(f"{what}: {without_secrets(error, self.options)}. Put it right, then try again.")
+        way = "Put it right"
+        if not path and isinstance(error, PermissionError) and error.filename:
+            way = "Permit to list it, or move it out of the folder of the source if it is below"
+        return StoreUnavailableError(f"{what}: {without_secrets(error, self.options)}. {way}, then try again.")
 
 
 class StoredFile(io.RawIOBase):

@@ -193,7 +193,9 @@ def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordB
     """
     made = rows if transform is None else transform(rows)
     if not isinstance(made, (pa.RecordBatch, pa.Table)):
-        raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch")
+        is_pandas = type(made).__module__.partition(".")[0] == "pandas"
+        how = " as pa.RecordBatch.from_pandas(frame, schema=...) makes" if is_pandas else ""
+        raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch{how}")
     if transform is not None and (name := name_twice(made.schema)) is not None:
         raise NoRowsError(f"returned {name!r} twice and not each column once")
     return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
@@ -310,7 +312,8 @@ def open_parquet(file: pa.NativeFile, dictionaries: Sequence[str] = ()) -> pq.Pa
         dictionaries: The columns of texts that are read as dictionaries.
 
     Raises:
-        Unfit: The name of a column is not UTF-8, so that pyarrow can choose no columns.
+        Unfit: The name of a column is not UTF-8, so that pyarrow can choose no columns; or pyarrow has no type for a column, be
+            it one that is not asked for.
     """
     try:
         return pq.ParquetFile(
@@ -321,6 +324,8 @@ def open_parquet(file: pa.NativeFile, dictionaries: Sequence[str] = ()) -> pq.Pa
         )
     except UnicodeDecodeError:
         raise Unfit("the name of a column in it is not UTF-8") from None
+    except pa.ArrowNotImplementedError as error:
+        raise Unfit(f"it has a type that pyarrow does not read: {error}") from error
 
 
 def _parquet_pieces(file: pa.NativeFile, schema: pa.Schema, fault: str) -> Iterator[Piece]:

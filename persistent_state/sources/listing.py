@@ -76,7 +76,8 @@ def local_listing(root: str, known: Container[str]) -> Listing:
                     if entry.name in TABLES:
                         listing.tables[path] = TABLES[entry.name]
                 elif entry.is_dir(follow_symlinks=False):
-                    folders.append(path + "/")
+                    if not _is_of_file_system(entry):
+                        folders.append(path + "/")
                 elif path not in known:
                     _add(listing, root, path, entry)
     return listing
@@ -96,6 +97,11 @@ def store_listing(system: Any, root: str, known: Container[str]) -> Listing:
     tables = {path: what for mark in marks.values() for path, what in mark.items()}
     files = [file for file in new if not is_ignored(file.path) and file.path not in marks]
     return Listing(files, {}, tables, there)
+
+
+def _is_of_file_system(entry: os.DirEntry[str]) -> bool:
+    """Return whether a folder is the one in which ext4 and others keep what a repair finds. Only root may list it."""
+    return entry.name == "lost+found" and os.path.ismount(os.path.dirname(entry.path))
 
 
 def _add(listing: Listing, root: str, path: str, entry: os.DirEntry[str]) -> None:

@@ -239,6 +239,7 @@ class Log:
             ExistsError: Another entry has its number. Nothing changed; look at it.
             FencedError: A newer driver owns the application, or did while this one slept.
             CommitUnknownError: The store did not answer. Nothing may be deleted; the next start finds out.
+            StoreRefusedError: The store may not be written with these credentials, or by this user.
             StoreUnavailableError: The entry was written, and then the store did not list the log. The next start finds out.
         """
         known = self._kept

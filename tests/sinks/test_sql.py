@@ -336,6 +336,89 @@ def test_values_are_kept_exactly(database: Database, kind: pa.DataType, values: 
     assert database.rows("SELECT count(*) FROM balances WHERE value IS NULL") == [(1,)]
 
 
+NO_YEAR = -719_528 * 86_400
+"""The second with which the year 0 begins, which is 1 BC."""
+
+BEYOND: list[tuple[pa.DataType, list[tuple[int, str, str]]]] = [
+    (
+        pa.date32(),
+        [
+            (0, "1970-01-01", "1970-01-01"),
+            (-719_528, "0000-01-01", "0001-01-01 BC"),
+            (-735_160, "-0043-03-15", "0044-03-15 BC"),
+            (2_932_897, "10000-01-01", "10000-01-01"),
+        ],
+    ),
+    (
+        pa.timestamp("us", "UTC"),
+        [
+            (10**6, "1970-01-01 00:00:01.000000", "1970-01-01 00:00:01"),
+            (NO_YEAR * 10**6 + 1, "0000-01-01 00:00:00.000001", "0001-01-01 00:00:00.000001 BC"),
+            (-(10**17), "-1199-02-15 14:13:20.000000", "1200-02-15 14:13:20 BC"),
+            (2**63 - 1, "294247-01-10 04:00:54.775807", "294247-01-10 04:00:54.775807"),
+        ],
+    ),
+    (
+        pa.timestamp("ms"),
+        [
+            (0, "1970-01-01 00:00:00.000000", "1970-01-01 00:00:00"),
+            (NO_YEAR * 1000, "0000-01-01 00:00:00.000", "0001-01-01 00:00:00 BC"),
+            # Microseconds do not reach so far.
+            (9_224_318_015_999_000, "294276-12-31 23:59:59.000", "294276-12-31 23:59:59"),
+        ],
+    ),
+]
+"""Dates and times, most of them such that Python lacks them, and how SQLite and PostgreSQL show them."""
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "moments"), BEYOND, ids=lambda case: str(case) if isinstance(case, pa.DataType) else ""
+)
+def test_a_date_or_time_that_python_lacks_is_a_value_and_a_key_that_is_found_again(
+    database: Database, kind: pa.DataType, moments: list[tuple[int, str, str]], history: bool
+) -> None:
+    schema = pa.schema([("key", kind), ("clock", pa.int64()), ("value", kind)])
+    origin = Origin("bank", "Balance", ("key",), schema)
+    ticks = pa.array([tick for tick, _, _ in moments], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+
+    def at(clock: int, of: pa.Array) -> LocalValues:
+        return LocalValues.of(pa.table([of, pa.array([clock] * len(of), pa.int64()), of], schema=schema))
+
+    utc = " AT TIME ZONE 'UTC'" if database.kind == "postgresql" and kind == pa.timestamp("us", "UTC") else ""
+    shown = f"SELECT clock, CAST(key{utc} AS TEXT), CAST(value{utc} AS TEXT) FROM balances"
+    texts = [in_sqlite if database.kind == "sqlite" else in_postgres for _, in_sqlite, in_postgres in moments]
+    first, changed = [(10, text, text) for text in texts], [(20, text, text) for text in texts[1:]]
+    sink = SqlSink(database.url, "balances", history=history)
+    sink.open(origin)
+    sink.write_values(at(10, ticks), 10)
+    assert database.rows(shown) == sorted(first, key=repr)
+    sink.write_values(at(20, ticks[1:]), 20)
+    assert database.rows(shown) == sorted([*(first if history else first[:1]), *changed], key=repr)
+    back = SqlSink(database.url, "balances", history=history)
+    back.open(replace(origin, timeline=1))
+    back.rewind(10, at(10, ticks))
+    assert database.rows(shown) == sorted(first, key=repr)
+
+
+def test_a_date_that_postgresql_lacks_is_refused_with_its_text(postgres: Database) -> None:
+    schema = pa.schema([("key", pa.date32()), *list(SCHEMA)[1:]])
+    sink = SqlSink(postgres.url, "balances")
+    sink.open(Origin("bank", "Balance", ("key",), schema))
+    rows = LocalValues.of(pa.table([pa.array([-(2**31)], pa.int32()).cast(pa.date32()), [10], [1]], schema=schema))
+    refused = problem(lambda: sink.write_values(rows, 10))
+    assert refused.startswith(f"{sink.name} does not take this: ")
+    assert 'date out of range: "5877642-06-23 BC"' in refused
+
+
+def test_a_clock_beyond_the_year_9999_is_a_whole_number_or_refused(database: Database) -> None:
+    schema = pa.schema([("key", pa.string()), ("clock", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+    sink = SqlSink(database.url, "balances")
+    sink.open(Origin("bank", "Balance", ("key",), schema))
+    rows = LocalValues.of(pa.table([["a"], pa.array([2**60]).cast(schema.field("clock").type), [1]], schema=schema))
+    assert "takes no times beyond the years 1 to 9999" in problem(lambda: sink.write_values(rows, 2**60))
+
+
 def test_what_is_not_a_number(database: Database) -> None:
     """SQLite knows no NaN: it is null there."""
     schema = pa.schema([("key", pa.string()), ("clock", pa.int64()), ("value", pa.float64())])

@@ -12,6 +12,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
@@ -254,6 +255,14 @@ def test_one_flipped_bit_in_a_page_with_a_checksum_is_found() -> None:
     at = content.index((777).to_bytes(8, "little"))
     flipped = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
     assert pieces(flipped, PARQUET, a=pa.int64()) == ([], [(0, "unreadable file: damaged, or not parquet")])
+
+
+def test_a_file_with_a_type_that_pyarrow_does_not_read_is_not_called_damaged() -> None:
+    out = io.BytesIO()
+    pl.DataFrame({"a": [1, 2], "other": pl.Series([1, 2**100], dtype=pl.Int128)}).write_parquet(out)
+    good, [(place, why)] = pieces(out.getvalue(), PARQUET, a=pa.int64())
+    assert (good, place) == ([], 0)
+    assert why.startswith("unreadable file: it has a type that pyarrow does not read: Integers with more than 64 bits")
 
 
 class OpenKms(encryption.KmsClient):

@@ -129,7 +129,19 @@ def test_a_folder_that_can_not_be_listed_is_never_empty(shut: Path, folder: str,
     (shut / folder).chmod(mode)
     refused = in_another_user(lambda: driver(shut))
     assert isinstance(refused, StoreUnavailableError)
-    assert f"Permission denied: '{shut / folder}/'. Put it right, then try again" in str(refused)
+    way = "Permit to list it, or move it out of the folder of the source if it is below, then try again."
+    assert f"Permission denied: '{shut / folder}/'. {way}" in str(refused)
+
+
+def test_the_lost_and_found_of_a_file_system_is_passed_over_and_a_folder_of_this_name_elsewhere_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a.csv", table(0, 1))
+    write(tmp_path, "lost+found/b.csv", table(1, 1))
+    write(tmp_path, "day/lost+found/c.csv", table(2, 1))
+    assert sorted(values(driver(tmp_path).rest())) == [0, 1, 2]
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path))
+    assert sorted(values(driver(tmp_path).rest())) == [0, 2]
 
 
 @pytest.mark.parametrize("name", ["r::1", "#", "%41", "?", "[1]", ":", "new\nline", "~x", "memory::x"])

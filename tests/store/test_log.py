@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ from persistent_state import (
     StoreUnavailableError,
 )
 from persistent_state.batch.plan import Plan
-from persistent_state.errors import ExistsError
+from persistent_state.errors import ExistsError, StoreRefusedError
 from persistent_state.event_time import positions
 from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
@@ -744,6 +745,40 @@ class TestAppending:
         ):
             log.append(entry_of(2))
         assert log.newest() == entry_of(2 if happened else 1)
+
+    @pytest.mark.parametrize("call", ["mkdir", "open"])
+    @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+    def test_a_folder_that_may_not_be_written_is_refused_at_once_in_a_sentence(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    ) -> None:
+        calls: list[object] = []
+        make = getattr(os, call)
+
+        def refuse(path: str, flags: int = os.O_CREAT, *mode: int) -> Any:
+            if not flags & os.O_CREAT:
+                return make(path, flags, *mode)
+            calls.append(path)
+            raise OSError(number, os.strerror(number), path)
+
+        files = open_files(str(tmp_path / "store"))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, refuse)
+            with pytest.raises(StoreRefusedError) as refused:
+                Log(files, "app").append(entry_of(1))
+        assert len(calls) == 1
+        said = f"path='app/log/{1:020d}.json' in store='{tmp_path}/store' may not be written: [Errno {number}] "
+        assert str(refused.value).startswith(said)
+        assert str(refused.value).endswith(". Permit this user to write to the store, then start again.")
+
+    @pytest.mark.parametrize(("call", "number"), [("link", errno.EACCES), ("open", errno.ENOSPC)])
+    def test_a_failure_of_a_folder_that_may_pass_or_comes_late_leaves_the_commit_unknown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    ) -> None:
+        log = Log(open_files(str(tmp_path / "store")), "app")
+        log.append(entry_of(1))
+        monkeypatch.setattr(os, call, mock.Mock(side_effect=OSError(number, os.strerror(number))))
+        with pytest.raises(CommitUnknownError, match="start again"):
+            log.append(entry_of(2))
 
     def test_a_lost_answer_to_a_number_that_another_took_is_no_success(self) -> None:
         log = log_of(entry_of(1), entry_of(2, writer="other"), creations=["before"])

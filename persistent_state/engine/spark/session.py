@@ -140,16 +140,35 @@ def check_store(spark: SparkSession, files: Files) -> None:
 
 
 def check_scratch(spark: SparkSession, scratch: str | None) -> None:
-    """Require scratch space if Spark uses other machines.
+    """Require scratch space if Spark uses other machines. Refuse a folder of this machine that Spark could not write.
 
     Raises:
-        InvalidInputError: Spark uses other machines, and `scratch` is None.
+        InvalidInputError: Spark uses other machines, and `scratch` is None; or the folder can't be written.
     """
     if scratch is None and not connect.is_local(spark):
         raise InvalidInputError(
             f"master={connect.master(spark)} has other machines, which must reach Spark's own checkpoints; give "
             "scratch=, a folder on a file system that Spark knows and all reach. Nothing in it is needed for long."
         )
+    there = None if scratch is None else _local_folder(spark, scratch)
+    while there is not None and not os.path.exists(there):
+        there = os.path.dirname(there)
+    if there is not None and not (os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)):
+        why = "may not be written by this user" if os.path.isdir(there) else "is not a folder"
+        raise InvalidInputError(
+            f"{scratch=} can't hold Spark's own checkpoints, since {there!r} {why}; put that right, or give another folder."
+        )
+
+
+def _local_folder(spark: SparkSession, scratch: str) -> str | None:
+    """Return the path on this machine of a folder that Spark knows by this name; None if it is elsewhere."""
+    # A server knows folders of its own machine.
+    match = None if connect.is_connect(spark) else re.fullmatch(r"(file:(?://)?)?(/.*)", scratch)
+    if match is None:
+        return None
+    # On some platforms a path without a scheme is one of a store.
+    scheme = match[1] or spark.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")
+    return match[2] if scheme.startswith("file:") else None
 
 
 SCRATCH_KEPT = 24 * 3600.0

@@ -6,13 +6,17 @@ import errno
 import os
 import secrets
 from contextlib import suppress
+from functools import partial
 
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import InvalidInputError, StoreRefusedError, translating
 from persistent_state.store.files.base import TEMPORARY, Ages, BytesLike, Files, Names, Stamp
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""The errors of a user who may not write, or of a file system that takes nothing."""
 
 _durable_folders: set[str] = set()
 
@@ -25,9 +29,10 @@ class LocalFiles(Files):
         folder = os.path.dirname(target)
         temporary = os.path.join(folder, TEMPORARY + secrets.token_hex(8))
         with self._asking(path):
-            _make_folder(folder)
             try:
-                _write(temporary, data)
+                with translating(OSError, partial(self._before_link, path)):
+                    _make_folder(folder)
+                    _write(temporary, data)
                 won = self._link(temporary, target)
             finally:
                 with suppress(OSError):
@@ -70,6 +75,17 @@ class LocalFiles(Files):
         with self._asking(folder), suppress(FileNotFoundError):
             return sorted(os.listdir(place))
         return []
+
+    def _before_link(self, path: str, error: OSError) -> Exception:
+        """Return the error of a file that was never given its name. Where writing is not permitted, trying again is no help."""
+        if error.errno not in _NOT_PERMITTED:
+            return error
+        ours = StoreRefusedError(
+            f"path={path!r} in store={self.url!r} may not be written: {error}. Permit this user to write to the store,"
+            " then start again."
+        )
+        ours.__cause__ = error
+        return ours
 
     def _link(self, temporary: str, target: str) -> bool:
         """Give the name to the file, unless it is taken."""

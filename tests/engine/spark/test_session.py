@@ -57,6 +57,38 @@ def test_a_session_that_was_stopped_is_refused() -> None:
             session.check_session(spark)
 
 
+def of_file_system(default: str) -> Any:
+    """A local session whose paths without a scheme are of this file system."""
+    hadoop = SimpleNamespace(get={"fs.defaultFS": default}.get)
+    return SimpleNamespace(
+        sparkContext=SimpleNamespace(master="local[2]", _jsc=SimpleNamespace(hadoopConfiguration=lambda: hadoop))
+    )
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+@pytest.mark.parametrize("below", ["", "/deep/down"])
+def test_scratch_space_on_this_machine_that_can_not_be_written_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, below: str
+) -> None:
+    local, other = of_file_system("file:///"), of_file_system("hdfs://namenode")
+    scratch = f"{scheme}{tmp_path}/scratch{below}"
+    session.check_scratch(local, scratch)
+    (tmp_path / "scratch").write_text("")
+    with pytest.raises(InvalidInputError) as refused:
+        session.check_scratch(local, scratch)
+    assert str(refused.value) == (
+        f"scratch='{scratch}' can't hold Spark's own checkpoints, since '{tmp_path}/scratch' is not a folder; put that right, "
+        "or give another folder."
+    )
+    (tmp_path / "scratch").unlink()
+    # Root, as which tests may run, may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InvalidInputError, match=f"'{tmp_path}' may not be written by this user; put that right"):
+        session.check_scratch(local, scratch)
+    for elsewhere in ("s3a://bucket/scratch", "scratch", *(["/scratch"] if not scheme else [])):
+        session.check_scratch(other, elsewhere)
+
+
 def test_the_scratch_of_a_killed_driver_goes_after_a_while_and_that_of_a_live_one_never(tmp_path: Path) -> None:
     for name in ("persistent-state-1000", f"persistent-state-{'g' * 32}", "persistent-state-tests", "a" * 32):
         (tmp_path / name).mkdir()
