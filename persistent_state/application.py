@@ -66,7 +66,8 @@ class Application:
         retain: Older checkpoints that are kept, as pairs of durations (every, span): with `("1 hour", "2 days")` the last
             checkpoint of each hour, for two days of event time.
         shards: How many tasks of Spark write the state, by default Spark's parallelism. It may change at any start. Under
-            `Local` the default is what the store has, and one for each worker of the first start.
+            `Local` the default is what the store has, and one for each worker of the first start. The first start on Spark
+            after `Local` also keeps what the store has.
         scratch: A folder for Spark's own checkpoints, as Spark names it; on a cluster all machines must reach it. Nothing in it
             is needed after the run.
         max_restarts: How often a failing run is started again without a new global clock in between.
@@ -427,6 +428,7 @@ class Application:
         """
         from persistent_state.run.feeds import FedTask
         from persistent_state.run.setup import Setup
+        from persistent_state.run.wall_clock import new_id
 
         if not self.added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
@@ -460,6 +462,7 @@ class Application:
             on_progress=on_progress,
             metrics=metrics,
             show_progress=show_progress,
+            writer=f"{'' if engine is None else engine.mark}{new_id()}",
         )
 
     def _keeping(self) -> Keeping:

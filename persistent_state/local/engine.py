@@ -34,7 +34,7 @@ from persistent_state.sinks.given_types import given_types
 from persistent_state.sinks.values import LocalValues, Reader
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
-from persistent_state.store.entry import Entry
+from persistent_state.store.entry import LOCAL, Entry
 from persistent_state.store.files import MemoryFiles
 from persistent_state.store.log import Log
 from persistent_state.store.state_at import StateAt
@@ -48,6 +48,11 @@ class LocalEngine:
         self._workers = local.workers
         self._pool: Pool | None = None
         self._lock = threading.Lock()
+
+    @property
+    def mark(self) -> str:
+        """The beginning of the names of its starts in the log."""
+        return LOCAL
 
     def shards(self, log: Log) -> int:
         """Return the number that the store has; one for each worker at the first start."""

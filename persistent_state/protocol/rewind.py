@@ -97,7 +97,7 @@ def rewind(log: Log, planned: RewindPlan, *, writer: str, now: int) -> Entry:
         raise InvalidInputError(" ".join(refused))
 
     def change(newest: Entry) -> Entry:
-        if newest.epoch == planned.epoch + 1 and newest.writer == writer:
+        if newest.epoch == planned.epoch + 1 and newest.writer.removeprefix(newest.mark) == writer:
             # The entry of an earlier try, whose answer was lost.
             return newest
         if newest.epoch != planned.epoch:
@@ -291,7 +291,8 @@ def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now:
         back,
         number=newest.number + 1,
         epoch=newest.epoch + 1,
-        writer=writer,
+        # A rewind runs on no engine. The next start is to know on which the application ran before.
+        writer=f"{newest.mark}{writer}",
         time=now,
         previous=newest.checksum,
         kept={clock: kept for clock, kept in newest.kept.items() if clock <= before.clock},

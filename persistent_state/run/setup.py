@@ -215,8 +215,15 @@ class Jobs(Protocol):
 class Engine(Protocol):
     """The engine that runs an application, as Spark does. It serves one run."""
 
+    @property
+    def mark(self) -> str:
+        """The beginning of the names of its starts in the log, as `Entry.mark` says."""
+
     def shards(self, log: Log) -> int:
-        """Return the number of shards of an application with this log whose user gives none."""
+        """Return the number of shards of an application with this log whose user gives none.
+
+        It is the store's own number if the newest start was on another engine.
+        """
 
     def columns_of(
         self, task: PersistentTask, source: AnySource

@@ -13,6 +13,10 @@ from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.task_state import TaskState
 from persistent_state.task import names_of_parts
 
+LOCAL = "local-"
+"""The mark of `Local`: the beginning of the `writer` of a start on that engine. Spark has none."""
+# It is no field of its own: an older version refuses an entry with a field that it does not know, and may well go on from here.
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -46,7 +50,7 @@ class Entry:
     """The number of the start that wrote the entry. A higher epoch fences every lower one."""
 
     writer: str
-    """A name for that start's driver, for people."""
+    """The name of that start's driver: random, behind the mark of its engine."""
 
     time: int
     """When the driver wrote the entry by its own wall clock, microseconds UTC. It decides only how long old files are kept."""
@@ -88,6 +92,11 @@ class Entry:
 
     base: int = field(default=0, compare=False)
     """The number of the whole entry in the log from which the bytes of this one follow; 0 if it was not read."""
+
+    @property
+    def mark(self) -> str:
+        """The mark of the engine of the newest start: "" for Spark, and where an older version has written."""
+        return LOCAL if self.writer.startswith(LOCAL) else ""
 
     @property
     def readable(self) -> list[int]:

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from persistent_state import Local, ParquetSink, RunningValues, ValuesAtClock
 from persistent_state.sinks import Values
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
+from tests import core
 from tests.local import driver
+from tests.local.test_engine import application, expected, state, write
 from tests.spark import pipeline, stream
 from tests.spark.stream import Stream
 
@@ -28,6 +33,22 @@ def test_both_engines_go_on_from_what_the_other_has_written(spark: SparkSession,
     newest = ParquetSink(tmp_path / "out" / "Newest").latest()
     given = dict(zip(newest["key"].to_pylist(), newest["value"].to_pylist(), strict=True))
     assert given == stream.state(tmp_path, stream.Newest())
+
+
+def test_a_switch_of_engine_keeps_the_number_of_shards(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parallelism, shards = spark.sparkContext.defaultParallelism, []
+    assert parallelism != 3
+    for file, engine in enumerate((Local(3), spark, spark, Local(3))):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+        application(tmp_path).run(engine, drain=True)
+        shards.append(core.newest(Log(open_files(str(tmp_path / "store")), "shops")).shards)
+        assert state(tmp_path) == expected(10 * file + 10)
+    assert shards == [3, 3, parallelism, parallelism]
+    assert [text[:54] for text in caplog.messages if "keeps shards" in text] == [
+        "application shops keeps shards=3, which it has from it"
+    ]
 
 
 def test_a_graph_that_one_engine_has_begun_is_stepped_on_by_the_other(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
@@ -32,6 +33,8 @@ from persistent_state.store.log import Log
 from persistent_state.store.state_at import StateAt
 from persistent_state.task import PersistentTask
 
+_logger = logging.getLogger("persistent_state")
+
 
 def of_active_session() -> SparkEngine | None:
     """Return the engine of the session that there is; None without one."""
@@ -46,9 +49,26 @@ class SparkEngine:
         self.spark = spark
         self._scratch: Scratch | None = None
 
+    @property
+    def mark(self) -> str:
+        """The beginning of the names of its starts in the log, which is empty, as it has always been."""
+        return ""
+
     def shards(self, log: Log) -> int:
-        """Return Spark's parallelism."""
-        return connect.parallelism(self.spark)
+        """Return Spark's parallelism; the number that the store has if the newest start was on another engine."""
+        parallelism, newest = connect.parallelism(self.spark), log.newest()
+        if newest is None or newest.mark == self.mark:
+            return parallelism
+        if newest.shards != parallelism:
+            _logger.warning(
+                "application %s keeps shards=%d, which it has from its runs on Local; Spark's parallelism is %d. Give "
+                "Application(..., shards=%d) to change it. Without shards= the next start on Spark takes its parallelism.",
+                log.application,
+                newest.shards,
+                parallelism,
+                parallelism,
+            )
+        return newest.shards
 
     def columns_of(
         self, task: PersistentTask, source: AnySource
