@@ -391,7 +391,7 @@ def test_what_only_spark_can_do_is_refused_in_a_sentence_and_changes_nothing(tmp
     assert "has a process_column, which only Spark computes; give it a process_batch" in said
     frame: Any = object()
     connector = KafkaConnectorSource("topic", "localhost:1", lambda rows: rows)
-    for source in (connector, DataFrameSource(lambda start: frame, "ts")):
+    for source in (connector, DataFrameSource(lambda spark, clock: frame, "ts")):
         app = Application("shops", str(tmp_path / "store")).add(PerShop(), source)
         why = problem(lambda app=app: app.run(Local()))
         assert "which only Spark can do; give it a FileSource, a KafkaSource" in why
