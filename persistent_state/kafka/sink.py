@@ -40,13 +40,13 @@ class KafkaSink(RecordingSink):
         topic: The topic of the values.
         bootstrap_servers: The brokers' addresses, "host:port,host:port".
         options: librdkafka's options for all clients, such as those of TLS and SASL and `transaction.timeout.ms`.
-        partitions: The number of parts that each clock is written in, by the hash of the key. A Spark task writes a part, and
+        partitions: The number of parts that each clock is written in, by the hash of the key. A worker writes a part, and
             holds its rows in memory. The number may change at any start.
         bookkeeping: The compacted topic that records how far the sink has come; made if it is missing. The default is the
             topic's name and ".clocks".
         rows_per_transaction: How many rows a transaction has at most.
-        encode: A function of an Arrow batch that returns a list of keys and a list of values, each text, bytes or None. Spark's
-            workers run it, and at a rewind the driver. The default makes JSON. A rewind needs a key of its own for each row.
+        encode: A function of an Arrow batch that returns a list of keys and a list of values, each text, bytes or None. Workers
+            run it, and at a rewind the driver. The default makes JSON. A rewind needs a key of its own for each row.
 
     Raises:
         InvalidInputError: An argument or an option is wrong.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
 
 import pyarrow as pa
 
@@ -16,13 +14,14 @@ from persistent_state.drive.backoff import Patience
 from persistent_state.drive.output_values import local_values
 from persistent_state.drive.turn import DueStep
 from persistent_state.edges.output_rows import output_rows
-from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
+from persistent_state.errors import InvalidInputError, StateError, raised
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.local.flows import LocalFlows
-from persistent_state.local.pool import DEATHS, Calls, DeathsError, Pool, StoppedError
+from persistent_state.local.pool import Calls, Pool, StoppedError
 from persistent_state.local.settings import Local
 from persistent_state.local.turns import Turns
+from persistent_state.local.values import WorkerValues
 from persistent_state.outputs import ARROW, ValuesAtClock
 from persistent_state.run.commit import Committer
 from persistent_state.run.feeds import FedTask
@@ -31,7 +30,6 @@ from persistent_state.run.wall_clock import now_us
 from persistent_state.sinks.base import takes_frames
 from persistent_state.sinks.function import Function
 from persistent_state.sinks.given_types import given_types
-from persistent_state.sinks.values import LocalValues, Reader
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.entry import LOCAL, Entry
@@ -138,13 +136,11 @@ class LocalEngine:
         """Return what takes the steps of a run."""
         return LocalJobs(self, setup, self._workers)
 
-    def values(self, state: StateAt, plan: Plan) -> LocalValues:
-        """Return the values that an output shows of a task's state at a clock. A worker reads each part."""
+    def values(self, state: StateAt, plan: Plan) -> WorkerValues:
+        """Return the values that an output shows of a task's state at a clock, which workers read."""
         schema = output_rows(plan).schema_at_clock(state.since is not None and state.since.early)
-        here = local_values(state, plan, given_types(schema))
-        calls = self.calls()
-        readers = tuple(partial(_read_by, calls, plan, reader) for reader in here.readers)
-        return replace(here, readers=readers)
+        values = local_values(state, plan, given_types(schema))
+        return WorkerValues(values.schema, values.readers, self.calls(), self._workers)
 
     def own_error(self, error: Exception, of: str) -> StateError:
         """Return an error as one of this package. `of` names what failed."""
@@ -228,21 +224,6 @@ def _known(setup: Setup) -> list[object]:
         if isinstance(part.source, TimeReplayableSource):
             known.append(part.source)
     return known
-
-
-def _read_by(calls: Calls, plan: Plan, reader: Reader) -> list[pa.RecordBatch]:
-    try:
-        (batches,) = calls.each(_read, [reader])
-    except DeathsError as error:
-        raise TaskFailedError(
-            f"task={plan.named}: {DEATHS} workers in a row died of reading its values, the last one {error.way}. Give the "
-            "machine more memory, or mend the code that ends its process."
-        ) from None
-    return batches
-
-
-def _read(reader: Reader) -> list[pa.RecordBatch]:
-    return [*reader()]
 
 
 def _wants_frames(plan: Plan, function: str, way: str) -> str:

@@ -87,7 +87,7 @@ class ParquetSink(RecordingSink):
 
     Args:
         url: A folder, or a URL of fsspec, as a store's.
-        files: The most files per clock. Each is written by one Spark task that holds its rows in memory and sorts them by key.
+        files: The most files per clock. Each is written by one worker that holds its rows in memory and sorts them by key.
             The number may change at any start.
         storage_options: What fsspec needs to open the folder. They appear in no message.
 
@@ -368,7 +368,7 @@ class ParquetSink(RecordingSink):
                     self.place.read(path)
                 except FileNotFoundError:
                     raise InvalidInputError(
-                        f"table={self.place.url!r} is not where Spark's workers wrote; give it a place that all machines reach."
+                        f"table={self.place.url!r} is not where the workers wrote; give it a place that all of them reach."
                     ) from None
 
 

@@ -59,7 +59,7 @@ class Values(Protocol):
     def map_parts(
         self, function: OfPart[Result], *, parts: int | None = None, by: Sequence[str] | None = None
     ) -> list[Result]:
-        """Call a function for each part of the rows, where the engine reads them. Spark's workers call it side by side.
+        """Call a function for each part of the rows, where the engine reads them. Its workers call it side by side.
 
         A call may be repeated, and may run twice at the same time, as after the death of a worker. So two calls for a part must
         do no harm. If one fails, others may have run.
@@ -152,9 +152,7 @@ class LocalValues:
                 for part, of_part in divided(batch, by, len(rows)):
                     rows[part].append(of_part)
             return [function(part, iter(batches)) for part, batches in enumerate(rows)]
-        count = len(self.readers)
-        ranges = _ranges(count, count if parts is None else min(parts, count))
-        read = (with_rows(_read(self.readers[low:high])) for low, high in ranges)
+        read = (with_rows(_read(readers)) for readers in in_parts(self.readers, parts))
         return [function(part, batches) for part, batches in enumerate(read) if batches is not None]
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
@@ -168,9 +166,7 @@ class LocalValues:
         Raises:
             InvalidInputError: Always.
         """
-        raise InvalidInputError(
-            f"the values with columns={self.schema.names} are read without Spark; read batches(), or use map_parts()."
-        )
+        raise without_spark(self.schema)
 
 
 @singledispatch
@@ -199,6 +195,19 @@ def reader_of(values: Values | Reader) -> Reader:
         stacklevel=3,
     )
     return values
+
+
+def without_spark(schema: pa.Schema) -> InvalidInputError:
+    """Return the error of values that can't be a DataFrame."""
+    return InvalidInputError(
+        f"the values with columns={schema.names} are read without Spark; read batches(), or use map_parts()."
+    )
+
+
+def in_parts(readers: Sequence[Reader], parts: int | None) -> Iterator[Sequence[Reader]]:
+    """Yield the readers of each part, of which there are at most `parts`; by default each reader is a part."""
+    count = len(readers)
+    return (readers[low:high] for low, high in _ranges(count, count if parts is None else min(parts, count)))
 
 
 def with_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch] | None:

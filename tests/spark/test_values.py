@@ -114,7 +114,7 @@ def test_a_place_that_workers_do_not_share_is_told(spark: SparkSession) -> None:
     sink = ParquetSink("memory://test-parquet")
     sink.open(USERS)
     with pytest.raises(
-        InvalidInputError, match="is not where Spark's workers wrote; give it a place that all machines reach"
+        InvalidInputError, match="is not where the workers wrote; give it a place that all of them reach"
     ):
         sink.write_values(values_of(spark, rows(10, 3)), 10)
     assert sink.clocks() == []
