@@ -123,7 +123,7 @@ def queries_of(run: Running) -> list[StreamingQuery]:
 
     from persistent_state.engine.run.queries import Queries
 
-    flows = run._supervisor.queries
+    flows = run._supervisor.flows
     assert isinstance(flows, Queries), "benchmarks run on Spark"
     return [query for query in flows.by_flow.values() if isinstance(query, StreamingQuery)]
 

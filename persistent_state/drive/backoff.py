@@ -1,4 +1,4 @@
-"""The wait between two tries of something that fails: the same for the queries of an application and for its sinks."""
+"""The wait between two tries of something that fails: the same for the flows of an application and for its sinks."""
 
 from __future__ import annotations
 

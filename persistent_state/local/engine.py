@@ -142,6 +142,14 @@ class LocalEngine:
         values = local_values(state, plan, given_types(schema))
         return WorkerValues(values.schema, values.readers, self.calls(), self._workers)
 
+    def stopped(self, of: str) -> str:
+        """Raise: nothing but the run itself can stop its threads.
+
+        Raises:
+            AssertionError: Always.
+        """
+        raise AssertionError(of)
+
     def own_error(self, error: Exception, of: str) -> StateError:
         """Return an error as one of this package. `of` names what failed."""
         if isinstance(error, StateError):

@@ -145,7 +145,7 @@ class LocalFlows:
         return None
 
     @property
-    def failed_query(self) -> tuple[str, Exception] | None:
+    def failed_flow(self) -> tuple[str, Exception] | None:
         """A flow that ended with an error, and the error; None if there is no such flow."""
         for flow, loop in self._loops.items():
             if (error := loop.error) is not None:

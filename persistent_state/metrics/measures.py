@@ -223,7 +223,7 @@ UNREAD = _measure(
 
 IDLE = _measure(
     "idle",
-    "1 if the query of the flow waits for messages, or for its trigger; 0 if it asks its source, reads or commits, or if the "
+    "1 if the flow waits for messages, or for its trigger; 0 if it asks its source, reads or commits, or if the "
     "run has yet to start again.",
     "flow",
 )

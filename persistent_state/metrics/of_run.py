@@ -60,7 +60,7 @@ class RunMetrics:
                 self._recovers_since = now
 
     def record_idle(self, idle: Mapping[str, bool]) -> None:
-        """Record by flow whether its query is idle now. A query that is missing here is not."""
+        """Record by flow whether it is idle now. A flow that is missing here is not."""
         self._flows |= idle.keys()
         for flow in sorted(self._flows):
             self._record(measures.IDLE.at(idle.get(flow, False), self._application, flow))

@@ -122,9 +122,9 @@ def plan_batch(entry: Entry, flow: FlowPlan, reach: Reach | None, now: int, step
 
 
 def plan_step(entry: Entry, flow: FlowPlan, step: Step, now: int) -> Basis:
-    """Return the basis of a step that is no micro-batch of a query.
+    """Return the basis of a step that no micro-batch takes along.
 
-    The shards of a query know from its last micro-batch which runs they hold. Those of a step know nothing, so the first part
+    The shards of a flow know from its last micro-batch which runs they hold. Those of a step know nothing, so the first part
     takes that along, too, to each shard its own: else each of them would read the log. No source is asked.
     """
     basis = plan_batch(entry, flow, None, now, step)
@@ -295,7 +295,7 @@ def _check_due(newest: Entry, steps: Sequence[Step]) -> None:
 
 
 def _stepped(flow: FlowState, step: Step, reports: Sequence[Report]) -> Advance:
-    """Return where a flow stands after a step that is no micro-batch of a query.
+    """Return where a flow stands after a step that no micro-batch took along.
 
     That no source was asked says nothing of a source: none becomes idle by it, or holds the clock again.
     """

@@ -8,7 +8,7 @@ one flow stay together. Groups of different flows become one only where each mes
 - what they have read, and up to which clock it is accounted for, is the same;
 - where the common replay begins before that of one of them, it reads none of that one's settled late and bad rows again.
 
-Any other group reads on its own, and is looked at again at the next start. Before it starts their queries, the engine lets
+Any other group reads on its own, and is looked at again at the next start. Before it starts them, the engine lets
 groups meet that need only read on for that. A task that is new starts from zero, at the positions of the first group that has
 come to the global clock.
 """

@@ -266,7 +266,7 @@ class Delivery:
         """Return the error as one of this package that names the task and the sink."""
         if isinstance(error, StateError):
             cause = error
-        elif (known := of_engine(error, "its query")) is not None:
+        elif (known := of_engine(error, "its values")) is not None:
             cause = known
         else:
             cause = StateError(f"it raised {raised(error)}; nothing is lost. Fix the sink.")

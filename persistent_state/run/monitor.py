@@ -34,11 +34,11 @@ class Watched(Protocol):
 
     @property
     def idle(self) -> Mapping[str, bool]:
-        """By flow: whether its query waits for messages, or for its trigger."""
+        """By flow: whether it waits for messages, or for its trigger."""
 
     @property
     def unheard(self) -> Iterable[str]:
-        """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
+        """The flows that have neither committed since the start nor found that there is nothing to read."""
 
 
 class Monitor:
@@ -112,7 +112,7 @@ class Monitor:
         try:
             return self._run.idle
         except Exception:
-            # Spark may end at any moment. Then no query waits for anything, and the answer has all else.
+            # The engine may end at any moment. Then no flow waits for anything, and the answer has all else.
             return {}
 
     def _not_ready(self) -> str:

@@ -48,7 +48,7 @@ class Running:
 
     Wait for it with `await_termination`, and end it with `stop` or `drain`.
 
-    After a failure all queries start again from the global clock. Four kinds of failure end the run instead: a newer driver
+    After a failure all flows start again from the global clock. Four kinds of failure end the run instead: a newer driver
     owns the application, the set-up is wrong, user code raised, or the store is damaged.
 
     Attributes:
@@ -116,7 +116,7 @@ class Running:
         if self._supervisor.error is not None:
             # The traceback of the supervisor's thread does not help a user.
             raise self._supervisor.error.with_traceback(None)
-        self.was_asked_to_stop = self.was_asked_to_stop or self._supervisor.was_query_stopped
+        self.was_asked_to_stop = self.was_asked_to_stop or self._supervisor.was_flow_stopped
         return True
 
     def stop(self) -> None:
@@ -161,7 +161,7 @@ def run(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
 
     Raises:
         InvalidInputError: The set-up can't work. Nothing was changed.
-        StateError: The run failed, or a signal came before the takeover, or a query was stopped through Spark.
+        StateError: The run failed, or a signal came before the takeover, or a flow was stopped, and not by the run.
         KeyboardInterrupt: SIGINT has ended the run, and the program has no handler of its own.
         SystemExit: SIGTERM has, with the exit status 143.
     """
@@ -171,10 +171,8 @@ def run(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
     if asked.number is not None:
         hand_on(asked)
     elif running.was_asked_to_stop:
-        raise StateError(
-            f"somebody stopped a query of application={setup.application} through Spark before all was read; the next run goes "
-            "on from there."
-        )
+        stopped = setup.engine.stopped(f"application={setup.application}")
+        raise StateError(f"{stopped} before all was read; the next run goes on from there.")
     return running
 
 
@@ -193,7 +191,7 @@ def hand_on(asked: Asked) -> None:
 
 
 def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running:
-    """Check the set-up, open the sinks, take the application over and start its queries.
+    """Check the set-up, open the sinks, take the application over and start its flows.
 
     A SIGINT or SIGTERM before the takeover prevents it; one that comes later stops the run again.
 

@@ -179,7 +179,7 @@ class RunningFlows(Protocol):
         """The flow whose commit failed first, and its error; None if no commit failed."""
 
     @property
-    def failed_query(self) -> tuple[str, Exception] | None:
+    def failed_flow(self) -> tuple[str, Exception] | None:
         """A flow that did not start or ended with an error, and the error; None if there is no such flow."""
 
     @property
@@ -279,6 +279,9 @@ class Engine(Protocol):
 
     def values(self, state: StateAt, plan: Plan) -> Values:
         """Return the values that an output shows of a task's state at a clock. They are read where the engine's workers are."""
+
+    def stopped(self, of: str) -> str:
+        """Return in words that a flow `of` an application was stopped, and not by its run."""
 
     def own_error(self, error: Exception, of: str) -> StateError:
         """Return the error of this package that is behind an error of the engine. `of` names what failed."""

@@ -60,14 +60,14 @@ class Stepper:
         self._numbers = itertools.count(1)
         self._woken = self._settled = 0
         self._is_stopping = False
-        self._queried: Collection[str] = ()
+        self._active: Collection[str] = ()
         self._kept = 0.0
         self._worker = LogWorker("persistent-state steps", self._look, POLL_SECONDS)
         self._pool, self._begun = ThreadPoolExecutor(AT_ONCE), list[Future[None]]()
 
-    def start(self, epoch: int, queried: Collection[str]) -> None:
-        """Take the steps of this driver's start from now on. Those that change `queried` flows are left to their queries."""
-        self.failed, self._epoch, self._is_stopping, self._queried = None, epoch, False, queried
+    def start(self, epoch: int, active: Collection[str]) -> None:
+        """Take the steps of this driver's start from now on. Those that change `active` flows are left to these flows."""
+        self.failed, self._epoch, self._is_stopping, self._active = None, epoch, False, active
         self._committed, self.under_way = set(), {}
         if self._flows:
             self._jobs.open()
@@ -76,10 +76,10 @@ class Stepper:
             self._worker.start()
             self.wake()
 
-    def leave_to_queries(self, queried: Collection[str]) -> None:
-        """Leave no steps but those of these flows to queries from now on. The queries of others have come to their end."""
-        if queried != self._queried:
-            self._queried = queried
+    def leave_to_flows(self, active: Collection[str]) -> None:
+        """Leave no steps but their own to these flows from now on. All other flows have come to their end."""
+        if active != self._active:
+            self._active = active
             self.wake()
 
     def wake(self) -> None:
@@ -131,11 +131,11 @@ class Stepper:
         under_way = {*self.under_way}
         with self._turn:
             entry = newest_own(self._log, self._epoch)
-        queried = self._queried
+        active = self._active
         steps = turn.due_steps(entry, self._flows, under_way)
-        # A query takes along the steps that change something. It need not be waited for with the others.
+        # An active flow takes along the steps that change something. It need not be waited for with the others.
         unchanged = [due.step for due in steps if due.asks_nothing]
-        changed = [due for due in steps if not due.asks_nothing and due.step.flow not in queried]
+        changed = [due for due in steps if not due.asks_nothing and due.step.flow not in active]
         if unchanged:
             self._commit_unchanged(unchanged)
         self._begun = [step for step in self._begun if not step.done()]

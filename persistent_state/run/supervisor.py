@@ -29,7 +29,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log, fenced
 
 POLL_SECONDS = 0.05
-"""Time between two looks at the queries."""
+"""Time between two looks at the flows."""
 
 LOOK_SECONDS = 5.0
 """Time between two looks at the log for another driver that owns the application."""
@@ -38,18 +38,18 @@ _logger = logging.getLogger("persistent_state")
 
 
 class Supervisor:
-    """A thread that keeps the queries of an application running until they come to their end or `stop` is called.
+    """A thread that keeps the flows of an application running until they come to their end or `stop` is called.
 
-    After a failure of a query or a step the supervisor stops all of them, waits, takes the application over again and starts
+    After a failure of a flow or a step the supervisor stops all of them, waits, takes the application over again and starts
     them from the global clock. An error of `NOT_RETRIED` ends the run, and so do more than `max_restarts` failures in a row.
 
-    A machine that is too slow to start a query is no such failure: only that query starts again, as long as its flow has
-    committed nothing since the start. The run ends when the machine was too slow for `PATIENCE` seconds without a success.
+    A machine that is too slow to start a flow is no such failure: only that flow starts again, as long as it has committed
+    nothing since the start. The run ends when the machine was too slow for `PATIENCE` seconds without a success.
 
     Before the thread begins, `asked_before` asks for a stop. `entry` is the entry of the newest start, or that of the drain.
     `restarts` counts the starts after failures, `reports` knows the progress, and `error` is what ended the run if it failed.
-    `failure` is the newest failure while the run waits to start again; None while the queries run. `was_query_stopped` says
-    that the run ended because a query was stopped through Spark. The `monitor` is closed when the run ends.
+    `failure` is the newest failure while the run waits to start again; None while the flows run. `was_flow_stopped` says
+    that the run ended because a flow was stopped, and not by this run. The `monitor` is closed when the run ends.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Supervisor:
         self.restarts = 0
         self.error: StateError | None = None
         self.failure: StateError | None = None
-        self.was_query_stopped = False
+        self.was_flow_stopped = False
         self.monitor = monitor
         on_work = None if monitor is None else monitor.hear
         self.reports = Reports(setup.writer, setup.plans, entry, setup.to_the_end, self._hear, on_work)
@@ -73,7 +73,7 @@ class Supervisor:
         self._patience = Patience()
         self._engine = setup.engine
         self._engine.open(setup)
-        self.queries = self._engine.flows(setup, self._wake, self._patience)
+        self.flows = self._engine.flows(setup, self._wake, self._patience)
         self._setup = setup
         self._log = log
         self._deliveries = deliveries
@@ -89,8 +89,8 @@ class Supervisor:
             # The caller waits for a run that ends by itself.
             self._lines = lines.begin(setup.application, setup.plans, setup.show_progress, is_awaited=setup.to_the_end)
             self.entry = self._together(entry, asked_before)
-            self.queries.start(self.entry)
-            self._steps.start(self.entry.epoch, self.queries.active_flows)
+            self.flows.start(self.entry)
+            self._steps.start(self.entry.epoch, self.flows.active_flows)
         except BaseException as error:
             if not isinstance(error, Exception) or self._engine.is_lost(error) or not self._engine.may_pass(error):
                 self._end()
@@ -112,7 +112,7 @@ class Supervisor:
     @property
     def under_way(self) -> Mapping[str, float]:
         """By the name of a micro-batch or a step that is under way: since when."""
-        batches, steps = self.queries.under_way, {**self._steps.under_way}
+        batches, steps = self.flows.under_way, {**self._steps.under_way}
         return {
             **{f"the micro-batch of {self._title(flow)}": since for flow, since in batches.items()},
             **{f"the step of {self._title(flow)}": since for flow, since in steps.items()},
@@ -120,13 +120,13 @@ class Supervisor:
 
     @property
     def idle(self) -> Mapping[str, bool]:
-        """By flow: whether its query waits for messages, or for its trigger."""
-        return self.queries.idle
+        """By flow: whether it waits for messages, or for its trigger."""
+        return self.flows.idle
 
     @property
     def unheard(self) -> list[str]:
-        """The flows whose queries have neither committed since the start nor found that there is nothing to read."""
-        return [self._title(flow) for flow in self.queries.unheard]
+        """The flows that have neither committed since the start nor found that there is nothing to read."""
+        return [self._title(flow) for flow in self.flows.unheard]
 
     def _title(self, flow: str) -> str:
         return self._setup.title_of(self.entry, flow)
@@ -175,7 +175,7 @@ class Supervisor:
     def _step_to_the_end(self) -> StateError | None:
         """Commit a clock above all messages and take all steps to it. Return what prevented it, or None.
 
-        This is no new start, which would go back to the global clock and so need the queries again.
+        This is no new start, which would go back to the global clock and so need the flows again.
         """
         try:
             self._close()
@@ -206,7 +206,7 @@ class Supervisor:
         self._passed.wake()
 
     def _stop_working(self) -> None:
-        self.queries.stop()
+        self.flows.stop()
         self._steps.stop()
 
     def _close(self) -> None:
@@ -244,7 +244,7 @@ class Supervisor:
         self._garbage.stop(0.0)
 
     def _keep_running(self) -> None:
-        """Return when queries and steps come to their end or a stop is asked for, and raise what ends the run."""
+        """Return when flows and steps come to their end or a stop is asked for, and raise what ends the run."""
         failure = self._first_failure or self._await_failure()
         while failure is not None:
             seconds = self._seconds_after(failure)
@@ -277,36 +277,36 @@ class Supervisor:
         return seconds
 
     def _await_failure(self) -> StateError | None:
-        """Wait for a failure and return it, or None if all queries and steps came to their end or a stop was asked for.
+        """Wait for a failure and return it, or None if all flows and steps came to their end or a stop was asked for.
 
-        A run that drains is closed when its queries have come to their end, unless messages are in a transaction that is open:
+        A run that drains is closed when its flows have come to their end, unless messages are in a transaction that is open:
         they would be late. Derived tasks then step to the last clock.
         """
         looked, has_ended = time.monotonic(), False
         while not self._asked.is_set():
-            active = self.queries.active_flows
+            active = self.flows.active_flows
             if time.monotonic() > looked + LOOK_SECONDS:
                 looked = time.monotonic()
                 if fenced := self._fenced():
                     return fenced
-            if (failed := self.queries.failed_commit) is not None:
+            if (failed := self.flows.failed_commit) is not None:
                 flow, error = failed
-                if not isinstance(error, StateError) and flow not in self.queries.active_flows:
-                    # The query was stopped through Spark, which interrupted the commit: the whole run is to end.
-                    self._end_with_query()
+                if not isinstance(error, StateError) and flow not in self.flows.active_flows:
+                    # The flow was stopped, which interrupted the commit, and not by this run: the whole run is to end.
+                    self._end_with_stopped_flow()
                     break
                 return self._cause(flow, error)
-            if (failed := self.queries.failed_query) is not None and self._starts_alone(*failed):
+            if (failed := self.flows.failed_flow) is not None and self._starts_alone(*failed):
                 continue
             if (ended := failed or self._steps.failed) is not None:
                 return self._cause(*ended)
-            if (failure := self._tried(self.queries.start_more)) is not None:
+            if (failure := self._tried(self.flows.start_more)) is not None:
                 return failure
-            if self.queries.is_one_stopped:
+            if self.flows.is_one_stopped:
                 # To close the run would pass messages that were not read.
-                self._end_with_query()
+                self._end_with_stopped_flow()
                 break
-            self._steps.leave_to_queries(active)
+            self._steps.leave_to_flows(active)
             if not active and not has_ended:
                 try:
                     if self._setup.drains and not self.reports.pending(self.entry.epoch):
@@ -322,15 +322,13 @@ class Supervisor:
             self._asked.wait(POLL_SECONDS)
         return None
 
-    def _end_with_query(self) -> None:
-        _logger.warning(
-            "application %s ends, as somebody stopped a query of it through Spark.", self._setup.application
-        )
-        self.was_query_stopped = True
+    def _end_with_stopped_flow(self) -> None:
+        _logger.warning("application %s ends, as %s.", self._setup.application, self._engine.stopped("it"))
+        self.was_flow_stopped = True
         self._asked.set()
 
     def _starts_alone(self, flow: str, error: Exception) -> bool:
-        """Let the query of a flow start again by itself if the machine was too slow for it, and return whether that is enough.
+        """Let a flow start again by itself if the machine was too slow for it, and return whether that is enough.
 
         It is enough if the log has nothing of the flow since this start: then it starts where it was to start before.
         """
@@ -343,7 +341,7 @@ class Supervisor:
             return False
         if known.progress.batch or any(source.planned for source in known.inputs.values()):
             return False
-        seconds = self.queries.start_again(flow)
+        seconds = self.flows.start_again(flow)
         if seconds is None:
             return False
         _logger.warning(
@@ -367,7 +365,7 @@ class Supervisor:
         return None
 
     def _start_again(self) -> StateError | None:
-        """Start all queries again from the global clock, and return what prevented it, or None."""
+        """Start all flows again from the global clock, and return what prevented it, or None."""
         self._stop_working()
         self.restarts += 1
         if self.monitor is not None:
@@ -375,9 +373,9 @@ class Supervisor:
 
         def start() -> None:
             self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
-            self.queries = self._engine.flows(self._setup, self._wake, self._patience)
-            self.queries.start(self.entry)
-            self._steps.start(self.entry.epoch, self.queries.active_flows)
+            self.flows = self._engine.flows(self._setup, self._wake, self._patience)
+            self.flows.start(self.entry)
+            self._steps.start(self.entry.epoch, self.flows.active_flows)
             # What they looked at may have been fenced by this start, and no commit need come that wakes them.
             self._deliveries.wake()
 
@@ -395,9 +393,9 @@ class Supervisor:
             while meeting.are_waited_for and meeting.failed_commit is None and not asked.is_set():
                 meeting.start_more()
                 asked.wait(POLL_SECONDS)
-            if (failed := meeting.failed_commit or meeting.failed_query) is not None:
+            if (failed := meeting.failed_commit or meeting.failed_flow) is not None:
                 flow, error = failed
-                own = self._own(error, "its query")
+                own = self._own(error, "its flow")
                 if isinstance(own, TooSlowError):
                     self._patience.fail()
                 _logger.warning(
@@ -423,14 +421,14 @@ class Supervisor:
 
         The flow is None if what failed is of no flow.
         """
-        is_of_query = flow is not None and self.queries.has_committed(flow)
-        self._had_committed = is_of_query or self._steps.has_committed(flow)
+        has_committed = flow is not None and self.flows.has_committed(flow)
+        self._had_committed = has_committed or self._steps.has_committed(flow)
         title = f"application={self._setup.application}" if flow is None else self._title(flow)
         own = self._own(error, title)
         # Workers and other processes name a cell of this notebook by a file that no one knows.
         own.args = tuple(naming_cells(text) for text in own.args)
         if type(own) is StateError and own is not error:
-            # If the error has a class of its own, Spark's error would only add the way that it took through Spark.
+            # If the error has a class of its own, the engine's error would only add the way that it took through the engine.
             own.__cause__ = error
         return own if isinstance(own, FencedError) else self._fenced() or own
 

@@ -174,11 +174,12 @@ STARTED = """
 import os, signal, sys
 from types import SimpleNamespace
 from persistent_state import StateError
+from persistent_state.engine.run.spark_engine import SparkEngine
 from persistent_state.run import running
 
 def start(*_):
     with running.asked_to_stop() as asked:
-        supervisor = SimpleNamespace(is_alive=True, error=None, was_query_stopped={is_query_stopped}, join=lambda: None)
+        supervisor = SimpleNamespace(is_alive=True, error=None, was_flow_stopped={is_flow_stopped}, join=lambda: None)
         supervisor.stop = lambda: setattr(supervisor, "is_alive", False)
         begun = running.Running(supervisor)
     {how}
@@ -187,7 +188,8 @@ def start(*_):
 running.start = start
 {before}
 try:
-    print(running.run(SimpleNamespace(application="app"), (), ()).was_asked_to_stop, "goes on", flush=True)
+    setup = SimpleNamespace(application="app", engine=SparkEngine(None))
+    print(running.run(setup, (), ()).was_asked_to_stop, "goes on", flush=True)
 except StateError as error:
     print(error)
 finally:
@@ -195,9 +197,9 @@ finally:
 """
 
 
-def ended(how: str, before: str = "", is_query_stopped: bool = False) -> tuple[str, int]:
+def ended(how: str, before: str = "", is_flow_stopped: bool = False) -> tuple[str, int]:
     """Run a program in which a run ends so, and return what it printed and its exit status."""
-    program = STARTED.format(how=how, before=before, is_query_stopped=is_query_stopped)
+    program = STARTED.format(how=how, before=before, is_flow_stopped=is_flow_stopped)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     return done.stdout, done.returncode
 
@@ -218,7 +220,7 @@ def test_a_program_with_a_handler_of_its_own_learns_of_the_signal_by_that() -> N
 
 
 def test_a_program_whose_query_somebody_stopped_does_not_go_on_as_if_all_were_read() -> None:
-    text, status = ended("supervisor.stop()", is_query_stopped=True)
+    text, status = ended("supervisor.stop()", is_flow_stopped=True)
     assert text == (
         "somebody stopped a query of application=app through Spark before all was read; the next run goes on from there.\n"
         "puts its things right\n"

@@ -160,7 +160,7 @@ def test_the_steps_of_a_flow_with_a_source_are_taken_as_soon_as_its_own_query_ha
     stepped.settle()
     assert stepped.visited()[1] < 100
     assert [step.flow for step in graph.due(world.newest)] == ["Both"]
-    stepper.leave_to_queries({"PerShop"})
+    stepper.leave_to_flows({"PerShop"})
     until(lambda: stepped.visited() == [100, 100], "the steps")
     stepped.settle()
     assert world.newest.clock == 100

@@ -85,7 +85,7 @@ class FakeQueries:
     def __init__(self, *_: Any) -> None:
         self.active_flows: set[str] = set()
         self.failed_commit: tuple[str, Exception] | None = None
-        self.failed_query: tuple[str, Exception] | None = None
+        self.failed_flow: tuple[str, Exception] | None = None
         self.is_one_stopped = False
         self.committed = False
         self.looks = 0
@@ -114,7 +114,7 @@ class FakeQueries:
 
     def start_again(self, flow: str) -> float | None:
         """Start the query alone, as the script says."""
-        self.failed_query = None
+        self.failed_flow = None
         self.script.alone.append(flow)
         self.script.steps.pop(0)(self.script)
         return self.script.waits_for_machine
@@ -134,15 +134,15 @@ class FakeSteps:
         self.failed: tuple[str | None, Exception] | None = None
         self.is_settled = True
 
-    def start(self, epoch: int, queried: Collection[str]) -> None:
-        self.left.append({*queried})
+    def start(self, epoch: int, active: Collection[str]) -> None:
+        self.left.append({*active})
         self.failed = None
-        if not queried and self.failures:
+        if not active and self.failures:
             self.failed = "Words", self.failures.pop(0)
 
-    def leave_to_queries(self, queried: Collection[str]) -> None:
-        if queried != self.left[-1]:
-            self.left.append({*queried})
+    def leave_to_flows(self, active: Collection[str]) -> None:
+        if active != self.left[-1]:
+            self.left.append({*active})
 
     def wake(self) -> None: ...
 
@@ -178,7 +178,7 @@ def fails(error: Exception, *committed: int) -> Step:
     def step(script: Script) -> None:
         if committed:
             script.commit(*committed)
-        script.queries.failed_query = ("Words", error)
+        script.queries.failed_flow = ("Words", error)
 
     return step
 
@@ -428,7 +428,7 @@ def test_a_query_that_somebody_stopped_through_spark_ends_the_run_as_a_stop_does
         script.queries.failed_commit = ("Words", InterruptedError())
 
     run = play(is_stopped).run()
-    assert (run.error, run.restarts, run.was_query_stopped) == (None, 0, True)
+    assert (run.error, run.restarts, run.was_flow_stopped) == (None, 0, True)
 
 
 def test_a_query_that_somebody_stopped_between_commits_leaves_what_is_above_the_clock() -> None:
@@ -482,22 +482,22 @@ def test_a_run_that_goes_on_ends_as_a_whole_when_somebody_stops_one_query(
 ) -> None:
     goes_on = Stream(is_active=True)
     run = of_two_flows(monkeypatch, goes_on, Stream(is_active=False), to_the_end=False)
-    assert (run.is_alive, run.error, run.was_query_stopped, goes_on.isActive) == (False, None, True, False)
+    assert (run.is_alive, run.error, run.was_flow_stopped, goes_on.isActive) == (False, None, True, False)
     assert caplog.messages == ["application app ends, as somebody stopped a query of it through Spark."]
 
 
 def test_a_run_that_goes_on_fails_with_the_error_of_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
     run = of_two_flows(monkeypatch, Stream(False, DOWN), Stream(is_active=True), to_the_end=False)
-    assert (run.is_alive, run.error, run.was_query_stopped) == (False, DOWN, False)
+    assert (run.is_alive, run.error, run.was_flow_stopped) == (False, DOWN, False)
 
 
 def test_a_run_to_the_end_waits_for_the_others_when_one_query_has_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = Stream(is_active=True)
     run = of_two_flows(monkeypatch, goes_on, Stream(is_active=False), to_the_end=True)
-    assert (run.is_alive, run.was_query_stopped) == (True, False)
+    assert (run.is_alive, run.was_flow_stopped) == (True, False)
     goes_on.stop()
     run._thread.join(PATIENCE)
-    assert (run.is_alive, run.error, run.was_query_stopped) == (False, None, False)
+    assert (run.is_alive, run.error, run.was_flow_stopped) == (False, None, False)
 
 
 @pytest.mark.parametrize("is_asked", [False, True])

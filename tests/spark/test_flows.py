@@ -210,7 +210,7 @@ def test_three_tasks_of_one_source_are_one_query_and_one_entry_a_micro_batch(sho
     try:
 
         def is_read() -> bool:
-            queries.add(tuple(run._supervisor.queries.by_flow))
+            queries.add(tuple(run._supervisor.flows.by_flow))
             return len(touched) >= 3
 
         until(is_read, "micro-batches", lambda: not run.await_termination(0))

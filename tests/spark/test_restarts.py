@@ -271,7 +271,7 @@ def test_a_query_that_the_machine_is_too_slow_for_starts_again_and_the_other_goe
             seen: list[dict[str, Any]] = []
             while len(run.progress) < 2:
                 assert not run.await_termination(timeout=0.1)
-                seen.append({**run._supervisor.queries.by_flow})
+                seen.append({**run._supervisor.flows.by_flow})
         finally:
             run.stop()
     assert [(tmp_path / str(call)).exists() for call in (1, 2, 3)] == [True] * 3

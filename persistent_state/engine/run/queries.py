@@ -289,7 +289,7 @@ class Queries:
         return self._commits.failed
 
     @property
-    def failed_query(self) -> tuple[str, Exception] | None:
+    def failed_flow(self) -> tuple[str, Exception] | None:
         """A flow whose query did not start or ended with an error, and the error; None if there is no such flow."""
         for flow, not_started in self._not_started.items():
             return flow, not_started

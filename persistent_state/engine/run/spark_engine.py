@@ -138,6 +138,10 @@ class SparkEngine:
         """Return the values that an output shows of a task's state at a clock, which Spark's workers read."""
         return frames.of_values(self.spark, state, plan)
 
+    def stopped(self, of: str) -> str:
+        """Return in words that a query `of` an application was stopped, and not by its run."""
+        return f"somebody stopped a query of {of} through Spark"
+
     def own_error(self, error: Exception, of: str) -> StateError:
         """Return the error of this package that is behind an error of Spark, or a StateError with Spark's text."""
         return failures.as_own_error(error, of)

@@ -101,7 +101,7 @@ def test_after_the_machine_was_too_slow_one_query_starts_at_a_time_and_the_other
     flows.queries.start_more()
     kept = [flows.stream(name) for name in "01"]
     waits = []
-    while (failed := flows.queries.failed_query) is not None:
+    while (failed := flows.queries.failed_flow) is not None:
         waits.append(flows.queries.start_again(failed[0]))
     # Both failed in the same try.
     assert waits == [5.0, 5.0]
@@ -125,10 +125,10 @@ def test_a_call_that_the_server_was_too_slow_for_is_a_failure_of_that_flow_alone
     flows.queries._start_of = {name: lambda name=name: flows._start(name) for name in "ab"}  # type: ignore[misc]
     flows.queries._waiting = [*"ab"]
     flows.queries.start_more()
-    assert flows.queries.failed_query == ("a", SLOW)
+    assert flows.queries.failed_flow == ("a", SLOW)
     assert flows.queries.active_flows == {"b"}
     assert flows.queries.start_again("a") == 5.0
-    assert flows.queries.failed_query is None
+    assert flows.queries.failed_flow is None
     flows.now += 5
     flows.stream("b").get_through()
     flows.queries.start_more()
