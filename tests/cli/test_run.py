@@ -442,7 +442,7 @@ def test_a_run_does_not_end_because_nobody_reads_its_lines(play: Callable[..., P
         patch.setattr(sys, "stdout", Broken())
         assert command._run(SimpleNamespace(  # type: ignore[arg-type]
             application="played:app", follow=False, drain=False, trigger=None, reset=[], rebuild=[], metrics=None, master=None,
-            conf=[], json=False,
+            conf=[], json=False, local=False, workers=None,
         )) == 0  # fmt: skip
 
 
