@@ -106,7 +106,13 @@ def _answer_to(data: bytes, known: Sequence[Any]) -> bytes:
         function, item = KnownUnpickler(data, known).load()
         return pickle.dumps((function(item), None), protocol=5)
     except StateError as error:
-        return pickle.dumps((None, error.with_traceback(None)))
+        return pickle.dumps((None, _of_package(error)))
     except BaseException as error:
         # Any error: panics of libraries that are written in Rust are not Exceptions.
         return pickle.dumps((None, StateError(f"a worker raised {raised(error)}; fix the cause, then start again.")))
+
+
+def _of_package(error: StateError) -> StateError:
+    """Return an error as one that the driver can load. One of a user's class becomes one of the class that this extends."""
+    kind = next(each for each in type(error).__mro__ if each.__module__.startswith("persistent_state."))
+    return error.with_traceback(None) if type(error) is kind else kind(str(error))

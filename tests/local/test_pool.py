@@ -91,6 +91,18 @@ def test_what_a_call_raises_comes_back_as_an_error_of_the_package(pool: Pool) ->
     assert calls.each(len, ["a"]) == [1]
 
 
+def test_an_error_of_a_class_that_only_workers_know_comes_back_as_that_of_the_package(pool: Pool) -> None:
+    class OwnError(InvalidInputError):
+        def __init__(self, value: int, unit: str) -> None:
+            super().__init__(f"value={value} {unit} is too much.")
+
+    def fails(value: int) -> None:
+        raise OwnError(value, "m")
+
+    assert problem(lambda: Calls(pool).each(fails, [7])) == "value=7 m is too much."
+    assert Calls(pool).each(len, ["a"]) == [1]
+
+
 def test_what_all_workers_know_is_sent_once_and_stays_the_same_object(tmp_path: Path) -> None:
     class Large:
         def __getstate__(self) -> Any:
