@@ -208,11 +208,17 @@ if sys.argv[1] == "busy":
         while True:
             pass
     Calls(pool).each(hangs, range(2))
+if sys.argv[1] == "in C":
+    def hangs_in_c(number):
+        import re
+        print("begins", flush=True)
+        re.match("(a+)+$", "a" * 60 + "b")
+    Calls(pool).each(hangs_in_c, range(2))
 time.sleep(3600)
 """
 
 
-@pytest.mark.parametrize("how", ["busy", "idle"])
+@pytest.mark.parametrize("how", ["busy", "idle", "in C"])
 def test_no_worker_survives_a_driver_that_is_killed(how: str) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = start_guarded([sys.executable, "-c", DRIVER, how], env=env, stdout=subprocess.PIPE)
@@ -220,6 +226,10 @@ def test_no_worker_survives_a_driver_that_is_killed(how: str) -> None:
     pids = [int(pid) for pid in driver.stdout.readline().split()]
     assert len(pids) == 2
     assert all(map(alive, pids))
+    if how == "in C":
+        assert [driver.stdout.readline() for _ in pids] == [b"begins\n"] * 2
+        # From then on no thread of a worker runs but that of the call, which holds the interpreter's lock.
+        time.sleep(0.5)
     # The guard and the workers are of one group; only the driver itself is killed.
     driver.kill()
     until(lambda: not any(map(alive, pids)), "the end of the workers")
