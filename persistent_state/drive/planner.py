@@ -94,7 +94,7 @@ class Planner:
         )
         step, _ = graph.changed_step(entry, self.flow)
         tick = max(self._tick(before["ends"], now()), int(step is not None))
-        return {"ends": dict(self._reach.ends), "tick": before["tick"] + tick}
+        return {"ends": self._ends(before["ends"]), "tick": before["tick"] + tick}
 
     def parts(self, start: Offset, now: Callable[[], int], new_id: Callable[[], str]) -> Sequence[Part]:
         """Return the parts of the micro-batch from an offset up to the one that `latest` has returned.
@@ -128,6 +128,10 @@ class Planner:
             newest = self._log.newest()
             return newest is not None and newest.epoch > self._epoch
         return False
+
+    def _ends(self, start: Mapping[str, int]) -> dict[str, int]:
+        """Return how far the next micro-batch reads. A listing that is late may know less than was read before."""
+        return {name: max(end, start.get(name, end)) for name, end in self._reach.ends.items()}
 
     def _known(self) -> FlowState:
         entry: Entry = newest_own(self._log, self._epoch)
@@ -167,5 +171,5 @@ class Planner:
         pending, was_hung = self._reach.pending.items(), self._hung
         self._hung = {name for name, seconds in pending if self.to_the_end or seconds >= HUNG}
         is_news = changed or bool({*self._idle_for} - was_idle) or bool(self._hung - was_hung)
-        has_moved = dict(self._reach.ends) != start
+        has_moved = self._ends(start) != start
         return int(not has_moved and is_news)

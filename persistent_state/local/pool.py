@@ -131,6 +131,8 @@ class Pool:
     def __init__(self, count: int, known: Sequence[object]) -> None:
         self.known = known
         self.threads = ThreadPoolExecutor(count, "persistent-state calls")
+        # Workers end with the thread that has started them, so it lives as long as the pool.
+        self._starter = ThreadPoolExecutor(1, "persistent-state workers")
         self._sent = to_bytes(known, ())
         self._free: SimpleQueue[Worker] = SimpleQueue()
         self._all: set[Worker] = set()
@@ -176,12 +178,13 @@ class Pool:
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.close()
+        self._starter.shutdown(wait=False)
 
     def _start(self) -> Worker:
         with self._lock:
             if self.is_closed:
                 raise StoppedError("the run has ended; start again.")
-            worker = Worker(self._sent)
+            worker = self._starter.submit(Worker, self._sent).result()
             self._all.add(worker)
             return worker
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import io
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections import ChainMap
@@ -18,6 +20,8 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from persistent_state.errors import InvalidInputError, StateError, raised
+
+_PR_SET_PDEATHSIG = 1
 
 LOOK_SECONDS = 0.5
 """Time between two looks at whether the driver lives, while a call is under way."""
@@ -65,6 +69,7 @@ def main(descriptor: int, driver: int) -> None:
     # Who ends the driver, as by Ctrl+C in a terminal, lets the driver end its workers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    _die_with_thread_of_driver()
     threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
     connection = Connection(descriptor)
     try:
@@ -72,6 +77,15 @@ def main(descriptor: int, driver: int) -> None:
     except (EOFError, OSError):
         # The driver has closed its end, or is gone.
         os._exit(0)
+
+
+def _die_with_thread_of_driver() -> None:
+    """Let Linux kill this process when the thread that started it ends, as by the death of its process.
+
+    A call that holds the lock of Python's interpreter, such as that of a regular expression, lets no thread here look.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_with(driver: int) -> None:
@@ -106,7 +120,13 @@ def _answer_to(data: bytes, known: Sequence[Any]) -> bytes:
         function, item = KnownUnpickler(data, known).load()
         return pickle.dumps((function(item), None), protocol=5)
     except StateError as error:
-        return pickle.dumps((None, error.with_traceback(None)))
+        return pickle.dumps((None, _of_package(error)))
     except BaseException as error:
         # Any error: panics of libraries that are written in Rust are not Exceptions.
         return pickle.dumps((None, StateError(f"a worker raised {raised(error)}; fix the cause, then start again.")))
+
+
+def _of_package(error: StateError) -> StateError:
+    """Return an error as one that the driver can load. One of a user's class becomes one of the class that this extends."""
+    kind = next(each for each in type(error).__mro__ if each.__module__.startswith("persistent_state."))
+    return error.with_traceback(None) if type(error) is kind else kind(str(error))

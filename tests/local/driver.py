@@ -10,23 +10,23 @@ from persistent_state import Local, ParquetSink
 from tests.spark import pipeline, stream
 
 
-def of_stream(folder: Path, **more: Any) -> Any:
+def of_stream(folder: Path, shards: int = 2, **more: Any) -> Any:
     """Three tasks over the stream in a folder, which share a source."""
-    app = stream.application(folder, shards=2, interval="10 seconds", tasks=(), **more)
+    app = stream.application(folder, shards=shards, interval="10 seconds", tasks=(), **more)
     source = stream.FileSource(folder / "stream", timestamp="ts", schema=stream.SCHEMA, max_files_per_batch=2)
     for task in stream.THREE:
         app.add(task, source, sink=ParquetSink(folder / "out" / task.task_name))
     return app
 
 
-def of_graph(folder: Path) -> Any:
+def of_graph(folder: Path, shards: int = 2) -> Any:
     """A graph with derived and ordered tasks, of which two have sinks."""
     sinks = {name: ParquetSink(folder / "out" / name) for name in ("PerRegion", "Watch")}
-    return pipeline.application(folder, outputs=sinks)
+    return pipeline.application(folder, shards, outputs=sinks)
 
 
-def main(kind: str, folder: str, how: str, workers: str = "2") -> None:
-    app = {"stream": of_stream, "graph": of_graph}[kind](Path(folder))
+def main(kind: str, folder: str, how: str, workers: str = "2", shards: str = "2") -> None:
+    app = {"stream": of_stream, "graph": of_graph}[kind](Path(folder), int(shards))
     if how == "start":
         print("starts", flush=True)
         app.start(Local(int(workers))).await_termination()

@@ -25,7 +25,7 @@ SESSION = "SparkSession.builder.getOrCreate()"
 APPLICATION = """
 from pathlib import Path
 from monoids import Sum
-from persistent_state import Application, FileSource, NonWindowState, PersistentTask
+from persistent_state import Application, FileSource, NonWindowState, ParquetSink, PersistentTask
 
 class PerShop(PersistentTask):
     key, value = "shop", "amount"
@@ -35,7 +35,7 @@ class PerShop(PersistentTask):
 
 here = Path(__file__).parent
 app = Application("shops", str(here / "store"), checkpoint_interval="10 seconds")
-app.add(PerShop(), FileSource(here / "in", timestamp="ts"))
+app.add(PerShop(), FileSource(here / "in", timestamp="ts", max_files_per_batch=1), ParquetSink(here / "written"))
 refused = Application("shops", "memory://no/folder").add(PerShop(), FileSource(here / "in", timestamp="ts"))
 """
 
@@ -43,9 +43,9 @@ refused = Application("shops", "memory://no/folder").add(PerShop(), FileSource(h
 class Command:
     """The command in a process of its own, in a folder with an application."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, out: str = "out") -> None:
         (folder / "shops.py").write_text(APPLICATION)
-        self._out = folder / "out"
+        self._out = folder / out
         program = [sys.executable, "-m", "persistent_state", "run", *options, "--local", "--workers", "2"]
         with self._out.open("wb") as out:
             self.process = subprocess.Popen(program, cwd=folder, env=without_spark(folder), stdout=out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from monoids import Sum
 from persistent_state import (
     Application,
+    Context,
     DataFrameSource,
     FencedError,
     FileSource,
@@ -27,6 +29,7 @@ from persistent_state import (
     Local,
     Message,
     NonWindowState,
+    OrderedTask,
     ParquetSink,
     PersistentState,
     PersistentTask,
@@ -331,6 +334,78 @@ def test_a_row_of_which_each_worker_dies_ends_the_run_with_its_partition_and_pos
     assert said.startswith("task=PerShop: 3 workers in a row died of partition='' from position ")
     assert "(0001.parquet), the last one by signal 9, as when memory is short. Give the machine more memory" in said
     assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+class DiesInMerge(PersistentTask):
+    """Its code runs where shards are merged, and ends the process at one message."""
+
+    name, key, reads_state = "PerShop", "shop", True
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        ends_at_15(message)
+        state.update(message.timestamp, (state.get() or 0) * 0 + message["amount"])
+
+
+class DiesInStep(OrderedTask):
+    """Its code ends the process at one message, in a step."""
+
+    name, key, state = "PerShop", "shop", pa.int64()
+
+    def process(self, state: Any, message: Message, context: Context) -> int:
+        ends_at_15(message)
+        return (state or 0) + int(message["amount"])
+
+
+def ends_at_15(message: Message) -> None:
+    """End the process at one message, as a library does that calls `exit`. Note that it was called."""
+    if message["amount"] == 15:
+        with Path(os.environ["DEATHS"]).open("a") as deaths:
+            deaths.write("x")
+        os._exit(7)
+
+
+@pytest.mark.parametrize(
+    ("task", "where"),
+    [(DiesInMerge(), "shard=0, while they merged it"), (DiesInStep(), "part=0 of a step")],
+    ids=["merge", "step"],
+)
+def test_workers_that_die_of_a_merge_or_a_step_end_the_run_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, where: str
+) -> None:
+    monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
+    for file in range(3):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+    said = problem(lambda: application(tmp_path, task, shards=1).run(Local(2), drain=True), TaskFailedError)
+    assert said.startswith(
+        f"task={task.name}: 3 workers in a row died of {where}, the last one with exit status 7. Give"
+    )
+    assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+class TakesAll(PersistentTask):
+    """Its code needs more memory at one message than its process may have."""
+
+    name, key = "PerShop", "shop"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Sum())
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        if message["amount"] == 15:
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
+            self.kept = bytearray(1 << 31)
+        state.update(message.timestamp, message["amount"])
+
+
+def test_a_task_that_needs_more_memory_than_there_is_ends_the_run_with_its_line_and_row(tmp_path: Path) -> None:
+    for file in range(3):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+    said = problem(lambda: application(tmp_path, TakesAll()).run(Local(2), drain=True), TaskFailedError)
+    assert said.startswith("process_message of task=PerShop raised MemoryError() at ")
+    assert "in process_message, at file='0001.parquet' line=6 key={'shop': 'b'}" in said
 
 
 def test_code_of_tasks_never_runs_in_the_driver(tmp_path: Path) -> None:

@@ -91,6 +91,18 @@ def test_what_a_call_raises_comes_back_as_an_error_of_the_package(pool: Pool) ->
     assert calls.each(len, ["a"]) == [1]
 
 
+def test_an_error_of_a_class_that_only_workers_know_comes_back_as_that_of_the_package(pool: Pool) -> None:
+    class OwnError(InvalidInputError):
+        def __init__(self, value: int, unit: str) -> None:
+            super().__init__(f"value={value} {unit} is too much.")
+
+    def fails(value: int) -> None:
+        raise OwnError(value, "m")
+
+    assert problem(lambda: Calls(pool).each(fails, [7])) == "value=7 m is too much."
+    assert Calls(pool).each(len, ["a"]) == [1]
+
+
 def test_what_all_workers_know_is_sent_once_and_stays_the_same_object(tmp_path: Path) -> None:
     class Large:
         def __getstate__(self) -> Any:
@@ -196,11 +208,17 @@ if sys.argv[1] == "busy":
         while True:
             pass
     Calls(pool).each(hangs, range(2))
+if sys.argv[1] == "in C":
+    def hangs_in_c(number):
+        import re
+        print("begins", flush=True)
+        re.match("(a+)+$", "a" * 60 + "b")
+    Calls(pool).each(hangs_in_c, range(2))
 time.sleep(3600)
 """
 
 
-@pytest.mark.parametrize("how", ["busy", "idle"])
+@pytest.mark.parametrize("how", ["busy", "idle", "in C"])
 def test_no_worker_survives_a_driver_that_is_killed(how: str) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = start_guarded([sys.executable, "-c", DRIVER, how], env=env, stdout=subprocess.PIPE)
@@ -208,6 +226,10 @@ def test_no_worker_survives_a_driver_that_is_killed(how: str) -> None:
     pids = [int(pid) for pid in driver.stdout.readline().split()]
     assert len(pids) == 2
     assert all(map(alive, pids))
+    if how == "in C":
+        assert [driver.stdout.readline() for _ in pids] == [b"begins\n"] * 2
+        # From then on no thread of a worker runs but that of the call, which holds the interpreter's lock.
+        time.sleep(0.5)
     # The guard and the workers are of one group; only the driver itself is killed.
     driver.kill()
     until(lambda: not any(map(alive, pids)), "the end of the workers")

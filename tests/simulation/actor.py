@@ -10,6 +10,7 @@ from greenlet import getcurrent, greenlet
 
 from persistent_state.errors import ExistsError, StateError, StoreUnavailableError
 from persistent_state.store.log import Log
+from tests.simulation.engines import Engine
 from tests.simulation.graphs import Derived
 from tests.simulation.messages import Job
 from tests.simulation.oracle import Terms
@@ -69,6 +70,7 @@ class Actor:
     finished: bool = False
     sabotaged: bool = False
     derived: list[Derived | Part] = field(default_factory=list)
+    engine: Engine = field(default_factory=Engine)
     inputs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By task that may have several inputs: those that it has."""
     interval: int | None = None

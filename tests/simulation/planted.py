@@ -25,6 +25,7 @@ from persistent_state.batch import (
     shard,
     update,
 )
+from persistent_state.drive import planner
 from persistent_state.edges import base as edges_base
 from persistent_state.edges import changes as fed
 from persistent_state.edges import values
@@ -86,7 +87,7 @@ from persistent_state.store import (
     task_state,
 )
 from persistent_state.store.files import base
-from tests.simulation import sinks
+from tests.simulation import engines, sinks
 
 OF_NO_USE = (AttributeError, ImportError, NameError, TypeError)
 """Errors of a bug that can't even run."""
@@ -2634,5 +2635,35 @@ BUGS = (
         in_place._Made.end_slice,
         ("self._low = min(high, self._end)", "self._low = min(high + 1, self._end)"),
         theme="in-order",
+    ),
+    # Starts by other engines
+    bug(
+        "answers of a call that was made again",
+        "What a worker had done before it died counts beside what the next worker does.",
+        engines.Calls._call,
+        ("if dies:", "if dies and worker.error is None:\n            answered.append(worker.result)\n        if dies:"),
+        theme="engines",
+    ),
+    bug(
+        "positions from memory",
+        "A start reads on from the furthest positions of earlier starts, though it was cut back behind them.",
+        planner.Planner.first,
+        (
+            "self._known().source.next_positions",
+            "max((known.source.next_positions for known in (entry.flows.get(self.flow.id) for entry in "
+            "map(self._log.read, self._log.numbers())) if known), key=lambda ends: sum(ends.values()))",
+        ),
+        theme="engines",
+    ),
+    bug(
+        "held since before another engine",
+        "A shard goes on from the runs that it held in an earlier start, though another engine has run since.",
+        shard.held_runs,
+        (
+            "digest(cached, ground.clock) == ground.runs",
+            "(digest(cached, ground.clock) == ground.runs or "
+            "all(int(run.file.path.rpartition('/')[2].partition('-')[0]) < sender.epoch for run in cached))",
+        ),
+        theme="engines",
     ),
 )

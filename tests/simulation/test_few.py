@@ -38,6 +38,7 @@ THEMES = (
     world.REWOUND,
     *world.REWOUND_GRAPHS,
     *world.WITH_SINKS,
+    world.ENGINES,
 )
 
 

@@ -18,11 +18,13 @@ from persistent_state.edges.closed_windows import ClosedWindows
 from persistent_state.edges.emitted import Emitted
 from persistent_state.edges.in_order.edge import InOrder
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive
+from tests.simulation.engines import DRIVER, LOCAL, SPARK
 from tests.simulation.graphs import clock_of, every_in, is_diamond
 from tests.simulation.sinks import GO_BACK
 from tests.simulation.world import (
     BACKFILL,
     BRANCHED,
+    ENGINES,
     EVERY,
     FLOWS,
     GRAPH,
@@ -83,6 +85,8 @@ IN_ORDER_WORLDS = soak_or(ci=20, soak=2000)
 EVERY_WORLDS = soak_or(ci=range(85, 98), soak=range(1000))
 JOINS_WORLDS = soak_or(ci=range(3, 12), soak=range(2000))
 """In CI few in which all happens that is to happen."""
+
+ENGINES_WORLDS = soak_or(ci=6, soak=1000)
 
 VERSIONS_WORLDS = soak_or(ci=range(10), soak=range(1000))
 
@@ -247,6 +251,17 @@ def test_tasks_that_read_what_time_bounds_keep_the_contract() -> None:
     worlds = [play(seed, READING_WINDOWS) for seed in range(READING_WORLDS)]
     kinds = {type(judge.job.windowing) for world in worlds for judge in world.oracle.judges.values()}
     assert kinds == {SlidingWindow, SessionWindow, TimeToLive}
+
+
+@pytest.mark.soak
+@pytest.mark.one_in(3)
+def test_starts_by_one_engine_after_the_other_keep_the_contract() -> None:
+    worlds = [play(seed, ENGINES) for seed in range(ENGINES_WORLDS)]
+    happened = sum((world.engines.happened for world in worlds if world.engines), Counter[str]())
+    turns = {f"{after} after {before}" for before in (SPARK, LOCAL, DRIVER) for after in (SPARK, LOCAL, DRIVER)}
+    assert happened.keys() >= turns - {f"{SPARK} after {SPARK}", f"{DRIVER} after {DRIVER}"} | {"a call was made again"}
+    shards = {actor.shards for world in worlds for actor in world.actors}
+    assert len(shards) > 1
 
 
 def test_a_seed_is_one_world() -> None:

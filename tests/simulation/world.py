@@ -36,6 +36,7 @@ from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.positions import Position
 from persistent_state.inputs import Inputs, open_source
+from persistent_state.local import turns
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
 from persistent_state.protocol import branch, collect, commits, fates, graph, naming, rewind, takeover
@@ -56,7 +57,7 @@ from persistent_state.task import name_of_messages
 from persistent_state.windows import SessionWindow, SlidingWindow, TimeToLive, Windowing
 from tests import core
 from tests.core import us
-from tests.simulation import graphs, inputs, joined, late, ordered
+from tests.simulation import engines, graphs, inputs, joined, late, ordered
 from tests.simulation import sinks as places
 from tests.simulation.actor import Actor, Crash, Thread
 from tests.simulation.branches import Branches, FarFiles
@@ -160,6 +161,12 @@ REWOUND_GRAPHS = {f"rewound-{theme}": theme for theme in (GRAPH, EVERY, *ORDERS,
 REWOUND_BACKFILL = f"rewound-{BACKFILL}"
 """Of these the one in which they go back to clocks at which history was being read, too."""
 
+ENGINES = "engines"
+"""The theme of worlds in which each start is made by another engine, as in no others."""
+
+OF_ENGINES = ("", GRAPH, "timely", IN_ORDER)
+"""What tasks the worlds of this theme have: world by world those of another theme."""
+
 THEMES = ("faulty", "sleepy", "restless", "ordered", "timely")
 """What some worlds have more of: a bad store, drivers that oversleep a takeover, tasks that come and go, orders that matter,
 windows and what expires."""
@@ -173,6 +180,8 @@ class World:
         self.rng = rng = Random(seed)
         drawn = rng.choice(["", "", *THEMES])
         self.theme = drawn if theme is None else {**REWOUND_GRAPHS, **WITH_SINKS}.get(theme, theme)
+        self.engines = engines.Engines(Random(f"engines {seed}")) if theme == ENGINES else None
+        self.theme = OF_ENGINES[seed % len(OF_ENGINES)] if self.engines else self.theme
         goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *WITH_SINKS}
         self.places = Random(f"places {seed}") if theme in WITH_SINKS else None
         self.late = late.Writes(Random(f"late {seed}")) if theme == REWOUND_LATE else None
@@ -265,6 +274,8 @@ class World:
             self.interval = rng.choice([10, 20]) if self.theme in (EVERY, *ORDERS, VERSIONS) else self.interval
             self.starts = min(self.starts, 4) if self.theme in ORDERS else self.starts
             self.collect_rate = 1.0 if self.theme == JOINS else self.collect_rate
+        if self.engines:
+            self.starts, self.damage_rate, self.idle_after, self.interval = 5, 0.0, None, max(20, self.interval)
         rules = [(3 * self.interval, 12 * self.interval), (7, 400), (100, 100)]
         rules = self.people.sample(rules, self.people.choice([1, 2] if goes_back or self.theme == KEPT else [0, 0, 1]))
         if goes_back and self.theme == BACKFILL:
@@ -368,6 +379,7 @@ class World:
     def _partitions(self) -> Partitions:
         rng = self.rng
         by_spark = self.theme not in ("ordered", *SEVERAL, *ORDERS) and rng.random() < 0.3
+        by_spark = by_spark and self.engines is None
         by_column = rng.random() < 0.3
         # What Spark plans is one partition, unless a column tells its channels apart.
         most = 2 if self.theme in (*SEVERAL, *ORDERS) else 3
@@ -536,6 +548,10 @@ class World:
 
     def _terms(self) -> Terms:
         rng = self.rng
+        of_inputs = self.inputs.terms() if self.theme in (*SEVERAL, *ORDERS) else {}
+        if self.engines:
+            # `Planner` says itself how long nothing has come of an input, which the oracle does not follow.
+            of_inputs = {name: (delay, None) for name, (delay, _) in of_inputs.items()}
         return Terms(
             interval=rng.choice([10, 15, 40, *([self.interval] * (0 if self.theme == "restless" else 2))]),
             delay=self.delay if rng.random() < 0.8 else rng.choice([0, 50, 200]),
@@ -545,7 +561,7 @@ class World:
             believe=3,
             keeping=self.keeping,
             alignment=self.alignment,
-            inputs=self.inputs.terms() if self.theme in (*SEVERAL, *ORDERS) else {},
+            inputs=of_inputs,
         )
 
     # What happens
@@ -565,9 +581,7 @@ class World:
 
         with (
             mock.patch.object(keys, "hash_keys", alike if self.few_hashes else honest),
-            mock.patch.object(compaction, "EAGER", (self.growth, 2)),
-            mock.patch.object(compaction, "LAZY", (self.growth, 3)),
-            mock.patch.object(compaction, "MANY", 4),
+            mock.patch.multiple(compaction, EAGER=(self.growth, 2), LAZY=(self.growth, 3), MANY=4),
             mock.patch.object(blocks, "BLOCK", 48 << self.seed % 4),
             mock.patch.multiple(few, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_SUM=0.25),
             mock.patch.object(fold, "SLICE", 5),
@@ -586,6 +600,8 @@ class World:
             mock.patch.object(lists, "TAIL", 30),
             mock.patch.object(logs, "MOST_CHANGES", self.seed % 5 * 4),
             mock.patch.object(codec, "LARGE", self.seed % 3 * 1000),
+            mock.patch.object(turn, "micro_batch", engines.noting(self.oracle, turn.micro_batch)),
+            mock.patch.object(turns, "new_id", self.new_id),
         ):
             self._play()
             self._audit()
@@ -711,6 +727,8 @@ class World:
             actor.interval = self.interval // self.own.choice([1, 1, 2])
             interval, actor.apart = graphs.every_of(actor.interval, jobs, actor.derived)
             actor.terms = replace(actor.terms, interval=interval)
+        if self.engines:
+            actor.engine = self.engines.draw(self.actors[-1].engine.planner if self.actors else None)
         actor.fate = rng.choice(["killed", "killed", "taken over", "taken over", "lives"])
         if self.theme == "sleepy":
             actor.fate = "taken over" if self.doze_rate or number != 1 else "lives"
@@ -824,11 +842,17 @@ class World:
                 if not thread.done:
                     thread.wake = self.step + self.rng.choice([0, 30, 500])
                 continue
-            if thread.pending is not None and self.rng.random() < 0.5:
-                self.delayed.append(thread.pending)
-            if thread.light:
-                thread.light.throw(Crash)
-            thread.done = True
+            self._end(thread)
+
+    def _end(self, thread: Thread) -> None:
+        """End a process, or one of its threads, unless it is done. It may still have sent what is pending."""
+        if thread.done:
+            return
+        if thread.pending is not None and self.rng.random() < 0.5:
+            self.delayed.append(thread.pending)
+        if thread.light:
+            thread.light.throw(Crash)
+        thread.done, thread.error = True, thread.error or Crash()
 
     def _late_arrival(self) -> None:
         """What a killed process had sent reaches the store."""
@@ -894,8 +918,12 @@ class World:
         self.note(f"{actor.number} feeds {[[*flow.by_name] for flow in flows]}")
         fed = [flow for flow in flows if not flow.is_derived]
         actor.reading |= {flow.id for flow in fed}
-        threads = [self._spawn(actor, lambda f=flow: self._read(actor, log, f, entry), False) for flow in fed]
-        is_fed = any(flow.first.upstream for flow in flows)
+        driver = engines.driver_of(self, actor, log, wanted, entry)
+        if driver:
+            threads = [self._spawn(actor, lambda: engines.read_by_driver(self, actor, log, driver), False)]
+        else:
+            threads = [self._spawn(actor, lambda f=flow: self._read(actor, log, f, entry), False) for flow in fed]
+        is_fed = any(flow.first.upstream for flow in flows) and driver is None
         steppers = [self._spawn(actor, lambda: self._take_steps(actor, log, plans), False)] if is_fed else []
         sinks = [self.oracle.sinks.of[name][output] for name, plan in plans.items() for output in plan.outputs]
         deliveries = [
@@ -903,9 +931,11 @@ class World:
         ]
         self._join(*threads)
         goes_on = all(partitions.goes_on for partitions in self.sources.values())
-        if (derived or self.theme in SEVERAL) and actor.is_last and goes_on:
+        if (derived or self.theme in SEVERAL) and actor.is_last and goes_on and driver is None:
             self._go_on(actor, log, fed, entry)
-        if actor.closes:
+        if actor.closes and driver:
+            engines.drain(self, actor, log, driver)
+        elif actor.closes:
             self.oracle.claim(commits.close(log, actor.epoch, now=self.now, keeping=terms.keeping))
         actor.has_closed = True
         self._join(*steppers)
@@ -1029,15 +1059,21 @@ class World:
         self, actor: Actor, log: Log, flow: FlowPlan, rows: int
     ) -> tuple[WorldSource | Inputs, Partitions | Several]:
         """The source of a flow as the log says it was left, or several as one, and its partitions."""
+        source, partitions = self._source(flow, rows)
+        known = self._newest(actor, log).flows[flow.id]
+        open_source(source, lists.read_journals(log.files, known), known.source.known_positions)
+        for input, each in source.sources.items() if isinstance(source, Inputs) else [("", source)]:
+            assert isinstance(each, WorldSource)
+            self.oracle.opened(flow, actor.epoch, input, *each.opened)
+        return source, partitions
+
+    def _source(self, flow: FlowPlan, rows: int) -> tuple[WorldSource | Inputs, Partitions | Several]:
+        """The source of a flow, not opened, or several as one, and its partitions."""
         partitions, sources = self.oracle.judges[flow.id].partitions, dict[str, WorldSource]()
         for input in flow.first.source_inputs:
             channel, tells = flow.rows(input)[0].channel, self.seed % 2 == 1
             sources[input] = WorldSource(partitions.of(input), self.rng, rows, self.skew, channel, tells=tells)
         source = Inputs(sources) if flow.first.has_names else sources[""]
-        known = self._newest(actor, log).flows[flow.id]
-        open_source(source, lists.read_journals(log.files, known), known.source.known_positions)
-        for input, each in sources.items():
-            self.oracle.opened(flow, actor.epoch, input, *each.opened)
         return source, partitions.some(sources) if isinstance(partitions, Several) else partitions
 
     def _start(
@@ -1099,6 +1135,8 @@ class World:
         actor.reading.discard(flow.id)
 
     def _read_on(self, actor: Actor, log: Log, flow: FlowPlan, started: Entry) -> None:
+        if actor.engine.planner == engines.LOCAL:
+            return engines.read_by_planner(self, actor, log, flow)
         rng, partitions = self.rng, self.oracle.judges[flow.id].partitions
         rows = rng.choice([2, self.most_rows])
         source: WorldSource | Stream | Inputs
@@ -1124,11 +1162,7 @@ class World:
             self._micro_batch(actor, log, flow, source, started.flows[flow.id], start, reach)
             if isinstance(source, Stream):
                 source.start = dict(reach.ends)
-            if rng.random() < self.collect_rate:
-                getcurrent().thread.lists = 0
-                for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
-                    self.note(f"{actor.number} collected {path}")
-                getcurrent().thread.lists = 9
+            self._collect(actor, collector)
             if self.rewinds and self._can_go_back and self.people.random() < (0.9 if self.inputs.is_over else 0.3):
                 self.rewinds -= 1
                 self._spawn(actor, self._go_back(actor), True)
@@ -1136,6 +1170,13 @@ class World:
                 self._spawn(actor, self.people.choice([self._branch, self._branch, self._give_name])(actor), True)
             if self.people.random() < self.look_rate:
                 self._spawn(actor, self.people.choice([self._look_back, self._look_back, self._give_name])(actor), True)
+
+    def _collect(self, actor: Actor, collector: Collector) -> None:
+        if self.rng.random() < self.collect_rate:
+            getcurrent().thread.lists = 0
+            for path in collector.collect(actor.epoch, now=self.now, keeping=actor.terms.keeping):
+                self.note(f"{actor.number} collected {path}")
+            getcurrent().thread.lists = 9
 
     @property
     def _can_go_back(self) -> bool:
@@ -1364,6 +1405,9 @@ class World:
 
     def _step(self, actor: Actor, log: Log, entry: Entry, due: turn.DueStep) -> None:
         flow = due.flow
+        if actor.engine.planner == engines.LOCAL:
+            parts = turn.step(entry, due, now=self.now, most=actor.engine.most)
+            return engines.turns_of(self, actor, log, flow, None).take(parts, due.step.clock)
         parts = turn.step(entry, due, now=self.now, most=len(due.spans))
         if flow.is_in_order:
             worker = self._spawn(actor, lambda: self._in_place(flow, parts), True)
