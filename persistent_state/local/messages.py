@@ -200,13 +200,14 @@ class Channel:
         self._socket.close()
 
     def _bytes(self, size: int) -> bytes:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            if not (received := self._socket.recv_into(view)):
+        pieces: list[bytes] = []
+        while size:
+            # A signal may cut it short.
+            if not (piece := self._socket.recv(size, socket.MSG_WAITALL)):
                 raise EOFError
-            view = view[received:]
-        return bytes(data)
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
 
     def _descriptor(self) -> int | None:
         """Return the descriptor of a file that was sent, or None if the system could not open it here."""
