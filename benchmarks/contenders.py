@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +26,7 @@ from persistent_state import (
     Application,
     DataFrameSource,
     FileSource,
+    Local,
     NonWindowState,
     PersistentTask,
     RunningValues,
@@ -40,6 +43,8 @@ from persistent_state.event_time.durations import positive
 from persistent_state.partials.shuffle import numbers_of_partitions
 from persistent_state.protocol import takeover
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.run.progress import Progress
+from persistent_state.sinks import Values
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 
@@ -56,15 +61,19 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a contender runs. `emits` says that the values of the touched keys, or final windows, go on to a sink."""
+    """Where and how a contender runs. `emits` says that the values of the touched keys, or final windows, go on to a sink.
 
-    spark: SparkSession
+    `parallelism` is Spark's, and the number of shards. `spark` is None where no contender needs it.
+    """
+
+    spark: SparkSession | None
     workload: Workload
     folder: Path
     emits: bool
     max_files_per_batch: int
     scratch: Path
     interval: str
+    parallelism: int = 2
 
     @property
     def window(self) -> SlidingWindow | SessionWindow | None:
@@ -93,10 +102,15 @@ def rows_of(setting: Setting, session: SparkSession) -> DataFrame:
     return reader.option("maxFilesPerTrigger", setting.max_files_per_batch).parquet(str(setting.folder))
 
 
+def spark_of(setting: Setting) -> SparkSession:
+    assert setting.spark is not None, "the contender needs Spark"
+    return setting.spark
+
+
 def session_of(setting: Setting, provider: str | None = None) -> SparkSession:
     """A session of a contender's own, perhaps with another state store than the default."""
-    session = setting.spark.newSession()
-    session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
+    session = spark_of(setting).newSession()
+    session.conf.set("spark.sql.shuffle.partitions", str(setting.parallelism))
     session.conf.set("spark.sql.session.timeZone", "UTC")
     if provider is not None:
         session.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
@@ -198,19 +212,24 @@ def task_of(setting: Setting) -> PersistentTask:
     return Sum() if setting.workload.value_type == "long" else Summary()
 
 
+def files_of(setting: Setting) -> FileSource:
+    channel = CHANNEL if setting.workload.channels else None
+    most = setting.max_files_per_batch
+    return FileSource(setting.folder, timestamp="ts", channel=channel, max_files_per_batch=most)
+
+
 def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> Pass:
-    task = task or task_of(setting)
     app = Application("benchmark", str(setting.scratch / "store"), checkpoint_interval=setting.interval)
-    channel, most = CHANNEL if setting.workload.channels else None, setting.max_files_per_batch
     if source == "files":
-        read: Any = FileSource(setting.folder, timestamp="ts", channel=channel, max_files_per_batch=most)
+        read: Any = files_of(setting)
     else:
+        channel = CHANNEL if setting.workload.channels else None
         read = DataFrameSource(rows_of(setting, session_of(setting)), "ts", channel=channel)
     output = RunningValues(to_nowhere) if setting.window is None else ValuesAtClock(to_nowhere)
-    app.add(task, read, output if setting.emits else None)
+    app.add(task or task_of(setting), read, output if setting.emits else None)
 
     def start() -> tuple[StreamingQuery, Callable[[], object]]:
-        run = app.start(setting.spark)
+        run = app.start(spark_of(setting))
         # Only Spark knows how long a whole micro-batch took.
         (query,) = queries_of(run)
         # Windows are given out beside the micro-batches: the pass ends when all are.
@@ -219,14 +238,46 @@ def ours(setting: Setting, source: str, task: PersistentTask | None = None) -> P
     return drained(start)
 
 
+def locally(setting: Setting, workers: int) -> Pass:
+    """This library on this machine alone, without Spark: `workers` processes, which start and end within the pass."""
+    app = Application(
+        "benchmark", str(setting.scratch / "store"), checkpoint_interval=setting.interval, shards=setting.parallelism
+    )
+    output: Any = RunningValues if setting.window is None else ValuesAtClock
+    app.add(task_of(setting), files_of(setting), output(arrow_to_nowhere, as_="arrow") if setting.emits else None)
+    came, is_read = 0, threading.Event()
+    with measured() as taken:
+        begin = time.perf_counter()
+
+        def committed(progress: Progress) -> None:
+            nonlocal came
+            if progress.messages:
+                came += progress.messages
+                taken.ends.append(time.perf_counter() - begin)
+            if came == setting.workload.rows:
+                is_read.set()
+
+        run = app.start(Local(workers), on_progress=committed)
+        while not is_read.wait(1.0):
+            # Raises the error of a run that has failed.
+            assert not run.await_termination(0), "the run has ended before all was read"
+        # As under Spark, windows are given out beside the micro-batches.
+        end = run.stop if setting.window is None or not setting.emits else run.drain
+        end()
+    taken.batches = [end - begin for begin, end in pairwise([0.0, *taken.ends])]
+    return taken
+
+
+def arrow_to_nowhere(values: Values, batch: int) -> None:
+    for _ in values.batches():
+        pass
+
+
 def in_process(setting: Setting) -> Pass:
     """This library without Spark: parts and shards run one after the other in this process, and sinks are given nothing."""
     files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)
-    channel = CHANNEL if setting.workload.channels else None
-    source = FileSource(
-        setting.folder, timestamp="ts", channel=channel, max_files_per_batch=setting.max_files_per_batch
-    )
-    settings, shards = Settings(interval), setting.spark.sparkContext.defaultParallelism
+    source, channel = files_of(setting), CHANNEL if setting.workload.channels else None
+    settings, shards = Settings(interval), setting.parallelism
     task, emits = task_of(setting), setting.emits and setting.window is None
     plan = plan_of("benchmark", files, task, source.schema, settings, shards, channel=channel, emits=emits)
     flow, log = FlowPlan((plan,)), Log(files, "benchmark")
@@ -332,7 +383,7 @@ def blobs_of(setting: Setting) -> DataFrame:
     """What this library shuffles: rows read and combined, as one blob for each shard and part of a micro-batch."""
     from persistent_state.engine.read import arrow_source
 
-    shards = setting.spark.sparkContext.defaultParallelism
+    shards = setting.parallelism
     files, interval = open_files(str(setting.scratch / "store")), positive("interval", setting.interval)
     source = FileSource(setting.folder, timestamp="ts", max_files_per_batch=setting.max_files_per_batch)
     task = task_of(setting)
@@ -353,7 +404,7 @@ def combined(setting: Setting) -> Pass:
 def shuffled(setting: Setting) -> Pass:
     """The same, shuffled."""
     frame = blobs_of(setting)
-    return spark_query(setting, frame.repartition(frame.sparkSession.sparkContext.defaultParallelism, "label"))
+    return spark_query(setting, frame.repartition(setting.parallelism, "label"))
 
 
 def to_python_and_back(setting: Setting) -> Pass:
@@ -402,6 +453,8 @@ CONTENDERS: Mapping[str, Contender] = {
     "applyInPandasWithState": by_key,
     "transformWithState": transform,
     "messages": partial(ours, source="files", task=MessageSum()),
+    "Local(1)": partial(locally, workers=1),
+    "Local(2)": partial(locally, workers=2),
     "in process": in_process,
     "scan": scan,
     "scan to Python and back": to_python_and_back,
@@ -411,6 +464,9 @@ CONTENDERS: Mapping[str, Contender] = {
     "combine": combined,
     "combine and shuffle": shuffled,
 }
+
+
+WITHOUT_SPARK = {"Local(1)", "Local(2)", "in process", "pyarrow", "pyarrow, grouped", "DuckDB, grouped"}
 
 
 def run(name: str, setting: Setting) -> Pass:

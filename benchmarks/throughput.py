@@ -2,10 +2,11 @@
 
     python -m benchmarks.throughput [--quick] [--keys N ...] [--rows N] [--value-type long|struct] [--key-type long|string]
         [--distribution uniform|zipf|hot|skewed] [--parts N] [--channels N]
-        [--source files|dataframe|messages|'in process' ...] [--peers native ...] [--emit yes|no ...]
+        [--source files|dataframe|messages|'Local(1)'|'Local(2)'|'in process' ...] [--peers native ...] [--emit yes|no ...]
         [--intervals N] [--repetitions N] [--json FILE] [--plot FILE]
 
 With --parts a micro-batch has so many files, and there are as many parts, shards and shuffle partitions, whatever the cores.
+Local(N) has N workers, and as many parts as workers. Spark starts only if a contender needs it.
 --quick compares a million keys, values emitted, with Spark's aggregation, and ends with a line of JSON.
 
 Every contender first has a whole pass that is not timed. The first micro-batch of each pass is not counted either. Processor
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import contenders
-from benchmarks.contenders import CONTENDERS, Setting
+from benchmarks.contenders import CONTENDERS, WITHOUT_SPARK, Setting
 from benchmarks.measure import Figures, Pass, figures, is_timed, write_json
 from benchmarks.streams import DISTRIBUTIONS, ROWS_PER_FILE, Workload
 
@@ -34,14 +35,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILES_PER_BATCH = 2
-OURS = ("files", "dataframe", "messages", "in process")
+PARALLELISM = 2
+OURS = ("files", "dataframe", "messages", "Local(1)", "Local(2)", "in process")
 
 
 def session(memory: str, parallelism: int | None = None) -> SparkSession:
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").appName("benchmark").config("spark.ui.enabled", "false")
+    builder = (
+        SparkSession.builder.master(f"local[{PARALLELISM}]").appName("benchmark").config("spark.ui.enabled", "false")
+    )
     builder = builder.config("spark.driver.memory", memory).config("spark.log.level", "ERROR")
     builder = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "200000")
     builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
@@ -51,13 +55,19 @@ def session(memory: str, parallelism: int | None = None) -> SparkSession:
 
 
 def compare(
-    spark: SparkSession, workload: Workload, names: Sequence[str], emits: bool, repetitions: int, interval: str
+    spark: SparkSession | None,
+    workload: Workload,
+    names: Sequence[str],
+    emits: bool,
+    repetitions: int,
+    interval: str,
+    parallelism: int = PARALLELISM,
 ) -> dict[str, Figures]:
     """All contenders over one workload."""
     folder, files = workload.folder(), FILES_PER_BATCH * ROWS_PER_FILE // workload.rows_per_file
     passes: dict[str, list[Pass]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        setting = Setting(spark, workload, folder, emits, files, Path(scratch) / "run", interval)
+        setting = Setting(spark, workload, folder, emits, files, Path(scratch) / "run", interval, parallelism)
         for repetition in range(repetitions + 1):
             for name in names:
                 what = f"pass {repetition} of {repetitions}" if repetition else "warming up"
@@ -126,7 +136,7 @@ def main() -> int:
     parser.add_argument("--parts", type=int, help="parts, shards and shuffle partitions; by default the cores' number")
     parser.add_argument("--channels", type=int, default=0, help="channels, in a column of the rows")
     parser.add_argument("--value-type", choices=["long", "struct"], default="long")
-    parser.add_argument("--source", choices=OURS, nargs="*", default=["files", "dataframe"])
+    parser.add_argument("--source", choices=OURS, nargs="*", default=["files", "dataframe", "Local(2)"])
     parser.add_argument("--peers", choices=[n for n in CONTENDERS if n not in OURS], nargs="*", default=["native"])
     parser.add_argument("--emit", choices=["yes", "no"], nargs="+", default=["yes", "no"])
     parser.add_argument(
@@ -151,7 +161,8 @@ def main() -> int:
         parser.error(
             f"parts={arguments.parts}, channels={arguments.channels}; give at least one part and no fewer channels than 0."
         )
-    spark = session(arguments.memory, arguments.parts)
+    names = [*arguments.source, *arguments.peers]
+    spark = None if WITHOUT_SPARK.issuperset(names) else session(arguments.memory, arguments.parts)
     rows_per_file = FILES_PER_BATCH * ROWS_PER_FILE // (arguments.parts or FILES_PER_BATCH)
     interval = contenders.interval_of(FILES_PER_BATCH * ROWS_PER_FILE, 1 / arguments.intervals)
     results = []
@@ -166,8 +177,8 @@ def main() -> int:
             rows_per_file=rows_per_file,
         )
         for emits in (word == "yes" for word in arguments.emit):
-            names = [*arguments.source, *arguments.peers]
-            found = compare(spark, workload, names, emits, arguments.repetitions, interval)
+            parallelism = arguments.parts or PARALLELISM
+            found = compare(spark, workload, names, emits, arguments.repetitions, interval, parallelism)
             print(
                 table(f"{workload.name}, {'values emitted' if emits else 'no output'}", found), end="\n\n", flush=True
             )
@@ -182,7 +193,8 @@ def main() -> int:
     write_json(arguments.json, results)
     if arguments.plot:
         plot(results, arguments.plot)
-    spark.stop()
+    if spark is not None:
+        spark.stop()
     if arguments.quick:
         print(json.dumps(results[0]["ratios"]["files to native"]))
     return 0

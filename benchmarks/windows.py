@@ -1,7 +1,8 @@
 """Sums of keys in windows beside Spark's own `window` and `session_window`: one session, passes interleaved, medians.
 
-    python -m benchmarks.windows [--windows sliding sessions] [--keys N ...] [--rows N] [--source files|dataframe ...]
-        [--peers native|rocksdb ...] [--emit yes|no ...] [--repetitions N] [--json FILE]
+    python -m benchmarks.windows [--windows sliding sessions] [--keys N ...] [--rows N]
+        [--source files|dataframe|'Local(1)'|'Local(2)' ...] [--peers native|rocksdb ...] [--emit yes|no ...]
+        [--repetitions N] [--json FILE]
 
 A sliding window is ten steps long, and a step is the event time of a micro-batch, which is the checkpoint interval too. A
 session ends after three times the mean time between two messages of a key, so that it has twenty messages. Given out are final
@@ -27,7 +28,9 @@ def main() -> int:
     parser.add_argument("--windows", choices=["sliding", "sessions"], nargs="+", default=["sliding", "sessions"])
     parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--rows", type=int, default=24_000_000)
-    parser.add_argument("--source", choices=["files", "dataframe"], nargs="+", default=["files"])
+    parser.add_argument(
+        "--source", choices=["files", "dataframe", "Local(1)", "Local(2)"], nargs="+", default=["files"]
+    )
     parser.add_argument("--peers", choices=["native", "rocksdb"], nargs="+", default=["native"])
     parser.add_argument("--emit", choices=["yes", "no"], nargs="+", default=["yes", "no"])
     parser.add_argument("--repetitions", type=int, default=2)

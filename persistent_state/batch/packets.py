@@ -378,11 +378,18 @@ class Blob:
         return self.contents.get(task, Content())
 
     def to_bytes(self) -> bytes:
-        """Return the blob as bytes. There are parts times shards of them, so what comes before the tables has few bytes."""
-        tables: list[bytes] = []
+        """Return the blob as bytes."""
+        return b"".join(self.to_buffers())
+
+    def to_buffers(self) -> list[bytes | pa.Buffer]:
+        """Return the bytes of the blob in pieces.
+
+        There are parts times shards of blobs, so what comes before the tables has few bytes.
+        """
+        tables: list[pa.Buffer] = []
 
         def lengths(some: Iterable[pa.Table]) -> list[int]:
-            new = list(map(to_ipc, some))
+            new = list(map(_to_ipc, some))
             tables.extend(new)
             return list(map(len, new))
 
@@ -392,10 +399,10 @@ class Blob:
         head = pickle.dumps((_fields(self.sender), place, contents, lengths(self.late), grounds), protocol=5)
         # Tables begin at a multiple of 8, as Arrow wants it of memory that it reads in place.
         head += bytes(-len(head) % _ALIGNED)
-        return b"".join([len(head).to_bytes(_ALIGNED, "little"), head, *tables])
+        return [len(head).to_bytes(_ALIGNED, "little"), head, *tables]
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Blob:
+    def from_bytes(cls, data: bytes | memoryview) -> Blob:
         """Return the blob of these bytes. Its tables lie in them."""
         view = memoryview(data)
         end = _ALIGNED + int.from_bytes(view[:_ALIGNED], "little")
@@ -513,11 +520,15 @@ def _replaced(table: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Tabl
 
 def to_ipc(table: pa.Table) -> bytes:
     """Return a table as an Arrow IPC stream."""
+    data: bytes = _to_ipc(table).to_pybytes()
+    return data
+
+
+def _to_ipc(table: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return sink.getvalue()
 
 
 def _from_ipc(data: memoryview) -> pa.Table:

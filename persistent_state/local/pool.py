@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -12,12 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from persistent_state.errors import StateError
-from persistent_state.local.worker import to_bytes
+from persistent_state.local.messages import AnswerUnpickler, Channel, Message, to_call
 
 DEATHS = 3
 """The number of workers that may die of one call."""
@@ -58,7 +56,7 @@ class _DiedError(Exception):
 class Worker:
     """A process that makes one call at a time. It starts at once, and is sent what it is to know before its first call."""
 
-    def __init__(self, known: bytes) -> None:
+    def __init__(self, known: Message) -> None:
         here, there = socket.socketpair()
         arguments = [str(there.fileno()), str(os.getpid()), json.dumps(sys.path)]
         with there:
@@ -67,8 +65,8 @@ class Worker:
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        self._connection = Connection(here.detach())
-        self._known: bytes | None = known
+        self._channel = Channel(here.detach())
+        self._known: Message | None = known
 
     @property
     def is_alive(self) -> bool:
@@ -80,8 +78,8 @@ class Worker:
         """The id of the process."""
         return self._process.pid
 
-    def call(self, data: bytes) -> object:
-        """Return what the call that is pickled in `data` returns.
+    def call(self, message: Message) -> object:
+        """Return what the call in a message returns.
 
         Raises:
             StateError: The call raised, or the process can't load what it is to know.
@@ -89,7 +87,7 @@ class Worker:
         if self._known is not None:
             self._ask(self._known)
             self._known = None
-        return self._ask(data)
+        return self._ask(message)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -99,7 +97,7 @@ class Worker:
         """End the process, and wait for that."""
         self._process.kill()
         self._process.wait()
-        self._connection.close()
+        self._channel.close()
 
     def way_of_death(self) -> str:
         """Return in words how the process has ended."""
@@ -113,13 +111,13 @@ class Worker:
             return f"with exit status {status}"
         return f"by signal {-status}" + (", as when memory is short" if status == -9 else "")
 
-    def _ask(self, data: bytes) -> object:
+    def _ask(self, message: Message) -> object:
         try:
-            self._connection.send_bytes(data)
-            answer = self._connection.recv_bytes()
+            self._channel.send(message)
+            answer = self._channel.receive()
         except (EOFError, OSError) as error:
             raise _DiedError from error
-        made, raised = pickle.loads(answer)
+        made, raised = AnswerUnpickler(answer).load()
         if raised is not None:
             raise raised
         return made
@@ -133,7 +131,7 @@ class Pool:
         self.threads = ThreadPoolExecutor(count, "persistent-state calls")
         # Workers end with the thread that has started them, so it lives as long as the pool.
         self._starter = ThreadPoolExecutor(1, "persistent-state workers")
-        self._sent = to_bytes(known, ())
+        self._sent = to_call(known, ())
         self._free: SimpleQueue[Worker] = SimpleQueue()
         self._all: set[Worker] = set()
         self._lock = threading.Lock()
@@ -233,12 +231,12 @@ class Calls:
                 worker.kill()
 
     def _call(self, function: Callable[[Item], Made], item: Item) -> Made:
-        data, way = to_bytes((function, item), self._pool.known), ""
+        message, way = to_call((function, item), self._pool.known), ""
         for _ in range(DEATHS):
             worker = self._pool.take(self._check)
             try:
                 self._begin(worker)
-                made: Made = worker.call(data)  # type: ignore[assignment]
+                made: Made = worker.call(message)  # type: ignore[assignment]
                 return made
             except _DiedError:
                 way = worker.way_of_death()

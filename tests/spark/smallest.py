@@ -40,11 +40,11 @@ IN_A_JVM = {
     "outputs": "--keys 1000 --changed 100 --clocks 2",
     "sharing": "--source files --tasks 1 2 --own --keys 100 --rows 3000 --repetitions 0",
     "start": "--repetitions 1",
-    "throughput": "--source files dataframe messages 'in process' --peers native rocksdb applyInPandasWithState"
-    " transformWithState scan 'scan to Python and back' pyarrow 'pyarrow, grouped' 'DuckDB, grouped' combine"
-    " 'combine and shuffle' --emit yes --keys 100 --rows 4000 --repetitions 0",
+    "throughput": "--source files dataframe messages 'Local(1)' 'Local(2)' 'in process' --peers native rocksdb"
+    " applyInPandasWithState transformWithState scan 'scan to Python and back' pyarrow 'pyarrow, grouped' 'DuckDB, grouped'"
+    " combine 'combine and shuffle' --emit yes --keys 100 --rows 4000 --repetitions 0",
     "versions": f"--rows 1000 --keys 100 --batches 3 --repetitions 1 --only {version('pyspark')}",
-    "windows": "--keys 100 --rows 4000 --emit yes --repetitions 0",
+    "windows": "--source files 'Local(2)' --keys 100 --rows 4000 --emit yes --repetitions 0",
 }
 """What can run in a JVM that is there already."""
 
