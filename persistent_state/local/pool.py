@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue
 from typing import TypeVar
 
 from persistent_state.errors import StateError
@@ -132,7 +132,8 @@ class Pool:
         self.known = known
         self.threads = ThreadPoolExecutor(count, "persistent-state calls")
         self._sent = to_bytes(known, ())
-        self._free: SimpleQueue[Worker] = SimpleQueue()
+        # The one that was free last: it has open what it read by.
+        self._free: LifoQueue[Worker] = LifoQueue()
         self._all: set[Worker] = set()
         self._lock = threading.Lock()
         self.is_closed = False

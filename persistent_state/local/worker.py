@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from persistent_state.errors import InvalidInputError, StateError, raised
+from persistent_state.sources.base import TimeReplayableSource
 
 LOOK_SECONDS = 0.5
 """Time between two looks at whether the driver lives, while a call is under way."""
@@ -92,6 +93,8 @@ def _answer(connection: Connection) -> None:
         )
         connection.send_bytes(pickle.dumps((None, refused)))
         return
+    for source in (each for each in known if isinstance(each, TimeReplayableSource)):
+        source.stay_open()
     # What was imported stays, and the garbage collector need not look at it after each call.
     gc.freeze()
     connection.send_bytes(pickle.dumps((None, None)))
