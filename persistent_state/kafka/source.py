@@ -133,7 +133,6 @@ class KafkaSource(Subscription, TimeReplayableSource):
             raise InvalidInputError(f"{max_bytes_per_batch=}; give at least 1.")
         self.max_bytes_per_batch = max_bytes_per_batch
         self._has_key = key is not None
-        self._stays_open = False
         self._reader: consumer.Reader | None = None
         self._news: consumer.News | None = None
         self.commit_offsets = commit_offsets

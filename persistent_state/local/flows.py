@@ -66,7 +66,9 @@ class _Loop:
 
     def _read(self, until: Mapping[str, int] | None) -> None:
         to_the_end = self._setup.to_the_end or until is not None
-        planner = Planner(self._flow, copied(self._source), self._entry.epoch, self._most, until, to_the_end)
+        source = copied(self._source)
+        source.stay_open()
+        planner = Planner(self._flow, source, self._entry.epoch, self._most, until, to_the_end)
         offset, number = planner.first(), 0
         while not self._stopping.is_set():
             asked = time.monotonic()

@@ -366,9 +366,9 @@ class TimeReplayableSource(ABC):
         stopping.wait(seconds)
 
     def stay_open(self) -> None:  # noqa: B027
-        """Keep open what `read` needs from one call to the next, until the process ends. By default nothing is done.
+        """Keep open what `read` and `reach` need from one call to the next. By default nothing is done.
 
-        A worker that reads all its pieces by this very object calls it, before it reads the first.
+        `Local` calls it for the objects by which its driver and its workers read for as long as they live.
         """
 
     @abstractmethod
