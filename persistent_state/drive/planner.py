@@ -122,6 +122,11 @@ class Planner:
             silent_for=self._idle_for,
         )
 
+    @property
+    def is_behind(self) -> bool:
+        """Return whether the source says that it has more than the micro-batch that was planned last."""
+        return bool(self._reach.unread)
+
     def is_fenced(self) -> bool:
         """Return whether a newer driver owns the application, as far as the store answers."""
         with suppress(StateError):

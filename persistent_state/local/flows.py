@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.planner import Planner
+from persistent_state.local.pace import Pace
 from persistent_state.local.pool import Calls
 from persistent_state.local.turns import Turns
 from persistent_state.run.feeds import Feed, flows_of, meetings
@@ -17,9 +18,6 @@ from persistent_state.run.start_checks import copied
 from persistent_state.run.wall_clock import new_id, now_us
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.entry import Entry
-
-POLL_SECONDS = 0.2
-"""Time between two looks at a source that has nothing to read."""
 
 
 class _Loop:
@@ -34,6 +32,7 @@ class _Loop:
         committer = setup.committer(flow, entry.epoch, Listener(setup.writer, setup.on_progress))
         self._turns = Turns(calls, committer, feed.source, setup.running_of(flow))
         self._stopping = threading.Event()
+        self._pace = Pace(setup.files, setup.trigger, self._stopping)
         self._thread = threading.Thread()
 
     def start(self, until: Mapping[str, int] | None) -> None:
@@ -67,7 +66,9 @@ class _Loop:
 
     def _read(self, until: Mapping[str, int] | None) -> None:
         to_the_end = self._setup.to_the_end or until is not None
-        planner = Planner(self._flow, copied(self._source), self._entry.epoch, self._most, until, to_the_end)
+        source = copied(self._source)
+        source.stay_open()
+        planner = Planner(self._flow, source, self._entry.epoch, self._most, until, to_the_end)
         offset, number = planner.first(), 0
         while not self._stopping.is_set():
             asked = time.monotonic()
@@ -76,15 +77,15 @@ class _Loop:
                 self.is_idle = True
                 if to_the_end:
                     return
-                self._stopping.wait(POLL_SECONDS)
+                self._pace.await_news(planner.source)
                 continue
             self.is_idle, self.begun = False, asked
             self._turns.take(planner.parts(offset, now_us, new_id), number, planner.source.places)
             offset, number = newest, number + 1
             self.has_committed, self.begun = True, None
-            if self._setup.trigger is not None and not to_the_end:
+            if not to_the_end:
                 self.is_idle = True
-                self._stopping.wait(max(0.0, asked + self._setup.trigger / 1e6 - time.monotonic()))
+                self._pace.await_next(asked, planner.is_behind)
 
 
 class LocalFlows:

@@ -6,8 +6,11 @@ No broker runs here: consumers do what these tests say.
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -376,3 +379,183 @@ def test_the_columns_of_sparks_connector_stay_in_the_driver(monkeypatch: pytest.
     assert (frame.channels, len(lines)) == (("t-0", "t-1"), 1)
     # It may be opened again, as the source itself is not.
     assert kafka_connector.frame_from(made, [], {}, {})[1] == lines
+
+
+@dataclass
+class Records:
+    """Partitions of a topic as a broker has them: by partition the offsets of records, and its end. Others hold no record."""
+
+    offsets: dict[int, list[int]]
+    ends: dict[int, int]
+    chance: random.Random
+    opened: int = 0
+
+    def consumer(self, options: dict[str, Any]) -> Fetching:
+        self.opened += 1
+        return Fetching(self)
+
+
+class Fetching:
+    """A consumer of `Records`. It hands out what there is of all its partitions in turns, and says where one ends once."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._at: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self.paused: set[int] = set()
+
+    def assign(self, places: Any) -> None:
+        self._at = {place.partition: place.offset for place in places}
+
+    def pause(self, places: Any) -> None:
+        self.paused |= {place.partition for place in places}
+
+    def consume(self, count: int, timeout: float) -> list[Any]:
+        came: list[Any] = []
+        while len(came) < count and (ready := [event for p in self._at if (event := self._event(p))]):
+            came.append(self._records.chance.choice(ready)())
+        return came
+
+    def _event(self, partition: int) -> Callable[[], Any] | None:
+        offset = next((at for at in self._records.offsets[partition] if at >= self._at[partition]), None)
+        if partition in self.paused:
+            return None
+        if offset is not None:
+            return lambda: self._moved(partition, offset + 1, message("t", None, offset, partition))
+        end = self._records.ends[partition]
+        if self._ended.get(partition) == end:
+            return None
+        return lambda: self._moved(partition, end, message("t", KafkaError(KafkaError._PARTITION_EOF), end, partition))
+
+    def _moved(self, partition: int, to: int, event: Any) -> Any:
+        self._at[partition] = to
+        if event.error() is not None:
+            self._ended[partition] = to
+        return event
+
+    def close(self) -> None:
+        self._at = {}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_reader_goes_on_from_read_to_read_and_hands_out_each_record_of_a_range_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    records = Records({0: [], 1: [], 2: []}, {0: 0, 1: 0, 2: 0}, chance)
+    monkeypatch.setattr(confluent_kafka, "Consumer", records.consumer)
+    monkeypatch.setattr(consumer, "_ROWS_PER_CALL", 60)
+    reader = consumer.Reader("t", nullcontext, {})
+    read = dict.fromkeys(records.ends, 0)
+    is_disturbed = chance.random() < 0.5
+    for _ in range(30):
+        for partition, end in [*records.ends.items()]:
+            new = range(end, end + chance.choice([0, 0, 1, 5, 30]))
+            # Some offsets are marks of transactions.
+            records.offsets[partition] += [at for at in new if chance.random() < 0.8]
+            records.ends[partition] = new.stop
+        if is_disturbed and chance.random() < 0.2:
+            # Another worker has read on.
+            read[chance.randrange(3)] = chance.randrange(records.ends[chance.randrange(3)] + 1)
+        ranges = {}
+        for partition, end in records.ends.items():
+            begin = min(read[partition], end)
+            read[partition] = end = chance.randint(begin, end)
+            if begin < end:
+                ranges["t", partition] = OffsetRange(f"t-{partition}", "t", partition, begin, end, 0, None)
+        found: dict[tuple[str, int], list[int]] = {place: [] for place in ranges}
+        for offsets, messages in reader.read(ranges):
+            found["t", offsets.partition] += [each.offset() for each in messages]
+        for place, offsets in ranges.items():
+            assert found[place] == [at for at in records.offsets[place[1]] if offsets.begin <= at < offsets.end]
+        assert sum(map(len, reader._ahead.values())) <= 60, "they gather"
+    reader.close()
+
+
+def test_a_reader_opens_one_consumer_for_ranges_that_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = Records({0: [*range(100)]}, {0: 100}, random.Random(1))
+    monkeypatch.setattr(confluent_kafka, "Consumer", records.consumer)
+    told = KafkaSource("t", "nowhere:9")
+    for opened, stays in ((10, False), (11, True)):
+        if stays:
+            told.stay_open()
+        for begin in range(0, 100, 10):
+            (chunk,) = told.read([OffsetRange("t-0", "t", 0, begin, begin + 10, 0, None)])
+            assert chunk.positions.tolist() == [*range(begin, begin + 10)]
+        assert records.opened == opened
+    # A topic that was made again has other records at the same offsets.
+    (chunk,) = told.read([OffsetRange("t-0#1", "t", 0, 90, 100, 0, None)])
+    assert (len(chunk.positions), records.opened) == (10, 12)
+
+
+def test_a_reader_that_stayed_open_and_gets_nothing_asks_by_a_new_consumer(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = Records({0: [*range(20)]}, {0: 20}, random.Random(1))
+
+    class Deaf(Fetching):
+        """A consumer that comes no further than offset 10."""
+
+        def consume(self, count: int, timeout: float) -> list[Any]:
+            time.now += timeout
+            return [] if self._at[0] >= 10 and records.opened == 1 else super().consume(count, timeout)
+
+    def of(options: dict[str, Any]) -> Deaf:
+        records.opened += 1
+        return Deaf(records)
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", of)
+    reader = consumer.Reader("t", nullcontext, {})
+    for begin in (0, 10):
+        (found,) = reader.read({("t", 0): OffsetRange("t-0", "t", 0, begin, begin + 10, 0, None)})
+        assert [each.offset() for each in found[1]] == [*range(begin, begin + 10)]
+    assert records.opened == 2
+    assert time.now < 2
+
+
+class Polled:
+    """A consumer that is polled, of which each call gives the next of these messages, and takes a tenth of a second."""
+
+    def __init__(self, time: Time, messages: list[Any]) -> None:
+        self._time, self.messages = time, messages
+        self.assigned: list[dict[int, int]] = []
+
+    def assign(self, places: Any) -> None:
+        self.assigned.append({place.partition: place.offset for place in places})
+
+    def unassign(self) -> None:
+        self.assigned.append({})
+
+    def poll(self, timeout: float) -> Any:
+        assert timeout <= 0.1
+        self._time.now += timeout
+        return self.messages.pop(0) if self.messages else None
+
+
+def test_a_source_that_is_idle_waits_for_the_first_record_behind_its_ends(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, polled, stopping = World(), Polled(time, []), threading.Event()
+    arrange(monkeypatch, world)
+    log = world.make("t", 2, records=50)
+    monkeypatch.setattr(confluent_kafka, "Consumer", lambda options: polled)
+    told = KafkaSource("t", "nowhere:9")
+    told.open([], {})
+    told.reach({}, everything=False)
+    # Ends of partitions and errors are no news, and what is fetched already is not asked for again.
+    errors = [message("t", KafkaError(code), 50) for code in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT)]
+    polled.messages = [*errors]
+    for waited in (1.0, 2.0):
+        told.await_news(1.0, stopping)
+        assert (time.now, polled.assigned) == (pytest.approx(waited), [{0: 50, 1: 50}])
+    polled.messages = [*errors, message("t", None, 50)]
+    told.await_news(1.0, stopping)
+    assert (time.now, polled.assigned[1:]) == (pytest.approx(2.3), [{}])
+    # The next wait is for what comes behind what is there then.
+    log.partitions[0][1] = 51
+    told.reach({"t-0": 51, "t-1": 50}, everything=False)
+    told.await_news(0.1, stopping)
+    assert polled.assigned[2:] == [{0: 51, 1: 50}]
+    stopping.set()
+    told.await_news(60.0, stopping)
+    assert time.now < 3

@@ -1,0 +1,61 @@
+"""The pace of a flow on this machine: how soon a micro-batch may follow another, and how long an idle flow waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from persistent_state.sources.base import TimeReplayableSource
+from persistent_state.store.files import Files
+
+NEAR_SECONDS = 0.02
+"""The least time from one micro-batch to the next on a local disk: each takes an entry of the log, and files."""
+
+FAR_SECONDS = 1.0
+"""The same where each entry and file is a request to a store behind a network."""
+
+LOOK_SECONDS = 0.2
+"""The least time between two looks at a source that has nothing to read, unless it says that there is news."""
+
+
+def seconds_between(files: Files, trigger: int | None) -> float:
+    """Return the least seconds from the beginning of a micro-batch to that of the next. A `trigger` (microseconds) decides."""
+    if trigger is not None:
+        return trigger / 1e6
+    return NEAR_SECONDS if files.near else FAR_SECONDS
+
+
+class Pace:
+    """The waits of a flow between its micro-batches. `stopping` ends them.
+
+    Args:
+        files: The store.
+        trigger: The microseconds between two micro-batches, if the user has said so.
+        stopping: Is set when the flow is to end.
+        now: Returns seconds of any one clock.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        trigger: int | None,
+        stopping: threading.Event,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seconds = seconds_between(files, trigger)
+        self._idle_seconds = max(LOOK_SECONDS, seconds_between(files, None))
+        self._always = trigger is not None
+        self._stopping, self._now = stopping, now
+
+    def await_news(self, source: TimeReplayableSource) -> None:
+        """Wait for something to read. A look at the source costs requests, and so does a look at the log for a newer driver."""
+        source.await_news(self._idle_seconds, self._stopping)
+
+    def await_next(self, begun: float, is_behind: bool) -> None:
+        """Wait until the next micro-batch may begin, after one that began at the time `begun`.
+
+        Where the source has more than one micro-batch holds, the next one begins at once, unless there is a trigger.
+        """
+        if self._always or not is_behind:
+            self._stopping.wait(max(0.0, begun + self._seconds - self._now()))
