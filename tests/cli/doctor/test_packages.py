@@ -72,10 +72,10 @@ def test_a_package_that_is_always_needed_and_missing_fails(monkeypatch: pytest.M
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     found = checks_of(monkeypatch, {"pyspark": "4.3.0"})["packages"]
     assert (found.status, found.text) == (FAIL, "fsspec can't be imported; pip install 'fsspec>=2025.2'.")
-    found = checks_of(monkeypatch, {"fsspec": "2026.9.0"})["packages"]
-    assert (found.status, found.text) == (FAIL, "pyspark can't be imported; pip install 'pyspark<5,>=4.2'.")
-    found = checks_of(monkeypatch, {"fsspec": "2026.9.0"}, with_spark=False)["packages"]
-    assert (found.status, found.text) == (OK, "fsspec 2026.9.0")
+    on_spark = checks_of(monkeypatch, {"fsspec": "2026.9.0"})["packages"]
+    assert (on_spark.status, on_spark.text) == (FAIL, "pyspark can't be imported; pip install 'pyspark<5,>=4.2'.")
+    local = checks_of(monkeypatch, {"fsspec": "2026.9.0"}, with_spark=False)["packages"]
+    assert (local.status, local.text) == (OK, "fsspec 2026.9.0")
 
 
 @pytest.mark.parametrize(
