@@ -52,7 +52,7 @@ from persistent_state.show.text import width
 from persistent_state.task import Message
 
 NAME = "flights"
-FILES_PER_BATCH = 2
+FILES_PER_BATCH = 1
 KILL_AT = 0.4
 """The share of its messages after which a driver is killed."""
 LOCAL, SPARK = "Local", "Spark"
