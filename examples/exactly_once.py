@@ -95,7 +95,7 @@ class Place:
     options: dict[str, Any] = field(repr=False)
 
 
-def application(place: Place, shards: int) -> Application:
+def application(place: Place, shards: int, files_per_batch: int = FILES_PER_BATCH) -> Application:
     app = Application(
         NAME,
         store=place.store,
@@ -105,7 +105,7 @@ def application(place: Place, shards: int) -> Application:
         shards=shards,
     )
     # One source object for both tasks: it is read once.
-    departures = FileSource(str(place.folder / "stream"), timestamp="time_hour", max_files_per_batch=FILES_PER_BATCH)
+    departures = FileSource(str(place.folder / "stream"), timestamp="time_hour", max_files_per_batch=files_per_batch)
     return app.add(FlightsPerRoute(), departures).add(DelayPerOrigin(), departures)
 
 
