@@ -118,7 +118,7 @@ class LocalValues:
 
     def __repr__(self) -> str:
         # As a DataFrame shows itself: the readers have all of the state's files in them.
-        return f"LocalValues[{', '.join(f'{field.name}: {field.type}' for field in self.schema)}]"
+        return f"{type(self).__name__}[{', '.join(f'{field.name}: {field.type}' for field in self.schema)}]"
 
     @staticmethod
     def of(table: pa.Table, parts: int = 1) -> LocalValues:

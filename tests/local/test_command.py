@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from persistent_state import read_state
+from persistent_state import Local, read_state
 from persistent_state.cli.run import DONE, MEND
 from tests import page_code
 from tests.local.test_engine import SECOND, START, children, expected, without_spark, write
@@ -111,3 +111,12 @@ def test_the_program_of_the_readme_runs_in_the_same_way(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ast.literal_eval(ran.stdout) == {"be": 2, "not": 1, "or": 1, "to": 2}, ran.stderr
+
+
+def test_the_first_task_is_the_same_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page_code.text_of("docs/first-task.md")
+    for line in ("from pyspark.sql import SparkSession\n", "spark = SparkSession.builder.getOrCreate()\n"):
+        assert text.count(line) == 1
+        text = text.replace(line, "")
+    assert page_code.run(text, {"spark": Local()}) >= 5

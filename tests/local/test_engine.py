@@ -436,6 +436,16 @@ def test_an_error_of_a_task_ends_the_run_and_names_its_line(tmp_path: Path) -> N
         application(tmp_path, Wrong()).run(Local())
 
 
+def test_values_that_a_function_prints_are_shown_by_their_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", 0, range(10))
+    outputs = [ValuesAtClock(print, as_="arrow"), RunningValues(print, as_="arrow")]
+    application(tmp_path, sink=outputs).run(Local(), drain=True)
+    printed = {line.partition("[")[2].rpartition("]")[0] for line in capsys.readouterr().out.splitlines()}
+    assert printed == {"shop: string, clock: timestamp[us, tz=UTC], value: int64", "shop: string, value: int64"}
+
+
 def test_what_a_start_warns_of_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "in", 0, range(10))
     application(tmp_path).run(Local(), drain=True)
