@@ -1,10 +1,11 @@
-"""The demo: 336,776 real flights through two tasks, the driver killed with SIGKILL on the way, every key checked.
+"""The demo: 336,776 real flights through two tasks, two drivers killed with SIGKILL on the way, every key checked.
 
     python -m examples.exactly_once [--folder DIR] [--json] [--flights N] [--store URL [--storage-options JSON]]
 
-It streams the flights, kills its own driver after some checkpoints, starts it again with another number of shards and a
-fresh Spark checkpoint, and compares both tasks with pandas. A table shows what was killed, replayed and compared. It exits 0
-only if nothing was lost or counted twice.
+It streams the flights by three drivers, one after the other, on one store. The first runs on this machine alone, and is killed
+after some checkpoints. The second goes on from the store on Spark, with another number of shards, and is killed, too. The third
+comes to the end without Spark. Both tasks are compared with pandas, and a table shows what was killed, replayed and compared.
+The demo exits 0 only if nothing was lost or counted twice.
 
 The state is kept in the folder, or below any store of docs/stores.md: in a folder of its own, which stays.
 """
@@ -20,21 +21,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, TextIO
+from subprocess import PIPE
+from typing import IO, Any, TextIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from examples import flights
+from examples.driven import local_spark
 from monoids import Count, Struct, Sum
 from persistent_state import (
     Application,
     FileSource,
+    Local,
     NonWindowState,
     PersistentState,
     PersistentTask,
@@ -48,9 +52,10 @@ from persistent_state.show.text import width
 from persistent_state.task import Message
 
 NAME = "flights"
-FILES_PER_BATCH = 3
+FILES_PER_BATCH = 1
 KILL_AT = 0.4
-"""The share of the messages after which the driver is killed."""
+"""The share of its messages after which a driver is killed."""
+LOCAL, SPARK = "Local", "Spark"
 OPTIONS = "STORAGE_OPTIONS"
 """The environment variable that may hold the storage options."""
 
@@ -90,7 +95,7 @@ class Place:
     options: dict[str, Any] = field(repr=False)
 
 
-def application(place: Place, shards: int) -> Application:
+def application(place: Place, shards: int, files_per_batch: int = FILES_PER_BATCH) -> Application:
     app = Application(
         NAME,
         store=place.store,
@@ -100,26 +105,36 @@ def application(place: Place, shards: int) -> Application:
         shards=shards,
     )
     # One source object for both tasks: it is read once.
-    departures = FileSource(str(place.folder / "stream"), timestamp="time_hour", max_files_per_batch=FILES_PER_BATCH)
+    departures = FileSource(str(place.folder / "stream"), timestamp="time_hour", max_files_per_batch=files_per_batch)
     return app.add(FlightsPerRoute(), departures).add(DelayPerOrigin(), departures)
 
 
-def drive(place: Place, shards: int) -> None:
-    """Run the application to the end of the stream, and print its progress as lines of JSON. This process gets killed."""
-    from pyspark.sql import SparkSession
+@dataclass(frozen=True)
+class Start:
+    """A start of the application: its number, the engine on which it runs, its shards, and whether its driver is killed."""
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .appName(NAME)
-        .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
+    number: int
+    engine: str
+    shards: int
+    is_killed: bool
+
+    def __str__(self) -> str:
+        return f"driver {self.number} on {self.engine}"
+
+
+STARTS = (Start(1, LOCAL, 2, True), Start(2, SPARK, 3, True), Start(3, LOCAL, 2, False))
+
+
+def drive(place: Place, engine: str, shards: int) -> None:
+    """Run the application to the end of the stream, and print its progress as lines of JSON. This process gets killed."""
 
     def report(progress: Any) -> None:
+        # Each line waits until the one before it was read: else a fast driver might have ended before it is killed.
+        sys.stdin.readline()
         print(json.dumps(asdict(progress)), flush=True)
 
-    application(place, shards).run(spark, drain=True, on_progress=report)
+    where = Local(workers=2) if engine == LOCAL else local_spark(NAME)
+    application(place, shards).run(where, drain=True, on_progress=report)
 
 
 TASKS = ("FlightsPerRoute", "DelayPerOrigin")
@@ -131,8 +146,10 @@ def nothing_yet() -> dict[str, int]:
 
 @dataclass
 class Drive:
-    """What a driver did: its messages and the replayed ones by task, its newest clocks, and how it ended."""
+    """What a driver did: where it began, its messages and the replayed ones by task, its newest clocks, and how it ended."""
 
+    start: Start
+    restarted_at: int | None = None
     messages: dict[str, int] = field(default_factory=nothing_yet)
     replayed: dict[str, int] = field(default_factory=nothing_yet)
     checkpoint: int | None = None
@@ -179,31 +196,40 @@ class LiveLine:
             print(file=self._file, flush=True)
 
 
-def watch(place: Place, shards: int, total: int, kill_at: float | None) -> Drive:
-    """Run a driver in a process of its own and show its progress; kill it after a share of the messages."""
-    command = [sys.executable, "-m", "examples.exactly_once", "--drive", str(shards)]
+def watch(place: Place, start: Start, restarted_at: int | None, total: int) -> Drive:
+    """Run a driver in a process of its own and show its progress; kill it after a share of the messages if it is to be."""
+    command = [sys.executable, "-m", "examples.exactly_once", "--drive", start.engine, "--shards", str(start.shards)]
     command += ["--folder", str(place.folder), "--store", place.store]
     # Not in its arguments, which everyone on the machine can read.
     environment = {**os.environ, OPTIONS: json.dumps(place.options)}
     with (
         closing(LiveLine(sys.stdout)) as live,
         (place.folder / "driver.log").open("ab") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment) as process,
+        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=log, env=environment) as process,
     ):
-        seen = Drive()
-        live.show("  Spark starts")
+        seen = Drive(start, restarted_at)
+        live.show(f"  {start.engine} starts")
+        assert process.stdin is not None
         assert process.stdout is not None
+        let_go_on(process.stdin)
         for line in process.stdout:
             if not line.startswith(b"{"):
                 continue
             seen.add(json.loads(line))
             live.show(seen.line(total), seen.done / total)
-            is_due = kill_at is not None and seen.done >= total * kill_at
-            if is_due and seen.clock != BEGINNING and not seen.killed:
+            if not seen.killed and start.is_killed and seen.done >= total * KILL_AT and seen.clock != BEGINNING:
                 os.kill(process.pid, signal.SIGKILL)
                 seen.killed = True
+            let_go_on(process.stdin)
         seen.status = process.wait()
     return seen
+
+
+def let_go_on(driver: IO[bytes]) -> None:
+    """Let a driver print another line, if it lives."""
+    with suppress(BrokenPipeError):
+        driver.write(b"\n")
+        driver.flush()
 
 
 def show(clock: int | None) -> str:
@@ -273,11 +299,7 @@ def verdict_of(compared: Mapping[str, Compared]) -> Verdict:
     return Verdict(routes.messages, routes.lost, routes.twice, wrong)
 
 
-STORY = (
-    ("killed", "driver 1 after messages"),
-    ("", "at global clock"),
-    ("replayed", "by driver 2 from clock"),
-    ("", "messages"),
+COMPARED = (
     ("compared", "keys"),
     ("", "messages counted"),
     ("", "messages by pandas"),
@@ -287,15 +309,18 @@ STORY = (
 )
 
 
-def story(first: Drive, restarted_at: int | None, second: Drive, compared: Mapping[str, Compared]) -> Iterator[str]:
+def story(drives: Sequence[Drive], compared: Mapping[str, Compared]) -> Iterator[str]:
     """A table of what was killed, what was replayed and what was compared, with a column for each task."""
-
-    def cells(task: str) -> list[str]:
-        counts = [f"{count:,}" for count in asdict(compared[task]).values()]
-        killed, replayed = f"{first.messages[task]:,}", f"{second.replayed[task]:,}"
-        return [killed, show(first.clock), show(restarted_at), replayed, *counts]
-
-    rows = [(*what, *row) for what, *row in zip(STORY, *map(cells, TASKS), strict=True)]
+    rows: list[tuple[str, ...]] = []
+    for seen in drives:
+        if seen.start.number > 1:
+            rows.append(("replayed", f"by {seen.start} from clock", *[show(seen.restarted_at)] * len(TASKS)))
+            rows.append(("", "messages", *(f"{seen.replayed[task]:,}" for task in TASKS)))
+        if seen.killed:
+            rows.append(("killed", f"{seen.start} after messages", *(f"{seen.messages[task]:,}" for task in TASKS)))
+            rows.append(("", "at global clock", *[show(seen.clock)] * len(TASKS)))
+    counts = [[f"{count:,}" for count in asdict(compared[task]).values()] for task in TASKS]
+    rows += [(*what, *row) for what, *row in zip(COMPARED, *counts, strict=True)]
     return formatting.table(("", "", *TASKS), rows, right={2, 3})
 
 
@@ -305,10 +330,13 @@ def last_words(place: Place) -> str:
     return lines[-1].rstrip(".") if lines else "nothing"
 
 
-def failures(second: Drive, verdict: Verdict, total: int) -> Iterator[str]:
+def failures(drives: Sequence[Drive], verdict: Verdict, total: int) -> Iterator[str]:
     """Why the demo did not show what it is to show, a sentence each."""
-    if not all(second.replayed.values()):
-        yield "no message was replayed"
+    for seen in drives[1:]:
+        if seen.restarted_at is None:
+            yield f"there was no checkpoint at which {seen.start} could begin"
+        if not all(seen.replayed.values()):
+            yield f"{seen.start} replayed no message"
     if verdict.wrong_keys or verdict.lost or verdict.twice or verdict.messages != total:
         yield f"{verdict.wrong_keys} keys differ from pandas"
 
@@ -317,38 +345,41 @@ def demo(place: Place, as_json: bool, most: int) -> int:
     require_java()
     print(f"Writing {most:,} flights in files, shuffled within the allowed delay of 6 hours.", flush=True)
     table = flights.write_stream(place.folder / "stream", most=most)
-    total = table.num_rows
-    print(f"Driver 1 starts with 2 shards; it will be killed after {KILL_AT:.0%} of the messages.", flush=True)
-    first = watch(place, 2, total, KILL_AT)
-    if not first.killed:
-        print(f"FAILED: the driver ended before it could be killed, and said: {last_words(place)}.", file=sys.stderr)
-        return 1
-    restarted_at = global_clock(place)
-    print("Driver 1 was killed with SIGKILL. Driver 2 starts with 3 shards and a fresh")
-    print(f"Spark checkpoint, and reads the messages from clock {show(restarted_at)} on.", flush=True)
-    second = watch(place, 3, from_clock(table, restarted_at), None)
-    if second.status != 0:
-        print(f"FAILED: the second driver did not come to the end, and said: {last_words(place)}.", file=sys.stderr)
-        return 1
+    drives: list[Drive] = []
+    for start in STARTS:
+        restarted_at = global_clock(place) if drives else None
+        print(*announced(start, restarted_at), sep="\n", flush=True)
+        seen = watch(place, start, restarted_at, from_clock(table, restarted_at))
+        if seen.killed != start.is_killed or not (seen.killed or seen.status == 0):
+            what = "ended before it could be killed" if start.is_killed else "did not come to the end"
+            print(f"FAILED: {start} {what}, and its log ends so: {last_words(place)}.", file=sys.stderr)
+            return 1
+        drives.append(seen)
     compared = check(place, table)
     verdict = verdict_of(compared)
-    print("", *story(first, restarted_at, second, compared), "", sep="\n", flush=True)
-    wrong = list(failures(second, verdict, total))
-    if restarted_at is None:
-        wrong.append("there was no checkpoint to restart at")
+    print("", *story(drives, compared), "", sep="\n", flush=True)
+    wrong = list(failures(drives, verdict, table.num_rows))
     for sentence in wrong:
         print(f"FAILED: {sentence}.", file=sys.stderr)
     if as_json:
         figures = {
             **asdict(verdict),
-            "restarted_at": restarted_at,
-            "replayed": second.replayed,
-            "killed": {"messages": first.messages, "clock": first.clock},
+            "drivers": [asdict(seen) for seen in drives],
             "tasks": {task: asdict(each) for task, each in compared.items()},
         }
         print(json.dumps(figures))
     print(f"exactly once: {verdict.messages} messages, {verdict.lost} lost, {verdict.twice} counted twice", flush=True)
     return 1 if wrong else 0
+
+
+def announced(start: Start, restarted_at: int | None) -> Iterator[str]:
+    """What is printed before a start: what happened to the driver before, what this one does, and what will happen to it."""
+    if start.number > 1:
+        yield f"Driver {start.number - 1} was killed with SIGKILL."
+    how = f"Driver {start.number} starts on {start.engine} with {start.shards} shards"
+    yield f"{how}." if start.number == 1 else f"{how}, and reads the messages from clock {show(restarted_at)} on."
+    if start.is_killed:
+        yield f"It will be killed after {KILL_AT:.0%} of its messages."
 
 
 def from_clock(table: pa.Table, clock: int | None) -> int:
@@ -383,10 +414,12 @@ def main() -> int:
         metavar="JSON",
         help=f"options of the store's client (default: the variable {OPTIONS}, and those that the client itself reads)",
     )
-    parser.add_argument("--drive", type=int, metavar="SHARDS", help=argparse.SUPPRESS)
+    parser.add_argument("--drive", choices=(LOCAL, SPARK), help=argparse.SUPPRESS)
+    parser.add_argument("--shards", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.drive:
-        drive(Place(arguments.folder, arguments.store, arguments.storage_options), arguments.drive)
+        place = Place(arguments.folder, arguments.store, arguments.storage_options)
+        drive(place, arguments.drive, arguments.shards)
         return 0
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="exactly-once-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -325,14 +325,16 @@ class Application:
             from persistent_state.local.engine import LocalEngine
 
             return LocalEngine(spark)
+        # By its class: to ask a session that has been stopped is an error. Without PySpark there can be none.
+        if self.added and not hasattr(type(spark), "readStream"):
+            # A url of a server may have a token behind the semicolon.
+            given = shown(str(spark).partition(";")[0])
+            raise InvalidInputError(
+                f"spark={given} is not a session; give one, such as SparkSession.builder.getOrCreate(), or Local()."
+            )
         from persistent_state.engine.run.spark_engine import SparkEngine
         from persistent_state.engine.spark.session import check_session
 
-        session: object = spark
-        if session is None and self.added:
-            raise InvalidInputError(
-                "spark=None is not a session; give one, such as SparkSession.builder.getOrCreate(), or Local()."
-            )
         check_session(spark)
         return SparkEngine(spark)
 

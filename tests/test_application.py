@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
 import persistent_state
 from monoids import Max, Sum
@@ -19,6 +18,7 @@ from persistent_state import (
     Application,
     DamagedError,
     InvalidInputError,
+    Local,
     PersistentTask,
     RateSource,
     StateError,
@@ -394,5 +394,5 @@ def test_a_task_has_the_applications_delivery_unless_it_was_added_with_another(
         app.add(Task(value="value", key=None), RateSource(1), delivery="twice")
     app.add(Task(name="a", value="value", key=None), RateSource(1))
     app.add(Task(name="b", value="value", key=None), RateSource(1), delivery="at-most-once")
-    app.start(cast("SparkSession", object()))
+    app.start(Local())
     assert [part.plan.delivery for part in started[0].parts] == ["at-least-once", "at-most-once"]

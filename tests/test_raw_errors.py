@@ -19,6 +19,7 @@ from persistent_state import (
     FileSource,
     Input,
     InvalidInputError,
+    Local,
     Message,
     NonWindowState,
     OrderedTask,
@@ -114,9 +115,9 @@ def test_other_arguments_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
     wrong: Any = 3
     assert "application name=3 can't name a folder" in problem(lambda: Application(wrong, store="s"))
     app = Application("a", store="s").add(Total(), RateSource(1))
-    wrong = None
-    for start in (app.start, app.run):
-        assert "spark=None is not a session" in problem(lambda start=start: start(wrong))
+    for wrong in (None, "local[2]", Local):
+        for start in (app.start, app.run):
+            assert f"spark={wrong} is not a session; give one" in problem(lambda start=start, wrong=wrong: start(wrong))
     wrong = Total
     assert "give its name, or an instance of it, such as Total()." in problem(lambda: read_state("s", "a", wrong))
     wrong = 5

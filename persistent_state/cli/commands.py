@@ -241,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
         "several creators of a file one wins, and that its clock is right. What is written to the store is deleted.",
     )
     examine.add_argument("store", metavar="STORE", nargs="?", help="a store's folder or url (default: none is checked)")
+    examine.add_argument("--local", action="store_true", help="leave out what only Spark needs, as run --local does")
     examine.set_defaults(run=_doctor)
     return parser
 
@@ -549,7 +550,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     options = _storage_options(arguments.storage_options)
     if options and arguments.store is None:
         raise InvalidInputError("no store is named for --storage-options; name it, or leave them out.")
-    for each in all_checks(arguments.store, options, lambda: _now_us() / 1e6):
+    for each in all_checks(arguments.store, options, lambda: _now_us() / 1e6, with_spark=not arguments.local):
         found.append(each)
         if not arguments.json:
             print(each.line(), flush=True)

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from persistent_state.cli.doctor.check import FAIL
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30.0
 """The time that a server of Spark Connect has to take a connection. PySpark tries for more than ten minutes."""
+
+WITHOUT_SPARK = "or run on this machine alone, without Spark and Java: add --local"
 
 _MASTER = re.compile(
     r"local(\[(\d+|\*)(\s*,\s*\d+)?\])?|local-cluster\[.*\]|yarn|spark://.+|k8s://.+",
@@ -40,13 +43,15 @@ def start_session(name: str, master: str | None, settings: Sequence[tuple[str, s
         InvalidInputError: With these settings, or on this machine, it never starts.
         StateError: It did not start this time.
     """
+    if find_spec("pyspark") is None:
+        raise InvalidInputError(f"package='pyspark' is missing for Spark; pip install pyspark, {WITHOUT_SPARK}.")
     given = dict(settings) if master is None else {"spark.master": master, **dict(settings)}
     _check(given)
     remote = given.get("spark.remote", os.environ.get("SPARK_REMOTE"))
     if remote is not None and not remote.startswith("local"):
         _check_server(remote, "spark.remote" if "spark.remote" in given else "SPARK_REMOTE", given)
     elif remote is None and _needs_java() and (java := check_java()).status == FAIL:
-        raise InvalidInputError(java.text)
+        raise InvalidInputError(f"{java.text.rstrip('.')}; {WITHOUT_SPARK}.")
     return _started(name, given)
 
 

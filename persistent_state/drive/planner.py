@@ -16,6 +16,7 @@ from persistent_state.inputs import open_source, reach_of
 from persistent_state.protocol import commits, graph
 from persistent_state.protocol.next_entry import newest_own
 from persistent_state.sources.base import Reach, TimeReplayableSource
+from persistent_state.sources.checked import opened_again
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
@@ -146,7 +147,8 @@ class Planner:
         if not self._opened:
             flow = self._known()
             known = flow.source
-            open_source(self.source, lists.read_journals(self._log.files, flow), known.known_positions)
+            with opened_again():
+                open_source(self.source, lists.read_journals(self._log.files, flow), known.known_positions)
             self._listed = dict.fromkeys(known.channels, False)
             if self.to_the_end:
                 self.source.freeze()

@@ -64,6 +64,8 @@ class Worker:
                 [sys.executable, "-c", _PROGRAM, *arguments],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
+                # Ctrl+C in a terminal goes to the driver alone. A worker that still imports would print a traceback.
+                start_new_session=True,
             )
         self._channel = Channel(here.detach())
         self._known: Message | None = known

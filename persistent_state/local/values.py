@@ -16,6 +16,7 @@ from persistent_state.local.pool import DEATHS, Calls, DeathsError
 from persistent_state.run.failures import naming
 from persistent_state.run.start_checks import check_pickles
 from persistent_state.sinks.values import (
+    LocalValues,
     OfPart,
     Reader,
     Result,
@@ -54,6 +55,8 @@ class WorkerValues:
     readers: Sequence[Reader]
     calls: Calls
     most: int
+
+    __repr__ = LocalValues.__repr__
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Read all rows, as `Values.batches` does. A worker reads each part."""

@@ -116,6 +116,10 @@ class LocalValues:
     schema: pa.Schema
     readers: Sequence[Reader]
 
+    def __repr__(self) -> str:
+        # As a DataFrame shows itself: the readers have all of the state's files in them.
+        return f"{type(self).__name__}[{', '.join(f'{field.name}: {field.type}' for field in self.schema)}]"
+
     @staticmethod
     def of(table: pa.Table, parts: int = 1) -> LocalValues:
         """Return the rows of a table as values.

@@ -17,6 +17,7 @@ from persistent_state.errors import InvalidInputError, check_whole
 from persistent_state.sources import file_reader, formats, known_files
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource, check_timestamp_unit
 from persistent_state.sources.casts import plain_schema
+from persistent_state.sources.checked import is_opened_again
 from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.file_journal import WHOLE, files_in, line_of_file, schema_in
 from persistent_state.sources.file_reader import FileReader
@@ -372,8 +373,8 @@ class FileSource(TimeReplayableSource):
 
     @property
     def _is_copy(self) -> bool:
-        """True in a process of Spark's, which does not repeat what the driver has warned of."""
-        return self._maker != os.getpid()
+        """True in another process, and where it is opened again: the driver has warned of what is there."""
+        return self._maker != os.getpid() or is_opened_again()
 
     def _record_schema(self) -> pa.Schema:
         if self._stored is None:

@@ -195,7 +195,7 @@ class KnownFiles:
     def _warn(self, why: str, paths: Collection[str]) -> None:
         """Warn of files once for each start. A mapping has the words for each path.
 
-        Spark's planner, which opens a copy in a process of its own, warns only of what comes later.
+        The planner of a flow, which opens a copy after the start has opened another one, warns only of what comes later.
         """
         new = [path for path in sorted(paths) if (path, why) not in self._warned]
         self._warned.update((path, why) for path in new)

@@ -81,6 +81,7 @@ def test_a_master_of_spark_is_one(master: str, started: list[dict[str, str]]) ->
             "spark.remote=sc://a:port is no URL of a server: Port could not be cast",
         ),
         ({"JAVA_HOME": "/no/java"}, None, {}, "Java 17 or newer is needed, and JAVA_HOME=/no/java has no bin/java"),
+        ({"JAVA_HOME": "/no/java"}, None, {}, "; or run on this machine alone, without Spark and Java: add --local."),
     ],
 )
 def test_what_never_starts_is_not_tried(
@@ -97,6 +98,16 @@ def test_what_never_starts_is_not_tried(
         start_session("name", master, [*settings.items()])
     assert sentence in str(refused.value)
     assert started == []
+
+
+def test_a_run_on_spark_without_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(InvalidInputError) as refused:
+        start_session("name", None, [])
+    assert str(refused.value) == (
+        "package='pyspark' is missing for Spark; pip install pyspark, or run on this machine alone, without Spark and Java: "
+        "add --local."
+    )
 
 
 def test_a_server_that_does_not_answer_is_named_once_its_time_is_over(

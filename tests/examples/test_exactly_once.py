@@ -10,12 +10,14 @@ import pytest
 
 from examples import flights
 from examples.exactly_once import (
+    STARTS,
     TASKS,
     Compared,
     Drive,
     LiveLine,
     Verdict,
     compare,
+    failures,
     from_clock,
     story,
     verdict_of,
@@ -29,9 +31,9 @@ def day(month: int, number: int) -> int:
     return int(datetime(2013, month, number, tzinfo=timezone.utc).timestamp()) * 1_000_000
 
 
-def drive(messages: int, clock: int, replayed: int = 0) -> Drive:
+def drive(messages: int, clock: int, replayed: int = 0, number: int = 1, restarted_at: int | None = None) -> Drive:
     """A driver whose tasks have each committed one micro-batch."""
-    seen = Drive()
+    seen = Drive(STARTS[number - 1], restarted_at, killed=number < len(STARTS))
     for task in TASKS:
         seen.add({"task": task, "messages": messages, "replayed": replayed, "clock": clock, "global_clock": clock})
     return seen
@@ -57,7 +59,7 @@ def test_a_line_has_the_messages_of_both_tasks_the_checkpoint_and_the_global_clo
 
 
 def test_a_line_without_clocks_says_so() -> None:
-    assert Drive().line(TOTAL) == "  0 of 336,776 messages (0%), checkpoint none yet, global none yet"
+    assert Drive(STARTS[0]).line(TOTAL) == "  0 of 336,776 messages (0%), checkpoint none yet, global none yet"
     assert drive(9, BEGINNING).line(90) == "  9 of 90 messages (10%), checkpoint none yet, global none yet"
 
 
@@ -131,21 +133,40 @@ def test_the_table_shows_what_was_killed_what_was_replayed_and_what_was_compared
         "FlightsPerRoute": Compared(314, 336_776, 336_776, 0, 0, 0),
         "DelayPerOrigin": Compared(3, 327_300, 327_346, 46, 0, 1),
     }
-    lines = story(drive(149_100, day(6, 12)), day(6, 11), drive(190_000, day(12, 30), replayed=928), compared)
-    assert "\n".join(lines) == TABLE.strip("\n")
+    drives = [
+        drive(149_100, day(6, 12)),
+        drive(92_047, day(9, 8), 837, 2, restarted_at=day(6, 11)),
+        drive(105_725, day(12, 30), 928, 3, restarted_at=day(9, 8)),
+    ]
+    assert "\n".join(story(drives, compared)) == TABLE.strip("\n")
+
+
+def test_what_a_driver_did_not_show_is_a_sentence() -> None:
+    right = Verdict(TOTAL, 0, 0, 0)
+    assert list(failures([drive(9, 0), drive(9, 0, 0, 2), drive(9, 0, 1, 3, 5)], right, TOTAL)) == [
+        "there was no checkpoint at which driver 2 on Spark could begin",
+        "driver 2 on Spark replayed no message",
+    ]
+    drives = [drive(9, 0), drive(9, 0, 1, 2, 5), drive(9, 0, 1, 3, 5)]
+    assert list(failures(drives, Verdict(TOTAL, 1, 1, 2), TOTAL)) == ["2 keys differ from pandas"]
+    assert not list(failures(drives, right, TOTAL))
 
 
 TABLE = """
-                                   FlightsPerRoute  DelayPerOrigin
---------  -----------------------  ---------------  --------------
-killed    driver 1 after messages          149,100         149,100
-          at global clock               2013-06-12      2013-06-12
-replayed  by driver 2 from clock        2013-06-11      2013-06-11
-          messages                             928             928
-compared  keys                                 314               3
-          messages counted                 336,776         327,300
-          messages by pandas               336,776         327,346
-          lost                                   0              46
-          counted twice                          0               0
-          wrong keys                             0               1
+                                            FlightsPerRoute  DelayPerOrigin
+--------  --------------------------------  ---------------  --------------
+killed    driver 1 on Local after messages          149,100         149,100
+          at global clock                        2013-06-12      2013-06-12
+replayed  by driver 2 on Spark from clock        2013-06-11      2013-06-11
+          messages                                      837             837
+killed    driver 2 on Spark after messages           92,047          92,047
+          at global clock                        2013-09-08      2013-09-08
+replayed  by driver 3 on Local from clock        2013-09-08      2013-09-08
+          messages                                      928             928
+compared  keys                                          314               3
+          messages counted                          336,776         327,300
+          messages by pandas                        336,776         327,346
+          lost                                            0              46
+          counted twice                                   0               0
+          wrong keys                                      0               1
 """

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import cloudpickle
 import confluent_kafka.admin
@@ -32,6 +32,7 @@ from persistent_state import (
     Application,
     InvalidInputError,
     KafkaSource,
+    Local,
     NonWindowState,
     PersistentTask,
     StoreUnavailableError,
@@ -49,9 +50,6 @@ from persistent_state.sources.base import Reach
 from persistent_state.store.log import Log as Journal
 from tests import core
 from tests.core import combine
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -562,7 +560,7 @@ def test_brokers_know_a_reader_by_its_application_and_topics_or_as_the_user_says
     app = Application("shops", str(tmp_path), shards=1)
     app.add(Total("a"), KafkaSource("orders", "nowhere:9", value=Json(SCHEMA)))
     app.add(Total("b"), KafkaSource(re.compile("o.*"), "nowhere:9", value=Json(SCHEMA), group="mine"))
-    app.start(cast("SparkSession", object()))
+    app.start(Local())
     (setup,) = started
     sources = [cloudpickle.loads(cloudpickle.dumps(part.source)) for part in setup.parts]
     assert [source._consumer_options()["group.id"] for source in sources] == ["shops orders", "mine"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -13,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from persistent_state import read_state
+from persistent_state import Local, read_state
 from persistent_state.cli.run import DONE, MEND
+from tests import page_code
 from tests.local.test_engine import SECOND, START, children, expected, without_spark, write
 from tests.local.test_pool import alive
-from tests.spark.sessions import ROOT
 from tests.waiting import PATIENCE, until
 
-SESSION = "SparkSession.builder.getOrCreate()"
+RUN = "app.run(SparkSession.builder.getOrCreate(), drain=True)"
 
 APPLICATION = """
 from pathlib import Path
@@ -96,19 +95,28 @@ def test_a_signal_ends_a_run_that_goes_on_and_no_worker_stays(tmp_path: Path, nu
     assert state(tmp_path) == expected(20)
 
 
+def program_of_readme() -> str:
+    """README's first program as README says that it runs without Spark. It prints the counts."""
+    events, program, local = page_code.blocks_of(page_code.text_of("README.md"))[:3]
+    for line in ("from pyspark.sql import SparkSession\n", RUN):
+        assert program.count(line) == 1
+    program = program.replace("from pyspark.sql import SparkSession\n", "").replace(RUN, local)
+    return f"{events}{program}print(dict(zip(*(counts[name].to_pylist() for name in ('word', 'value')))))\n"
+
+
 def test_the_program_of_the_readme_runs_in_the_same_way(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    events = next(block for block in blocks if "to_parquet" in block)
-    program = next(block for block in blocks if "class MessageCount" in block)
-    spark = {"from pyspark.sql import SparkSession": "from persistent_state import Local", SESSION: "Local()"}
-    for old, new in spark.items():
-        assert program.count(old) == 1
-        program = program.replace(old, new)
-    printed = "print(dict(zip(*(counts[name].to_pylist() for name in ('word', 'value')))))"
     ran = subprocess.run(
-        [sys.executable, "-c", f"{events}\n{program}\n{printed}"],
+        [sys.executable, "-c", program_of_readme()],
         cwd=tmp_path, env=without_spark(tmp_path), capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ast.literal_eval(ran.stdout) == {"be": 2, "not": 1, "or": 1, "to": 2}, ran.stderr
+
+
+def test_the_first_task_is_the_same_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page_code.text_of("docs/first-task.md")
+    for line in ("from pyspark.sql import SparkSession\n", "spark = SparkSession.builder.getOrCreate()\n"):
+        assert text.count(line) == 1
+        text = text.replace(line, "")
+    assert page_code.run(text, {"spark": Local()}) >= 5

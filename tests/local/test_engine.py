@@ -511,6 +511,28 @@ def test_an_error_of_a_task_ends_the_run_and_names_its_line(tmp_path: Path) -> N
         application(tmp_path, Wrong()).run(Local())
 
 
+def test_values_that_a_function_prints_are_shown_by_their_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", 0, range(10))
+    outputs = [ValuesAtClock(print, as_="arrow"), RunningValues(print, as_="arrow")]
+    application(tmp_path, sink=outputs).run(Local(), drain=True)
+    printed = {line.partition("[")[2].rpartition("]")[0] for line in capsys.readouterr().out.splitlines()}
+    assert printed == {"shop: string, clock: timestamp[us, tz=UTC], value: int64", "shop: string, value: int64"}
+
+
+def test_what_a_start_warns_of_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "in", 0, range(10))
+    application(tmp_path).run(Local(), drain=True)
+    write(tmp_path / "in", 0, range(20))
+    write(tmp_path / "in", 1, range(10, 20))
+    caplog.clear()
+    application(tmp_path).run(Local(), drain=True)
+    warnings = [record.getMessage() for record in caplog.records if "'0000.parquet'" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "since it was listed" in warnings[0]
+
+
 def test_a_function_of_progress_may_stop_the_run(tmp_path: Path) -> None:
     for file in range(3):
         write(tmp_path / "in", file, range(10 * file, 10 * file + 10))

@@ -230,12 +230,13 @@ def test_no_worker_survives_a_driver_that_is_killed(how: str) -> None:
         assert [driver.stdout.readline() for _ in pids] == [b"begins\n"] * 2
         # From then on no thread of a worker runs but that of the call, which holds the interpreter's lock.
         time.sleep(0.5)
-    # The guard and the workers are of one group; only the driver itself is killed.
     driver.kill()
     until(lambda: not any(map(alive, pids)), "the end of the workers")
 
 
-def test_a_signal_for_the_group_leaves_the_end_of_workers_to_their_driver(pool: Pool) -> None:
+def test_a_signal_leaves_the_end_of_workers_to_their_driver(pool: Pool) -> None:
+    # Ctrl+C in a terminal signals a group. A worker that has only begun to import would die of it with a traceback.
+    assert not {os.getpgid(0)} & {os.getpgid(pid) for pid in pool.pids}
     calls = Calls(pool)
     calls.each(len, ["a", "b"])
     pids = pool.pids

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,10 @@ import yaml
 
 import persistent_state
 from persistent_state.cli.doctor.packages import OF_A_CHECKOUT as NOT_OF_THE_LIBRARY
+from persistent_state.cli.run import MEND
+from tests import page_code
+from tests.local.test_command import APPLICATION, program_of_readme
+from tests.local.test_engine import expected, state, write
 from tests.release.parts import OF_A_CHECKOUT, PARTS, SILENT
 from tests.spark.sessions import QUICK_JAVA
 
@@ -123,9 +129,9 @@ class Environment:
     def python(self) -> Path:
         return self.folder / "bin" / "python"
 
-    def install(self, what: str) -> None:
+    def install(self, *what: str) -> None:
         # Packages are compiled when they are used. pip has kept them from the making of the tests' own environment.
-        run([self.python, "-m", "pip", "install", "--quiet", "--no-compile", what], self.folder)
+        run([self.python, "-m", "pip", "install", "--quiet", "--no-compile", *what], self.folder)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +140,18 @@ def empty(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment
     made = Environment(tmp_path_factory.mktemp("empty"))
     run([sys.executable, "-m", "venv", made.folder], made.folder)
     made.install(str(built.wheel))
+    return made
+
+
+@pytest.fixture(scope="module")
+def bare(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment without PySpark, made as docs/local.md says, of the wheel in the place of a checkout."""
+    made = Environment(tmp_path_factory.mktemp("bare"))
+    run([sys.executable, "-m", "venv", made.folder], made.folder)
+    commands = re.findall("^pip install (.+)$", page_code.text_of("docs/local.md"), re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        made.install(*(str(built.wheel) if each == "." else each for each in shlex.split(command)))
     return made
 
 
@@ -284,6 +302,32 @@ def test_the_wheel_runs_a_task_and_spark_finds_its_data_source(empty: Environmen
     assert {check["status"] for check in found} == {"ok"}, found
     others = {check["check"]: check["text"] for check in found}["other extras"]
     assert others == f"not installed: {', '.join(extra for extra in extras() if extra not in NOT_OF_THE_LIBRARY)}"
+
+
+def test_without_pyspark_and_java_applications_run_and_stores_are_read(bare: Environment, tmp_path: Path) -> None:
+    alone = {"PATH": str(bare.folder / "bin"), "JAVA_HOME": ""}
+    absent = (
+        "import importlib.util, shutil\nassert not importlib.util.find_spec('pyspark') and not shutil.which('java')\n"
+    )
+    printed = run([bare.python, "-c", f"{absent}{program_of_readme()}"], tmp_path, **alone)
+    assert ast.literal_eval(printed) == {"be": 2, "not": 1, "or": 1, "to": 2}
+
+    (tmp_path / "shops.py").write_text(APPLICATION)
+    write(tmp_path / "in", 0, range(30))
+    program = bare.folder / "bin" / "persistent-state"
+    assert '"result":"done"' in run([program, "run", "shops:app", "--local", "--drain"], tmp_path, **alone)
+    assert "PerShop" in run([program, "show", "store", "shops"], tmp_path, **alone)
+    assert state(tmp_path) == expected(30)
+    assert "all is as it was written" in run([program, "verify", "store"], tmp_path, **alone)
+    checks = json.loads(run([program, "doctor", "store", "--local", "--json"], tmp_path, **alone))
+    assert {check["status"] for check in checks} == {"ok"}, checks
+
+    refused = subprocess.run(
+        [program, "run", "shops:app"], cwd=tmp_path, env={**os.environ, **alone}, capture_output=True, text=True
+    )
+    assert refused.returncode == MEND
+    assert "package='pyspark' is missing for Spark" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def extras() -> list[str]:

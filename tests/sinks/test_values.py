@@ -51,5 +51,9 @@ def test_by_a_key_there_are_so_many_parts_which_are_ranges_of_its_hash() -> None
     assert "give parts=" in problem(lambda: none.map_parts(rows_of, by=["key"]))
 
 
+def test_values_show_their_columns_and_not_where_they_come_from() -> None:
+    assert repr(LocalValues.of(ROWS)) == "LocalValues[key: string, value: int64]"
+
+
 def test_values_without_spark_make_no_data_frame() -> None:
     assert "read without Spark" in problem(LocalValues.of(ROWS).to_spark)

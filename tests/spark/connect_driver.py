@@ -83,7 +83,7 @@ def main() -> None:
     elif "--fail" in sys.argv:
         app = failing(folder, shards)
     else:
-        app = application(Place(folder, str(folder / "store"), {}), shards)
+        app = application(Place(folder, str(folder / "store"), {}), shards, files_per_batch=3)
     if "--continuous" in sys.argv:
         app.start(session(url), on_progress=tell).await_termination()
     else:

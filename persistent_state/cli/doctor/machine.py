@@ -21,9 +21,11 @@ TRIAL = "persistent_state.engine.spark.trial"
 """The module that starts Spark, in a process of its own: a session in this one would look like the user's."""
 
 
-def check_machine() -> Iterator[Check]:
-    """Yield a check of Python, one of Java and one of Spark."""
+def check_machine(with_spark: bool) -> Iterator[Check]:
+    """Yield a check of Python, and with Spark one of Java and one of Spark."""
     yield Check("python", OK, f"{platform.python_version()}, {sys.executable}")
+    if not with_spark:
+        return
     java = check_java()
     yield java
     yield Check("spark", WARN, "not tried, as it needs Java; see above.") if java.status == FAIL else check_spark()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OURS = "persistent-state"
 
+SPARK = "pyspark"
+
 OF_A_CHECKOUT = ("demo", "examples", "benchmarks", "docs", "test", "servers", "release", "lint")
 """The extras that no part of the library needs."""
 
@@ -43,10 +45,10 @@ class Need:
         return f"'{self.package}{self.bounds}'"
 
 
-def check_packages() -> Iterator[Check]:
-    """Yield a check of what is always needed, and one of each extra that is installed."""
+def check_packages(with_spark: bool) -> Iterator[Check]:
+    """Yield a check of what is always needed, and one of each extra that is installed. Without Spark PySpark is not needed."""
     try:
-        needs = [read_need(line) for line in _required()]
+        needs = [need for need in map(read_need, _required()) if with_spark or need.package != SPARK]
     except ImportError:
         yield Check("packages", FAIL, "packaging can't be imported; pip install packaging.")
         return
@@ -55,7 +57,7 @@ def check_packages() -> Iterator[Check]:
             "packages", WARN, f"{OURS} is not installed as a package, so no versions are compared; let pip install it."
         )
         return
-    yield _always([need for need in needs if need.extra is None])
+    yield _always([need for need in needs if need.extra is None], with_spark)
     extras = [name for name in dict.fromkeys(need.extra for need in needs) if name and name not in OF_A_CHECKOUT]
     absent = []
     for extra in extras:
@@ -103,14 +105,14 @@ def _of(extra: str, needs: Sequence[Need]) -> Iterator[Need]:
                 yield need
 
 
-def _always(needs: Sequence[Need]) -> Check:
+def _always(needs: Sequence[Need], with_spark: bool) -> Check:
     missing = [need for need in needs if not need.found() and not find_spec(need.package)]
     if missing:
         names = ", ".join(need.package for need in missing)
         return Check(
             "packages", FAIL, f"{names} can't be imported; pip install {' '.join(n.wanted() for n in missing)}."
         )
-    if problem := _not_together():
+    if with_spark and (problem := _not_together()):
         return Check("packages", FAIL, problem)
     return _check("packages", needs)
 

@@ -44,6 +44,11 @@ def test_what_fails_is_status_1_and_says_what_to_do(
     assert main(["doctor", str(tmp_path / "store"), "--json"]) == 1
     failed = [check for check in json.loads(capsys.readouterr().out) if check["status"] == "fail"]
     assert [(check["check"], check["text"]) for check in failed] == [("java", java_problem())]
+    assert main(["doctor", str(tmp_path / "store"), "--local"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    checks = [line[6:25].rstrip() for line in lines if not line[6:].startswith(("extra ", "other "))]
+    assert checks == ["packages", "store", "exclusive create", "clock", "python"]
+    assert "pyspark" not in lines[0]
 
 
 def test_options_without_a_store_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def test_without_a_java_spark_is_not_tried_and_the_sentence_says_what_to_install
 ) -> None:
     install_java(tmp_path, monkeypatch, 'openjdk version "11.0.20" 2023-07-18')
     monkeypatch.setattr(machine, "try_spark", lambda: pytest.fail("Spark was tried"))
-    python, java, spark = check_machine()
+    python, java, spark = check_machine(with_spark=True)
     assert (python.status, python.text) == (OK, f"{platform.python_version()}, {sys.executable}")
     assert java.status == FAIL
     assert "is version 11: install one" in java.text
@@ -61,7 +61,7 @@ def test_a_server_of_spark_needs_no_java_here(tmp_path: Path, monkeypatch: pytes
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"sc://127.0.0.1:{server.getsockname()[1]}/"
         monkeypatch.setenv("SPARK_REMOTE", f"{url};token=hidden")
-        _, java, spark = check_machine()
+        _, java, spark = check_machine(with_spark=True)
     assert (java.status, java.text) == (OK, f"not needed here: SPARK_REMOTE={url} is another process")
     assert (spark.status, spark.text) == (OK, "a server of version 4.3.0, with PySpark 4.2.1 here")
 

@@ -29,7 +29,7 @@ NEEDS = [
 ]
 
 
-def checks_of(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> dict[str, Check]:
+def checks_of(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], with_spark: bool = True) -> dict[str, Check]:
     """What is found where these packages are installed, and no others."""
 
     def version(name: str) -> str:
@@ -39,7 +39,7 @@ def checks_of(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> dic
 
     monkeypatch.setattr(metadata, "requires", lambda name: NEEDS)
     monkeypatch.setattr(metadata, "version", version)
-    return {check.check: check for check in check_packages()}
+    return {check.check: check for check in check_packages(with_spark)}
 
 
 def test_what_is_installed_is_told_by_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +72,10 @@ def test_a_package_that_is_always_needed_and_missing_fails(monkeypatch: pytest.M
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     found = checks_of(monkeypatch, {"pyspark": "4.3.0"})["packages"]
     assert (found.status, found.text) == (FAIL, "fsspec can't be imported; pip install 'fsspec>=2025.2'.")
+    on_spark = checks_of(monkeypatch, {"fsspec": "2026.9.0"})["packages"]
+    assert (on_spark.status, on_spark.text) == (FAIL, "pyspark can't be imported; pip install 'pyspark<5,>=4.2'.")
+    local = checks_of(monkeypatch, {"fsspec": "2026.9.0"}, with_spark=False)["packages"]
+    assert (local.status, local.text) == (OK, "fsspec 2026.9.0")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ def test_where_this_package_was_not_installed_that_is_said(monkeypatch: pytest.M
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", requires)
-    (found,) = check_packages()
+    (found,) = check_packages(with_spark=True)
     assert found.status == WARN
     assert found.text.endswith("pip install it.")
 
