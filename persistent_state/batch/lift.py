@@ -115,12 +115,14 @@ class Read:
 
     def _count_unread(self, plan: InputPlan, table: pa.Table, reasons: Sequence[str]) -> None:
         """Count the first records of an input that have no time that counts, or a value that does not fit its column."""
+        if (first := self.sightings.firsts.get(plan.input)) is None:
+            return
         unread = [is_unread(reason) for reason in reasons]
-        if (first := self.sightings.firsts.get(plan.input)) is None or not any(unread):
+        if not any(unread):
             return
         example = first.first_unread
         if not example:
-            example = f"{reason_of_first(plan, table.filter(pa.array(unread)))}."
+            example = f"One is a bad row {reason_of_first(plan, table.filter(pa.array(unread)))}."
             if late_rows.NO_TIMESTAMP in reasons:
                 # A transform may have made it of a column of another name.
                 of_input = [

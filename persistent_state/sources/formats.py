@@ -21,7 +21,7 @@ from persistent_state.errors import InvalidInputError, raised
 from persistent_state.formatting import plain_values, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.calendars import calendars_of
-from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows, plain_type
+from persistent_state.sources.casts import Unfit, all_types, cast, is_of_column, of_column, plain_rows, plain_type
 from persistent_state.sources.csv_lines import (
     CsvOptions,
     Parser,
@@ -299,9 +299,9 @@ def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
         rows = pa.record_batch({field.name: pa.array([text], pa.string())})
         return fit(rows, pa.schema([field])).column(0)[0]
     except UnicodeEncodeError:
-        raise Unfit(f"column {field.name} is not UTF-8") from None
+        raise Unfit(of_column(field.name, "is not UTF-8")) from None
     except pa.ArrowNotImplementedError as error:
-        raise Unfit(f"column {field.name} is not {field.type}") from error
+        raise Unfit(of_column(field.name, f"is not {field.type}")) from error
 
 
 def open_parquet(file: pa.NativeFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
@@ -517,7 +517,7 @@ def _no_header(
         piece = _text_piece(first + b"\n", 1, CSV, schema, parse)
         if piece.bad:
             # A name does not fit its column, and has a field of its own.
-            return "" if piece.bad[0].reason.startswith("column ") else f"its first line: {piece.bad[0].reason}"
+            return "" if is_of_column(piece.bad[0].reason) else f"its first line: {piece.bad[0].reason}"
         has_value = any(not piece.rows.column(field.name).null_count and not _is_text(field) for field in schema)
         return "its first line is a record, which header='position' passes over" if has_value else ""
     others = [name for name in names if name and name not in schema.names and not _is_quoted(name, first, csv.quote)]
