@@ -38,6 +38,7 @@ from persistent_state import (
 )
 from persistent_state.batch.update import _copied
 from persistent_state.cli.commands import main
+from persistent_state.errors import at_definition
 from persistent_state.kafka.decoders import Json
 from persistent_state.open_state import OpenApplication
 from persistent_state.store.files import open_files
@@ -676,18 +677,26 @@ def test_windows_with_gaps_need_a_word_and_are_the_same_in_the_store() -> None:
 
 
 def test_a_transform_that_returns_no_batch_is_a_sentence(tmp_path: Path) -> None:
+    def to_pandas(rows: Any) -> Any:
+        return rows.to_pandas()
+
+    def to_list(rows: Any) -> Any:
+        return rows.to_pylist() if rows.num_rows else rows
+
     pq.write_table(pa.table({"ts": [1], "k": ["a"]}), tmp_path / "0.parquet")
-    source = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows.to_pandas())
+    source = FileSource(tmp_path, timestamp="ts", transform=to_pandas)
     assert problem(lambda: source.schema) == (
-        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch as pa.RecordBatch.from_pandas(frame, "
-        "schema=...) makes, for a batch without rows, which it is given at the start to learn its columns."
+        f"transform of {source!r} returned a DataFrame{at_definition(to_pandas)} and not a pyarrow.RecordBatch as "
+        "pa.RecordBatch.from_pandas(frame, schema=...) makes, for a batch without rows, which it is given at "
+        "the start to learn its columns."
     )
-    late = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows if rows.num_rows == 0 else rows.to_pylist())
+    late = FileSource(tmp_path, timestamp="ts", transform=to_list)
     late.open([], {})
     reach = late.reach({}, everything=True)
     (split,) = late.splits({}, reach.ends, 1)
     assert problem(lambda: [*late.read(split)], TaskFailedError) == (
-        f"transform of {late!r} returned a list and not a pyarrow.RecordBatch, for rows of file='0.parquet'."
+        f"transform of {late!r} returned a list{at_definition(to_list)} and not a pyarrow.RecordBatch, for rows of "
+        "file='0.parquet'."
     )
 
 

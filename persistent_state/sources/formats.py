@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInputError, raised
+from persistent_state.errors import InvalidInputError, at_definition, raised
 from persistent_state.formatting import plain_values, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.calendars import calendars_of
@@ -191,13 +191,17 @@ def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordB
     Raises:
         NoRowsError: It returned something else. An error that the transform raises comes as it is.
     """
-    made = rows if transform is None else transform(rows)
+    if transform is None:
+        return plain_rows(rows)
+    made = transform(rows)
     if not isinstance(made, (pa.RecordBatch, pa.Table)):
         is_pandas = type(made).__module__.partition(".")[0] == "pandas"
         how = " as pa.RecordBatch.from_pandas(frame, schema=...) makes" if is_pandas else ""
-        raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch{how}")
-    if transform is not None and (name := name_twice(made.schema)) is not None:
-        raise NoRowsError(f"returned {name!r} twice and not each column once")
+        raise NoRowsError(
+            f"returned a {type(made).__name__}{at_definition(transform)} and not a pyarrow.RecordBatch{how}"
+        )
+    if (name := name_twice(made.schema)) is not None:
+        raise NoRowsError(f"returned {name!r} twice{at_definition(transform)} and not each column once")
     return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
 
 
