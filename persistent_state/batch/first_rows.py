@@ -119,7 +119,8 @@ def check_readable(reports: Sequence[Report]) -> None:
             raise InvalidInputError(
                 f"task={first.task}: none of the first {first.unread:,} rows has a time and values that fit their columns. "
                 f"{first.first_unread} Correct the schema or the source's options. In texts a time is "
-                "ISO 8601: read another one as a string, and let a transform make the time."
+                "ISO 8601: read another one as a string, and let a transform make the time. To start without "
+                "rows that can't be read, read their columns as strings, and let a transform leave the rows out."
             )
         for task, rows in sorted(first.unfit.items()):
             if rows >= max(first.rows, _FEWEST):
