@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from monoids import Sum
 from persistent_state import Application, NonWindowState, ParquetSink, PersistentTask, SqlSink, ValuesAtClock
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
-from persistent_state.sources import folder, known_files, listing, moves
+from persistent_state.sources import file_warnings, folder, listing, moves
 from persistent_state.sources.file_journal import files_in
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.folder import Folder
@@ -815,8 +815,8 @@ def test_many_files_are_named_in_one_warning(tmp_path: Path, warnings: Warnings)
 def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_files, "_WATCHED", 1)
-    monkeypatch.setattr(known_files, "_IN_TURN", 0)
+    monkeypatch.setattr(file_warnings, "_WATCHED", 1)
+    monkeypatch.setattr(file_warnings, "_IN_TURN", 0)
     for i, name in enumerate(("a.csv", "b.csv")):
         write(tmp_path, name, f"value\n{i}\n", 1e9)
     before = driver(tmp_path)
@@ -832,8 +832,8 @@ def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
 def test_each_known_file_is_looked_at_in_turn_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch, changed: int
 ) -> None:
-    monkeypatch.setattr(known_files, "_WATCHED", 1)
-    monkeypatch.setattr(known_files, "_IN_TURN", 2)
+    monkeypatch.setattr(file_warnings, "_WATCHED", 1)
+    monkeypatch.setattr(file_warnings, "_IN_TURN", 2)
     looked_at: list[str] = []
 
     def counted(source: FileSource, path: str) -> listing.File | None:
