@@ -294,15 +294,12 @@ def from_pair(
 
 class _Pair(Monoid[T]):
     zero: Any = None
+    plus: Any = None
 
     def __init__(
         self, name: str, type: Any, zero: T, plus: Callable[[T, T], T], commutative: bool, exact: bool
     ) -> None:
-        vars(self).update(name=name, type=type, zero=zero, commutative=commutative, exact=exact)
-        self._plus = plus
-
-    def plus(self, a: T, b: T) -> T:
-        return self._plus(a, b)
+        vars(self).update(name=name, type=type, zero=zero, plus=plus, commutative=commutative, exact=exact)
 
 
 def _presented(monoid: Monoid[B], present: Callable[[B], C], type: DataType, column: Array) -> Array:

@@ -60,10 +60,10 @@ def at_caller() -> str:
     return at_line(frame)
 
 
-def at_definition(function: Callable[..., Any]) -> str:
-    """Return " at " and the place where a function is defined; "" if it is not in Python code."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else naming_cells(f" at {_place(code, code.co_firstlineno)}")
+def at_definition(function: Callable[..., Any] | None) -> str:
+    """Return " at " and the place where a function of the user's is defined; "" if it has no code in Python."""
+    code = None if function is None else getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None or not _is_outside(code) else naming_cells(f" at {_place(code, code.co_firstlineno)}")
 
 
 def _place(code: CodeType, line: int) -> str:

@@ -295,7 +295,7 @@ def state(
     shown = [[shortened(printable(cell(value))) if value.is_valid else "null" for value in row] for row in rows]
     yield from table(found.column_names, shown, right)
     yield ""
-    count = f"{keys:,} {of}{'' if keys == 1 else 's'}"
+    count = counted(keys, of)
     closed = "; closed ones were given out" if of == OPEN_WINDOW else ""
     yield f"{count if len(shown) == keys else f'{len(shown):,} of {count}'} at {full_clock(clock)}{closed}"
 
@@ -330,6 +330,11 @@ def pairs(told: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
     for name, values in told.items():
         for place, value in enumerate([values] if isinstance(values, str) else values):
             yield f"{'' if place else name:<{wide}}  {value}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number and what it counts, by the word for one; `many` is the other word, if that is not `one` and an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def shortened(text: str) -> str:

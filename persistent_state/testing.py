@@ -25,7 +25,7 @@ from persistent_state.errors import InvalidInputError, TaskFailedError
 from persistent_state.event_time.clocks import BEGINNING, Bounds
 from persistent_state.event_time.durations import LONGEST, Duration
 from persistent_state.event_time.inputs import INPUT
-from persistent_state.formatting import values_in_python
+from persistent_state.formatting import counted, values_in_python
 from persistent_state.inputs import AnySource, Inputs
 from persistent_state.ordered import InOrderTask
 from persistent_state.partials import layout
@@ -438,11 +438,11 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
         counts = ", ".join(f"{count:,} {reason!r}{hints.get(reason, '')}" for reason, count in reasons.most_common())
         is_kept = any(of.on_bad_row == KEEP for of in plans[names[0]].inputs.values())
         stop = ", or stop at the first with on_bad_row='fail'" if is_kept and {*reasons} != {late_rows.LATE} else ""
-        rows = f"{reasons.total():,} row{'s' * (reasons.total() != 1)}"
+        rows = counted(reasons.total(), "row")
         _logger.warning("task=%s: %s did not count: %s. See `late` of the run%s.", plan.name, rows, counts, stop)
     if driver.made_no_update(names[0]) or driver.had_no_effect(name):
         read = driver.messages[names[0]]
-        _logger.warning("task=%s: %s message%s read%s.", name, f"{read:,}", "s" * (read != 1), plan.without_updates)
+        _logger.warning("task=%s: %s read%s.", name, counted(read, "message"), plan.without_updates)
     late = [row for each in names for row in _late(plans[names[0]], entry.late_rows_of(each))]
     emitted = _emitted(plans[name_of_rows(name)], entry) if is_ordered else ()
     return LocalRun(states, outputs, late, emitted, driver.copies[names[0]])

@@ -519,7 +519,7 @@ class TestUserCode:
         messages = said((1, "a"), (2, "b"))
         with pytest.raises(TaskFailedError, match=r"gave 1 updates for 2 rows; give one for each, null for none\."):
             run_local(Batch(pa.array([1])), messages)
-        with pytest.raises(TaskFailedError, match="task=Batch: Sum: a column of string does not fit int64"):
+        with pytest.raises(TaskFailedError, match="in process_batch: Sum: a column of string does not fit int64"):
             run_local(Batch(pa.array(["1", "2"])), messages)
         with pytest.raises(TaskFailedError, match=r"gave a list, not an Arrow array"):
             run_local(Batch([1, 2]), messages)

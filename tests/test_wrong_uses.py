@@ -38,6 +38,8 @@ from persistent_state import (
 )
 from persistent_state.batch.update import _copied
 from persistent_state.cli.commands import main
+from persistent_state.edges.in_order.process import _warn_of_ttl, _warn_of_unit
+from persistent_state.errors import at_definition
 from persistent_state.kafka.decoders import Json
 from persistent_state.open_state import OpenApplication
 from persistent_state.store.files import open_files
@@ -378,7 +380,7 @@ def test_a_timer_with_a_name_that_is_to_be_forgotten_without_it_is_named_once(ca
             return state
 
     def process(state: Any, message: Message, context: Context) -> Any:
-        context.set_timer(message.timestamp + 10, message["name"])
+        context.set_timer(timedelta(microseconds=10), message["name"])
         context.delete_timer(message.timestamp + 11)
         context.delete_timer(message.timestamp + 10)
         return 1
@@ -389,6 +391,43 @@ def test_a_timer_with_a_name_that_is_to_be_forgotten_without_it_is_named_once(ca
     assert caplog.messages == [
         "task=Forgets: delete_timer() of a time forgot nothing, as the timer of this time has name='bell'; give the name, too."
     ]
+
+
+@pytest.mark.parametrize(
+    ("timer", "ttl", "said"),
+    [
+        (lambda moment: moment + 3600, None, "less than a second after the moment in hand. A number is microseconds"),
+        (lambda moment: moment, None, ""),
+        (lambda moment: moment + 1_000_000, None, ""),
+        (lambda moment: timedelta(milliseconds=5), None, ""),
+        (lambda moment: timedelta(hours=1, microseconds=1), "1 hour", "later than the ttl after its message"),
+        (lambda moment: timedelta(hours=1), "1 hour", ""),
+    ],
+)
+@pytest.mark.parametrize("act", ["set", "replace"])
+def test_a_timer_that_was_hardly_meant_so_has_a_warning_once(
+    timer: Callable[[int], Any], ttl: str | None, said: str, act: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Timers(Rule):
+        def on_timer(self, state: Any, timer: Any, context: Any) -> Any:
+            # The last of a chain is beyond the ttl, and meant so.
+            context.set_timer(timedelta(hours=2))
+            return state
+
+    def process(state: Any, message: Message, context: Context) -> Any:
+        if act == "set":
+            context.set_timer(timer(message.timestamp))
+        else:
+            context.replace_timer("", timer(message.timestamp))
+        return 1
+
+    _warn_of_unit.cache_clear()
+    _warn_of_ttl.cache_clear()
+    rule = Timers(process)
+    rule.ttl = ttl
+    run_local(rule, [Message(at, {"k": "a"}) for at in range(3)])
+    warned = [text for text in caplog.messages if said in text]
+    assert (len(caplog.messages), len(warned)) == ((1, 1) if said else (0, 0))
 
 
 # Messages without a key
@@ -676,18 +715,26 @@ def test_windows_with_gaps_need_a_word_and_are_the_same_in_the_store() -> None:
 
 
 def test_a_transform_that_returns_no_batch_is_a_sentence(tmp_path: Path) -> None:
+    def to_pandas(rows: Any) -> Any:
+        return rows.to_pandas()
+
+    def to_list(rows: Any) -> Any:
+        return rows.to_pylist() if rows.num_rows else rows
+
     pq.write_table(pa.table({"ts": [1], "k": ["a"]}), tmp_path / "0.parquet")
-    source = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows.to_pandas())
+    source = FileSource(tmp_path, timestamp="ts", transform=to_pandas)
     assert problem(lambda: source.schema) == (
-        f"transform of {source!r} returned a DataFrame and not a pyarrow.RecordBatch as pa.RecordBatch.from_pandas(frame, "
-        "schema=...) makes, for a batch without rows, which it is given at the start to learn its columns."
+        f"transform of {source!r} returned a DataFrame{at_definition(to_pandas)} and not a pyarrow.RecordBatch as "
+        "pa.RecordBatch.from_pandas(frame, schema=...) makes, for a batch without rows, which it is given at "
+        "the start to learn its columns."
     )
-    late = FileSource(tmp_path, timestamp="ts", transform=lambda rows: rows if rows.num_rows == 0 else rows.to_pylist())
+    late = FileSource(tmp_path, timestamp="ts", transform=to_list)
     late.open([], {})
     reach = late.reach({}, everything=True)
     (split,) = late.splits({}, reach.ends, 1)
     assert problem(lambda: [*late.read(split)], TaskFailedError) == (
-        f"transform of {late!r} returned a list and not a pyarrow.RecordBatch, for rows of file='0.parquet'."
+        f"transform of {late!r} returned a list{at_definition(to_list)} and not a pyarrow.RecordBatch, for rows of "
+        "file='0.parquet'."
     )
 
 

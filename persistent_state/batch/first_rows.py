@@ -18,7 +18,8 @@ from persistent_state.batch.plan import InputPlan
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.event_time.inputs import input_of
-from persistent_state.formatting import show_clock
+from persistent_state.formatting import counted, show_clock
+from persistent_state.sources.casts import is_of_column
 from persistent_state.store.late_rows import BEYOND, NO_TIMESTAMP
 from persistent_state.task import LOCAL_TIMESTAMP
 
@@ -94,34 +95,32 @@ def check_columns(reports: Sequence[Report], to_the_end: bool = False) -> None:
                 continue
             # A transform may have made it of a column of another name.
             of_input = " ".join(note for about, note in sorted(notes.items()) if about[0] == input)
-            counted = f"none of the first {rows:,} row{'s' * (rows > 1)}"
             raise InvalidInputError(
-                f"task={task}: {counted} has the column {column!r}, without which they can't count. "
-                f"{notes.get((input, column), of_input)} Correct the name, in the task or the schema; if records may be "
+                f"task={task}: none of the first {counted(rows, 'row')} has the column {column!r}, without which they can't "
+                f"count. {notes.get((input, column), of_input)} Correct the name, in the task or the schema; if records may be "
                 "without it, let a transform fill it."
             )
 
 
 def is_unread(reason: str) -> bool:
     """Return whether a record has no time that counts, or a value that does not fit its column, by its reason."""
-    return reason in (NO_TIMESTAMP, BEYOND) or reason.startswith("column ")
+    return reason in (NO_TIMESTAMP, BEYOND) or is_of_column(reason)
 
 
 def check_readable(reports: Sequence[Report]) -> None:
-    """Refuse the first micro-batch of an input if none of its rows has a time and fits the schema, by the parts' reports.
-
-    Nor may all updates of a task be ones that do not fit.
+    """Refuse the first micro-batch of an input of which nothing can be read or used, by the parts' reports.
 
     Raises:
-        InvalidInputError: That is so.
+        InvalidInputError: No row has a time and fits the schema, or each row makes an update of a task that does not fit.
     """
     misfits = {task: misfit for report in reports for task, misfit in report.misfits.items()}
     for _, first in _first_rows(reports):
         if first.rows == 0 and first.unread >= _FEWEST:
             raise InvalidInputError(
-                f"task={first.task}: none of the first {first.unread:,} rows has a time and values that fit their columns. One "
-                f"is a bad row {first.first_unread} Correct the schema or the source's options. In texts a time is "
-                "ISO 8601: read another one as a string, and let a transform make the time."
+                f"task={first.task}: none of the first {first.unread:,} rows has a time and values that fit their columns. "
+                f"{first.first_unread} Correct the schema or the source's options. In texts a time is "
+                "ISO 8601: read another one as a string, and let a transform make the time. To start without "
+                "rows that can't be read, read their columns as strings, and let a transform leave the rows out."
             )
         for task, rows in sorted(first.unfit.items()):
             if rows >= max(first.rows, _FEWEST):

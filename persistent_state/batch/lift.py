@@ -42,7 +42,7 @@ from persistent_state.batch.rows import (
 from persistent_state.batch.update import update_table, updates_of
 from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.positions import NO_POSITION, Position
-from persistent_state.partials import keys
+from persistent_state.partials import fold, keys
 from persistent_state.partials.layout import ID, one_chunk, with_values
 from persistent_state.sources.base import Chunk
 from persistent_state.store import late_rows
@@ -115,12 +115,14 @@ class Read:
 
     def _count_unread(self, plan: InputPlan, table: pa.Table, reasons: Sequence[str]) -> None:
         """Count the first records of an input that have no time that counts, or a value that does not fit its column."""
+        if (first := self.sightings.firsts.get(plan.input)) is None:
+            return
         unread = [is_unread(reason) for reason in reasons]
-        if (first := self.sightings.firsts.get(plan.input)) is None or not any(unread):
+        if not any(unread):
             return
         example = first.first_unread
         if not example:
-            example = f"{reason_of_first(plan, table.filter(pa.array(unread)))}."
+            example = f"One is a bad row {reason_of_first(plan, table.filter(pa.array(unread)))}."
             if late_rows.NO_TIMESTAMP in reasons:
                 # A transform may have made it of a column of another name.
                 of_input = [
@@ -208,8 +210,8 @@ def _take_back(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted
     """Add the inverses of the updates that a task makes of rows."""
     once = Inverses()
     _lift_task(plan, basis, accepted, once)
-    inverses = plan.layout.monoid.inverses
-    lifted.tables += [with_values(table, inverses(one_chunk(table["value"]))) for table in once.tables]
+    for table in once.tables:
+        lifted.tables.append(with_values(table, fold.inverses(one_chunk(table["value"]), plan.layout)))
 
 
 def _lift_task(plan: InputPlan, basis: Basis, accepted: Accepted, lifted: Lifted) -> int:

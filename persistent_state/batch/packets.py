@@ -206,7 +206,7 @@ class FirstRows:
         unseen: By task and column that it needs: how many of the rows were read beside no record that has the column.
         unfit: By task: how many of the rows hold an update that does not fit.
         unread: How many records beside the rows have no time that counts, or a value that does not fit its column.
-        first_unread: The first of these, in words; "" without any.
+        first_unread: Why and where the first of these is a bad row, in sentences; "" without any.
     """
 
     task: str

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from monoids import Monoid, Summary
 from persistent_state.batch.part import TaskPart, named, part_of
-from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, raised
+from persistent_state.errors import InvalidInputError, StateError, TaskFailedError, at_definition, raised
 from persistent_state.event_time.clocks import Settings
 from persistent_state.event_time.inputs import INPUT
 from persistent_state.partials import keys
@@ -21,6 +21,7 @@ from persistent_state.partials.layout import Layout, Once
 from persistent_state.sources.tasks import TaskSource
 from persistent_state.state import KeptState
 from persistent_state.store.files import Files
+from persistent_state.store.state_at import failed_to_present
 from persistent_state.task import PersistentTask
 from persistent_state.windows import length
 
@@ -248,9 +249,7 @@ class Plan:
 
     def failed_to_present(self, error: Exception) -> TaskFailedError:
         """Return the error that says what the user's `present` raised."""
-        return TaskFailedError(
-            f"task={self.named}: what presents its values raised {raised(error)}; correct it, or its type."
-        )
+        return failed_to_present(self.named, self.state, error)
 
     @property
     def takes_late(self) -> bool:
@@ -382,7 +381,8 @@ def state_of(task: PersistentTask) -> KeptState[Any]:
         ) from error
     if not isinstance(state, KeptState):
         raise InvalidInputError(
-            f"task={named(task)}: persistent_state() gives no state; return one, such as NonWindowState(Sum())."
+            f"task={named(task)}: persistent_state(){at_definition(task.persistent_state)} gives no state; return one, such as "
+            "NonWindowState(Sum())."
         )
     return state
 

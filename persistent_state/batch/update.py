@@ -70,7 +70,8 @@ def updates_of(plan: InputPlan, rows: pa.RecordBatch, place: Place, computed: pa
     try:
         values, unfit = plan.layout.monoid.cast(column)
     except MonoidError as error:
-        raise TaskFailedError(f"task={plan.named}: {error}") from error
+        made = _of_batch(plan) if plan.update_way == "batch" else f"task={plan.named}"
+        raise TaskFailedError(f"{made}: {error}") from error
     if not unfit.any():
         return Updates(None, values, unfit)
     return Updates(None, values, unfit, misfit=_misfit_in(plan, column, int(unfit.argmax())))
@@ -101,6 +102,10 @@ def _maker(plan: InputPlan) -> str:
     return f"updated{at_definition(getattr(plan.task, f'process_{plan.update_way}'))}"
 
 
+def _of_batch(plan: InputPlan) -> str:
+    return f"process_batch of task={plan.named}{at_definition(plan.task.process_batch)}"
+
+
 def _update_column(plan: InputPlan, rows: pa.RecordBatch, where: Callable[[int], str]) -> pa.Array:
     """Return a column with the update of each row: one that the source has, or what `process_batch` returns."""
     if plan.task.value is not None:
@@ -113,13 +118,10 @@ def _update_column(plan: InputPlan, rows: pa.RecordBatch, where: Callable[[int],
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     if not isinstance(column, pa.Array):
-        raise TaskFailedError(
-            f"process_batch of task={plan.named} gave a {type(column).__name__}, not an Arrow array; make it one."
-        )
+        raise TaskFailedError(f"{_of_batch(plan)} gave a {type(column).__name__}, not an Arrow array; make it one.")
     if len(column) != rows.num_rows:
         raise TaskFailedError(
-            f"process_batch of task={plan.named} gave {len(column)} updates for {rows.num_rows} rows; "
-            "give one for each, null for none."
+            f"{_of_batch(plan)} gave {len(column)} updates for {rows.num_rows} rows; give one for each, null for none."
         )
     return column
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError, missing_package
 from persistent_state.sources.base import BadRecord
-from persistent_state.sources.casts import Unfit
+from persistent_state.sources.casts import Unfit, of_column
 from persistent_state.sources.formats import JSON, bad_records, check_text, json_piece, one_batch, sift
 from persistent_state.sources.schemas import arrow_schema
 
@@ -118,7 +118,7 @@ class Raw(Decoder):
             try:
                 return pa.record_batch([column.slice(first, end - first).cast(self.type)], self.schema)
             except pa.ArrowInvalid:
-                raise Unfit(f"column {self.name} is not UTF-8") from None
+                raise Unfit(of_column(self.name, "is not UTF-8")) from None
 
         return _sifted(values, read, self.schema)
 
@@ -270,7 +270,7 @@ def _misfit(row: Mapping[str, Any], schema: pa.Schema) -> str:
         try:
             pa.array([row.get(column.name)], column.type)
         except (OverflowError, ValueError):
-            return f"column {column.name} is not {column.type}"
+            return of_column(column.name, f"is not {column.type}")
     return _NO_RECORD
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persistent_state.errors import InvalidInputError, TaskFailedError, raised
+from persistent_state.errors import InvalidInputError, TaskFailedError, at_definition, raised
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.kafka import consumer, decoders
 from persistent_state.kafka.client import needing
@@ -362,8 +362,8 @@ class KafkaSource(Subscription, TimeReplayableSource):
             raise TaskFailedError(f"transform of {self!r} {what_it_did(error)}, for rows of {where}.") from error
         if not made.schema.equals(self.schema):
             raise TaskFailedError(
-                f"transform of {self!r} made columns={made.schema.names} of {where}, and {self.schema.names} of a batch "
-                "without rows; make them and their types alike."
+                f"transform of {self!r}{at_definition(self._transform)} made columns={made.schema.names} of {where}, "
+                f"and {self.schema.names} of a batch without rows; make them and their types alike."
             )
         return made
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from monoids import MonoidError
-from persistent_state.errors import TaskFailedError, raised
+from monoids import Monoid, MonoidError
+from persistent_state.errors import TaskFailedError, at_definition, raised
 from persistent_state.event_time import clocks
 from persistent_state.formatting import plain, shortened
 from persistent_state.partials import sizes
@@ -214,16 +216,34 @@ def sums(values: pa.Array, begins: NDArray[np.intp], layout: Layout) -> pa.Array
     Raises:
         TaskFailedError: a sum is no value of the monoid any more, or the monoid raised.
     """
+    with _naming_errors(layout.monoid, "plus"), sizes.within_arrow():
+        return layout.monoid.reduce(values, begins)
+
+
+def inverses(values: pa.Array, layout: Layout) -> pa.Array:
+    """Return the inverse of each value of a column, by the task's group.
+
+    Raises:
+        TaskFailedError: An inverse is no value of the group, or the group raised.
+    """
+    with _naming_errors(layout.monoid, "minus"):
+        return layout.monoid.inverses(values)
+
+
+@contextmanager
+def _naming_errors(monoid: Monoid[Any], method: str) -> Iterator[None]:
+    """Raise an error of this method of the user's as one that names the monoid and the place."""
     try:
-        with sizes.within_arrow():
-            return layout.monoid.reduce(values, begins)
+        yield
     except TaskFailedError:
         raise
     except MonoidError as error:
-        raise TaskFailedError(f"{str(error).rstrip('.')}. {TOO_LARGE}") from error
+        at = at_definition(getattr(monoid, method))
+        made = f"{method}{at} made a value that does not fit: " if at else ""
+        raise TaskFailedError(f"{made}{str(error).rstrip('.')}. {TOO_LARGE}") from error
     except Exception as error:
         raise TaskFailedError(
-            f"monoid {layout.monoid.name} raised {raised(error)}, for values that it made; correct the monoid."
+            f"monoid {monoid.name} raised {raised(error)}, for values that it made; correct the monoid."
         ) from error
 
 

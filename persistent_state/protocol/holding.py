@@ -13,7 +13,7 @@ from heapq import nsmallest
 from persistent_state.event_time.channels import Channel, live_channels
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.event_time.inputs import named_in
-from persistent_state.formatting import show_clock
+from persistent_state.formatting import counted, show_clock
 from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import OUTSIDE, FlowState
@@ -98,7 +98,7 @@ class Holder:
     def _unheard(self, channel: str) -> str:
         if not self.aside:
             return f"{channel} has never delivered a message"
-        rows = f"{self.aside:,} row{'' if self.aside == 1 else 's'}, none of which counts"
+        rows = f"{counted(self.aside, 'row')}, none of which counts"
         delivered = f"has delivered {rows}" if self._is_sole else "has never delivered a message that counts"
         return f"{channel} {delivered}; see late_rows({self.named or self.task!r})"
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TextIO
 
 from persistent_state.batch.plan import Plan
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import cut, show_clock, table
+from persistent_state.formatting import counted, cut, show_clock, table
 from persistent_state.protocol import holding
 from persistent_state.run.progress import Progress
 from persistent_state.show import words
@@ -228,7 +228,7 @@ class _Task:
         clock = min(progress.clock for progress in self._newest.values())
         return (
             self.name,
-            f"{self._messages:,} message{'' if self._messages == 1 else 's'}",
+            counted(self._messages, "message"),
             f"{rate:,.0f}/s",
             f"clock {show_clock(clock)}",
             ", ".join(self._lags()),

@@ -15,7 +15,7 @@ from persistent_state.drive.planner import HUNG
 from persistent_state.errors import TaskFailedError
 from persistent_state.event_time import positions
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.formatting import show_clock
+from persistent_state.formatting import counted, show_clock
 from persistent_state.metrics.of_run import Work
 from persistent_state.protocol import holding
 from persistent_state.run.failures import naming
@@ -256,17 +256,16 @@ class TaskReport:
         if is_above:
             at += f": messages up to {show_clock(newest)} wait above it for newer ones"
             at += "" if is_pending else "; run(drain=True) checkpoints them now"
-        read = f"{_count(self._messages, 'message')} read{self._plan.without_updates if self._lacks_updates else ''}"
+        read = f"{counted(self._messages, 'message')} read{self._plan.without_updates if self._lacks_updates else ''}"
         if self._copies:
-            copies = "1 copy" if self._copies == 1 else f"{self._copies:,} copies"
-            read += f"; {copies} of earlier ones left out by message_id"
+            read += f"; {counted(self._copies, 'copy', 'copies')} of earlier ones left out by message_id"
         sentences = [f"task={self._plan.named}: {read}.", f"{at}."]
         if self._outside:
-            sentences.append(f"{_count(self._outside, 'row')} of it {OUTSIDE}.")
+            sentences.append(f"{counted(self._outside, 'row')} of it {OUTSIDE}.")
         if self._dropped:
             sentences.append(
-                f"{_count(self._dropped, 'row')} below the clock of the start were dropped, late ones among them if there were "
-                "any: without position= the source can't tell these, or those of an update, from rows that come again."
+                f"{counted(self._dropped, 'row')} below the clock of the start were dropped, late ones among them if there "
+                "were any: without position= the source can't tell these, or those of an update, from rows that come again."
             )
         if self._aside:
             sentences.append(self._of_aside())
@@ -280,7 +279,7 @@ class TaskReport:
         rows = self._messages + sum(n for reason, n in self._aside.items() if not _is_of_rows(reason))
         reasons = [f"{n:,} {reason!r}{self._hint(reason)}" for reason, n in self._aside.most_common(MOST_REASONS)]
         if more := len(self._aside) - len(reasons):
-            reasons.append(f"and {_count(more, 'more reason')}")
+            reasons.append(f"and {counted(more, 'more reason')}")
         is_kept = any(of.on_bad_row != FAIL for of in self._plan.inputs.values())
         stop = ", or stop at the first with on_bad_row='fail'" if bad and is_kept else ""
         of = f" of {rows:,}" if rows >= self._reported else ""
@@ -341,7 +340,3 @@ def _is_of_rows(reason: str) -> bool:
 
 def _has_no_unit(plan: InputPlan) -> bool:
     return pa.types.is_int64(plan.schema.field(plan.timestamp).type) and plan.timestamp_unit is None
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number:,} {one if number == 1 else one + 's'}"

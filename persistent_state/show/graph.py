@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 from xml.sax.saxutils import escape
 
-from persistent_state.formatting import pairs, shortened, show_clock, table
+from persistent_state.formatting import counted, pairs, shortened, show_clock, table
 from persistent_state.protocol.holding import READ
 from persistent_state.show.text import heads, outputs
 from persistent_state.show.words import clock_of, feeder, reads
@@ -176,7 +176,7 @@ def _drawing(summary: Mapping[str, Any]) -> tuple[dict[str, Node], list[Edge]]:
             # The tasks of a flow read one source.
             source = f"source {task['flow']} {input}"
             title, channels = f"source {input}" if input else "source", fed["channels"]
-            nodes[source] = Node(title, [f"{channels:,} channel{'' if channels == 1 else 's'}"], "source")
+            nodes[source] = Node(title, [counted(channels, "channel")], "source")
             edges.append(Edge(source, name, ""))
         lines = [clock_of(task, show_clock)]
         for each in task["outputs"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from persistent_state.formatting import cell, printable, shortened, show_clock, table
+from persistent_state.formatting import cell, counted, printable, shortened, show_clock, table
 
 Row = Mapping[str, pa.Scalar]
 
@@ -22,7 +22,7 @@ def lines(rows: Sequence[Row], count: int) -> Iterator[str]:
     """Yield a table of these rows, and a line with the number of all."""
     yield from table(["reason", "timestamp", "origin", "row"], [[*map(shortened, _cells(row))] for row in rows])
     yield ""
-    of_all = f"{count:,} row{'' if count == 1 else 's'}"
+    of_all = counted(count, "row")
     yield of_all if len(rows) == count else f"{len(rows):,} of {of_all}"
 
 

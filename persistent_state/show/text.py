@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from persistent_state.event_time.durations import show_duration
-from persistent_state.formatting import full_clock, pairs, show_clock
+from persistent_state.formatting import counted, full_clock, pairs, show_clock
 from persistent_state.show import tables, words
 from persistent_state.show.words import size
 from persistent_state.store.verify import Verified
@@ -101,20 +101,20 @@ def verified(result: Verified) -> Iterator[str]:
     if result.problems:
         yield ""
     entries = [path for path in result.unreferenced if re.search(r"/log/\d+\.json$", path)]
-    many = _count(len(entries), "log entry", "log entries")
+    many = counted(len(entries), "log entry", "log entries")
     yield from _listed(entries, f"{many} that nothing reads: the older entry from which others go on was deleted:")
     files = sorted({*result.unreferenced} - {*entries})
-    many = _count(len(files), "file")
+    many = counted(len(files), "file")
     yield from _listed(files, f"{many} that no log entry names, left from micro-batches that were never committed:")
     what = ", ".join(
         (
-            _count(result.applications, "application"),
-            _count(result.entries, "log entry", "log entries"),
-            _count(result.files, "file"),
+            counted(result.applications, "application"),
+            counted(result.entries, "log entry", "log entries"),
+            counted(result.files, "file"),
             size(result.bytes),
         )
     )
-    yield f"{what}: {_count(len(result.problems), 'problem') if result.problems else 'all is as it was written'}"
+    yield f"{what}: {counted(len(result.problems), 'problem') if result.problems else 'all is as it was written'}"
 
 
 def _listed(paths: Sequence[str], title: str) -> Iterator[str]:
@@ -130,7 +130,3 @@ def _listed(paths: Sequence[str], title: str) -> Iterator[str]:
 def width() -> int:
     """Return how many characters a line of the terminal has."""
     return shutil.get_terminal_size().columns - 1
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

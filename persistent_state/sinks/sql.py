@@ -493,15 +493,23 @@ class SqlSink(RecordingSink):
                 raise InvalidInputError(f"column={name!r} of {self.name} takes {most} characters; make it longer.")
         if dialect == "postgresql":
             self._check_texts(batch)
+        columns = [self._python_values(batch, name, dialect) for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _python_values(self, batch: pa.RecordBatch, name: str, dialect: str) -> list[Any]:
         try:
             # Clocks are compared, and as a text the year 10000 is before 2026.
-            columns = [sql_columns.python_values(batch[name], dialect, of_any_year=name != CLOCK) for name in names]
+            return sql_columns.python_values(batch[name], dialect, of_any_year=name != CLOCK)
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(
+                f"column={name!r} of {self.name} has a time with digits below a microsecond, which it can't keep: {error}; "
+                "cut it in the source's transform, or present it as a whole number."
+            ) from error
         except (OverflowError, ValueError) as error:
             raise InvalidInputError(
                 f"{self.name} takes no times beyond the years 1 to 9999: {error}; present them as whole numbers,"
                 " and make columns of clocks and windows bigint."
             ) from error
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _check_texts(self, batch: pa.RecordBatch) -> None:
         """Refuse a text that PostgreSQL does not take: its own error names neither column nor row."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.sources.casts import Unfit, is_list
+from persistent_state.sources.casts import Unfit, is_list, of_column
 from persistent_state.sources.fit import value_shown
 
 _FIRST_DAY = (date(1582, 10, 15) - date(1970, 1, 1)).days
@@ -46,7 +46,7 @@ class Calendars:
             if self.is_old and field.type == pa.date32():
                 rows = rows.set_column(i, field, _gregorian(rows.column(i)))
             else:
-                why = f"column {field.name} has a time before 1900 that is written in the calendar before 1582"
+                why = of_column(field.name, "has a time before 1900 that is written in the calendar before 1582")
                 for row in self._old_rows(rows.column(i), field.name in self.old_int96).tolist():
                     if row not in bad:
                         bad[row] = Unfit(why, value_shown(rows.column(i).slice(row, 1), why))

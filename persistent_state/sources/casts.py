@@ -26,6 +26,19 @@ class Unfit(pa.ArrowInvalid):  # type: ignore[misc]
         self.value = value
 
 
+_COLUMN = "column "
+
+
+def of_column(name: str, fault: str) -> str:
+    """Return the reason of a bad record in which a column is at fault."""
+    return f"{_COLUMN}{name} {fault}"
+
+
+def is_of_column(reason: str) -> bool:
+    """Return whether a record is bad because a column in it is at fault, by its reason."""
+    return reason.startswith(_COLUMN)
+
+
 _KINDS = {
     "boolean": pa.types.is_boolean,
     "integer": pa.types.is_integer,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import shortened
-from persistent_state.sources.casts import Unfit
+from persistent_state.sources.casts import Unfit, of_column
 
 Parser: TypeAlias = Callable[[bytes, NDArray[np.int64], NDArray[np.int64]], tuple[pa.Table, dict[int, Any]]]
 """Makes rows of lines, given with their starts and ends. Returns why lines are bad, by number from 0: an `Unfit` or a text."""
@@ -213,7 +213,7 @@ def csv_parser(options: CsvOptions, header: bytes, schema: pa.Schema) -> tuple[l
                 mask = pc.match_substring(table[name], _NO_TEXT).fill_null(False).to_numpy()
                 texts = table[name].filter(pa.array(mask & is_text)).to_pylist()
                 shown_texts = (shortened(text.replace(_NO_TEXT, "\ufffd")) for text in texts)
-                faults = (Unfit(f"column {name} is not UTF-8", each) for each in shown_texts)
+                faults = (Unfit(of_column(name, "is not UTF-8"), each) for each in shown_texts)
                 bad.update(zip(lines[mask & is_text].tolist(), faults, strict=True))
                 is_text &= ~mask
             table = table.filter(pa.array(is_text))

@@ -15,6 +15,9 @@ from persistent_state.sources.listing import File
 WHOLE = '{"finite": true}'
 """The line behind the last file of a finite source."""
 
+_NO_TIME = 253_402_300_800_000_000
+"""The year 10000. Older versions took the milliseconds of WebHDFS for seconds."""
+
 
 def line_of_file(file: File, ordinal: int, schema: pa.Schema | None = None) -> str:
     """Return the line of a file. That of the first file has the schema of the source, if a file gave it."""
@@ -38,7 +41,10 @@ def _file_of_line(line: str, ordinal: int) -> File:
     try:
         record = json.loads(line)
         if record["file"] == ordinal:
-            return File(record["path"], record["size"], record["modified"])
+            modified = record["modified"]
+            if modified is not None and modified > _NO_TIME:
+                modified //= 1000
+            return File(record["path"], record["size"], modified)
     except (ValueError, TypeError, KeyError):
         pass
     raise InvalidInputError(

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.errors import StateError, TaskFailedError, raised
+from persistent_state.errors import StateError, TaskFailedError, at_definition, raised
 from persistent_state.sources import formats
-from persistent_state.sources.casts import Unfit
+from persistent_state.sources.casts import Unfit, of_column
 from persistent_state.sources.csv_lines import CsvOptions
 from persistent_state.sources.folder import Folder
 from persistent_state.sources.listing import File, name_of
@@ -102,7 +102,7 @@ class FileReader:
         values: dict[str, pa.Scalar] = {}
         schema, fault = self.schema(), ""
         if (twice := folder_column_twice(path, schema.names)) is not None:
-            fault = f"column {twice} stands twice in its folders' names"
+            fault = of_column(twice, "stands twice in its folders' names")
         for name, text in self.folder_columns(path):
             try:
                 values[name] = formats.of_text(text, schema.field(name))
@@ -160,7 +160,7 @@ def transformed(
         ) from error
     if not rows.schema.equals(schema):
         raise TaskFailedError(
-            f"transform of {source} made columns ({_columns(rows.schema)}) of file={path!r}, "
+            f"transform of {source}{at_definition(transform)} made columns ({_columns(rows.schema)}) of file={path!r}, "
             f"and ({_columns(schema)}) of a batch without rows; make them alike."
         )
     bad = tuple(replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))

@@ -213,8 +213,7 @@ class FileSource(TimeReplayableSource):
             self.go_on_from(journal)
         is_whole = self.finite and len(files) < len(journal)
         self._opened = KnownFiles(self._reader, files, self.finite, is_whole, self._is_copy)
-        self._opened.take()
-        self._opened.is_opening = False
+        self._opened.open()
         if self.finite and not files:
             raise InvalidInputError(
                 f"{self!r} is finite and has no file, so that it would end before it begins; put its files there first, "

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from persistent_state.formatting import plain, shortened, to_json
-from persistent_state.sources.casts import Unfit, cast, hopeless, plain_column, plain_type
+from persistent_state.sources.casts import Unfit, cast, hopeless, of_column, plain_column, plain_type
 from persistent_state.sources.csv_lines import with_point
 
 
@@ -49,13 +49,13 @@ def without_hopeless(
             for number, value in zip(
                 numbers.tolist(), rows.column(place).take(pa.array(numbers)).to_pylist(), strict=True
             ):
-                if bad.setdefault(number, reason := f"column {field.name} is not {field.type}") is reason:
+                if bad.setdefault(number, reason := of_column(field.name, f"is not {field.type}")) is reason:
                     values[number] = shortened(value)
     return np.delete(np.arange(rows.num_rows), list(bad))
 
 
 def _misfit(field: pa.Field, error: Exception) -> str:
-    return f"column {field.name} is not {'UTF-8' if 'UTF8' in str(error) else field.type}"
+    return of_column(field.name, f"is not {'UTF-8' if 'UTF8' in str(error) else field.type}")
 
 
 def value_shown(column: pa.Array[Any], reason: str) -> str | None:

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInputError, raised
+from persistent_state.errors import InvalidInputError, at_definition, raised
 from persistent_state.formatting import plain_values, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.calendars import calendars_of
-from persistent_state.sources.casts import Unfit, all_types, cast, plain_rows, plain_type
+from persistent_state.sources.casts import Unfit, all_types, cast, is_of_column, of_column, plain_rows, plain_type
 from persistent_state.sources.csv_lines import (
     CsvOptions,
     Parser,
@@ -191,13 +191,17 @@ def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordB
     Raises:
         NoRowsError: It returned something else. An error that the transform raises comes as it is.
     """
-    made = rows if transform is None else transform(rows)
+    if transform is None:
+        return plain_rows(rows)
+    made = transform(rows)
     if not isinstance(made, (pa.RecordBatch, pa.Table)):
         is_pandas = type(made).__module__.partition(".")[0] == "pandas"
         how = " as pa.RecordBatch.from_pandas(frame, schema=...) makes" if is_pandas else ""
-        raise NoRowsError(f"returned a {type(made).__name__} and not a pyarrow.RecordBatch{how}")
-    if transform is not None and (name := name_twice(made.schema)) is not None:
-        raise NoRowsError(f"returned {name!r} twice and not each column once")
+        raise NoRowsError(
+            f"returned a {type(made).__name__}{at_definition(transform)} and not a pyarrow.RecordBatch{how}"
+        )
+    if (name := name_twice(made.schema)) is not None:
+        raise NoRowsError(f"returned {name!r} twice{at_definition(transform)} and not each column once")
     return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
 
 
@@ -299,9 +303,9 @@ def of_text(text: str | None, field: pa.Field) -> pa.Scalar:
         rows = pa.record_batch({field.name: pa.array([text], pa.string())})
         return fit(rows, pa.schema([field])).column(0)[0]
     except UnicodeEncodeError:
-        raise Unfit(f"column {field.name} is not UTF-8") from None
+        raise Unfit(of_column(field.name, "is not UTF-8")) from None
     except pa.ArrowNotImplementedError as error:
-        raise Unfit(f"column {field.name} is not {field.type}") from error
+        raise Unfit(of_column(field.name, f"is not {field.type}")) from error
 
 
 def open_parquet(file: pa.NativeFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
@@ -517,7 +521,7 @@ def _no_header(
         piece = _text_piece(first + b"\n", 1, CSV, schema, parse)
         if piece.bad:
             # A name does not fit its column, and has a field of its own.
-            return "" if piece.bad[0].reason.startswith("column ") else f"its first line: {piece.bad[0].reason}"
+            return "" if is_of_column(piece.bad[0].reason) else f"its first line: {piece.bad[0].reason}"
         has_value = any(not piece.rows.column(field.name).null_count and not _is_text(field) for field in schema)
         return "its first line is a record, which header='position' passes over" if has_value else ""
     others = [name for name in names if name and name not in schema.names and not _is_quoted(name, first, csv.quote)]

@@ -15,7 +15,7 @@ import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
 from persistent_state.formatting import shortened
-from persistent_state.sources.casts import Unfit, is_known, leaves, most_digits
+from persistent_state.sources.casts import Unfit, is_known, leaves, most_digits, of_column
 from persistent_state.sources.csv_lines import Parser
 
 _NOT_AN_OBJECT = "not a JSON object"
@@ -46,7 +46,7 @@ def json_parser(schema: pa.Schema) -> Parser:
         for name in floats:
             # pyarrow takes a number that is too large for a float for an infinite one.
             if any(map(_has_infinite, table[name].chunks)) and (b"Inf" not in text or text.count(b"\n") > 1):
-                raise Unfit(f"column {name} is not {schema.field(name).type}")
+                raise Unfit(of_column(name, f"is not {schema.field(name).type}"))
         return table
 
     def parse(text: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[pa.Table, dict[int, Any]]:
@@ -120,14 +120,14 @@ def json_parser(schema: pa.Schema) -> Parser:
         for field in fields:
             if len(values) < len(written) and sum(name == field.name for name, _ in written) > 1:
                 raise Unfit(
-                    f"column {field.name} stands twice in it",
+                    of_column(field.name, "stands twice in it"),
                     _shortly(*(each for name, each in written if name == field.name)),
                 )
             value = values.get(field.name)
             try:
                 kept[field.name] = _written(value, field.type)
             except UnicodeEncodeError:
-                raise Unfit(f"column {field.name} is not UTF-8", _shortly(value)) from None
+                raise Unfit(of_column(field.name, "is not UTF-8"), _shortly(value)) from None
             if not _is_kind(value, field.type):
                 raise misfit(field.name, written)
         if odd:
@@ -148,7 +148,7 @@ def json_parser(schema: pa.Schema) -> Parser:
         raise Unfit("not a record of the schema")
 
     def misfit(name: str, written: _Members) -> Unfit:
-        return Unfit(f"column {name} is not {schema.field(name).type}", _shortly(dict(written)[name]))
+        return Unfit(of_column(name, f"is not {schema.field(name).type}"), _shortly(dict(written)[name]))
 
     return parse
 
@@ -328,7 +328,7 @@ def _check_decimals(line: bytes, schema: pa.Schema) -> None:
         for name, value in record:
             if name == field.name and not _are_known(value, field.type):
                 raise Unfit(
-                    f"column {name} is not {field.type}",
+                    of_column(name, f"is not {field.type}"),
                     shortened(value) if isinstance(value, str) else _shortly(value),
                 )
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from persistent_state.sources.casts import is_list
+from persistent_state.sources.casts import is_list, of_column
 from persistent_state.sources.names import Path, listed, look_of, other_name
 
 _LOOKED_AT = 100
@@ -73,7 +73,7 @@ def misnamed(raw: pa.RecordBatch, text: bytes, starts: NDArray[np.int64], number
         for row in nulls.filter(_have_any(lines.take(nulls), alike)).to_pylist():
             for members in _objects(_record(lines[row]), path[:-1]):
                 if path[-1] not in members and (other := other_name(path[-1], members, names)):
-                    found[row] = f"column {'.'.join(path)} is not in it, but {other}"
+                    found[row] = of_column(".".join(path), f"is not in it, but {other}")
     return found
 
 

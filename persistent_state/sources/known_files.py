@@ -6,45 +6,26 @@ again, and for new files that are known ones under another path. A file that is 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
 from persistent_state.sources import moves
 from persistent_state.sources.file_reader import FileReader
+from persistent_state.sources.file_warnings import (
+    COPIED,
+    LINKED,
+    MOVED,
+    NAMED,
+    WRITTEN_AGAIN,
+    FileWarnings,
+    Watch,
+    is_written_again,
+    named,
+)
 from persistent_state.sources.folder import OR, Folder
 from persistent_state.sources.listing import UNREADABLE, File, Listing
-
-_logger = logging.getLogger("persistent_state")
-
-_NAMED = 3
-"""The number of files that a message names."""
-_WATCHED, _IN_TURN = 100, 900
-"""The number of the newest known files of a folder of this machine that each listing looks at, whether they have changed, and
-how many of the others it looks at in turn: of 10,000 files a listing takes 25 ms, and to look at each of them takes 0.1 s."""
-_MOVED = (
-    "not read, as it looks like a file that was read under another path, so that its rows would count twice. Move it back, as "
-    "it was, or out of the folder; if it is another file, write it again under another name"
-)
-_COPIED = (
-    "read, although it looks like a copy of another file that is read. If it is one, its rows count twice: move it out of the "
-    "folder, and name the task in rebuild"
-)
-_LINKED = (
-    "left out, as a link makes the two one file, which is read once. If its rows are to count twice, put a copy in place of "
-    "the link"
-)
-_OTHER_SIZE = (
-    "the size has changed since it was listed. What was written since is not read, and a start that has to read the file again "
-    "is refused. Write new rows to a new file"
-)
-_WRITTEN_AGAIN = (
-    "written again since it was listed. What it holds now counts only for a start that reads it again. Write new rows to a new "
-    "file"
-)
-"""Warnings of files."""
 
 
 @dataclass
@@ -58,15 +39,18 @@ class KnownFiles:
         is_whole: Whether the journal has all files of a finite source.
         is_copy: Whether the source is a copy in a process of Spark's, which does not repeat what a start has warned of.
         journalled: The number of files in the journal.
+        warnings: The warnings of the folder's files.
+        watch: The look whether known files were written again.
     """
 
     reader: FileReader = field(compare=False)
     files: list[File]
     finite: bool
     is_whole: bool
-    is_copy: bool
+    is_copy: InitVar[bool]
     journalled: int = field(init=False)
-    is_opening: bool = True
+    warnings: FileWarnings = field(init=False)
+    watch: Watch = field(init=False)
     present: dict[str, File] | None = field(default_factory=dict)
     """The files that the newest listing looked at, while files of the journal are replayed."""
     places: dict[str, str] = field(default_factory=dict)
@@ -83,19 +67,28 @@ class KnownFiles:
     _links: dict[tuple[str, tuple[int, int] | None], str] = field(default_factory=dict)
     """Paths that are left out as links, and their inodes, each with the path under which the file is read."""
     _stamps: dict[tuple[int, int | None], list[File]] = field(default_factory=dict)
-    _turn: int = 0
-    """The number of the known file from which on the next listing looks whether some have changed."""
-    _warned: set[tuple[str, str]] = field(default_factory=set)
-    """The paths of which people were warned since the source was opened, each with why."""
+    _is_opening: bool = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, is_copy: bool) -> None:
         self.journalled = len(self.files)
+        self.warnings = FileWarnings(self.folder, is_copy)
+        self.watch = Watch(self.reader, self.warnings)
         self._paths = {file.path for file in self.files}
 
     @property
     def folder(self) -> Folder:
         """The folder of the files."""
         return self.reader.folder
+
+    def open(self) -> None:
+        """List the folder for the first time in this start.
+
+        Raises:
+            InvalidInputError: As `take` does.
+            StoreUnavailableError: As `take` does.
+        """
+        self.take()
+        self._is_opening = self.warnings.is_quiet = False
 
     def take(self) -> None:
         """List the folder, and number the files that are new. A finite source that has its files takes no new one.
@@ -106,30 +99,30 @@ class KnownFiles:
         """
         listing = self.folder.listing(self._paths)
         self._check_tables(listing.tables, "has")
-        if self.is_opening:
+        if self._is_opening:
             self._check_tables(self.folder.tables_above(), "lies below the folder of")
         if self.present is not None:
             self.present = listing.there or {}
-        self._warn_of_changes(listing)
+        self.watch.look(self.files, listing.there)
         links = self._left_out_links(listing)
         new = [file for file in listing.files if file.path not in links]
         is_gone = partial(self._is_gone, listing)
         self._moved, copies = moves.moved_and_copied(self.reader, self.files, new, is_gone, self._moved)
-        self._warn(_MOVED, {path: f"{path!r} (read as {then!r})" for path, then in self._moved.items()})
+        self.warnings.warn(MOVED, {path: f"{path!r} (read as {then!r})" for path, then in self._moved.items()})
         if self.is_whole:
             return
         new = [file for file in new if file.path not in self._moved]
         if listing.there is None:
             copies |= self._copies(new)
-        self._warn(_COPIED, {path: f"{path!r} (as {other!r})" for path, other in copies.items()})
-        self._warn(_LINKED, {path: f"{path!r} (as {other!r})" for path, other in links.items()})
+        self.warnings.warn(COPIED, {path: f"{path!r} (as {other!r})" for path, other in copies.items()})
+        self.warnings.warn(LINKED, {path: f"{path!r} (as {other!r})" for path, other in links.items()})
         unreadable = [path for path, why in listing.left_out.items() if why == UNREADABLE]
         if self.finite and unreadable:
             raise StoreUnavailableError(
                 f"file={unreadable[0]!r} of {self.folder!r} may not be read. Permit that, then try again."
             )
         for why in dict.fromkeys(listing.left_out.values()):
-            self._warn(f"left out: {why}", [path for path, other in listing.left_out.items() if other == why])
+            self.warnings.warn(f"left out: {why}", [path for path, other in listing.left_out.items() if other == why])
         new = self.folder.in_order(new)
         self.files += new
         self._paths.update(file.path for file in new)
@@ -170,38 +163,13 @@ class KnownFiles:
     def _check_tables(self, tables: Mapping[str, str], where: str) -> None:
         """Refuse to begin with a folder that is a table. A source that has begun goes on, with a warning."""
         for path, what in tables.items():
-            if self.is_opening and not self.files:
+            if self._is_opening and not self.files:
                 raise InvalidInputError(f"{self.folder!r} {where} {path!r}, so its files are {what}.")
-            self._warn(f"its files are {what}", [path])
-
-    def _warn_of_changes(self, listing: Listing) -> None:
-        """Warn of known files that were written again: of all that the listing has looked at, else of some of them in turn."""
-        files, there = self.files, listing.there
-        if there is None:
-            newest, others = files[-_WATCHED:], files[:-_WATCHED]
-            begin = self._turn
-            files = [*others[begin : begin + _IN_TURN], *newest]
-            self._turn = begin + _IN_TURN if begin + _IN_TURN < len(others) else 0
-            there = {file.path: now for file in files if (now := self.folder.local_file(file.path)) is not None}
-        present = [(file, there[file.path]) for file in files if file.path in there]
-        present = [(file, now) for file, now in present if self.reader.is_opened(file.path)]
-        self._warn(_OTHER_SIZE, [file.path for file, now in present if file.size != now.size])
-        self._warn(_WRITTEN_AGAIN, [file.path for file, now in present if _is_written_again(file, now)])
+            self.warnings.warn(f"its files are {what}", [path])
 
     def _is_gone(self, listing: Listing, known: File) -> bool:
         """Return whether a known file is no longer there, or another one is in its place."""
         return known != (self.folder.local_file(known.path) if listing.there is None else listing.there.get(known.path))
-
-    def _warn(self, why: str, paths: Collection[str]) -> None:
-        """Warn of files once for each start. A mapping has the words for each path.
-
-        The planner of a flow, which opens a copy after the start has opened another one, warns only of what comes later.
-        """
-        new = [path for path in sorted(paths) if (path, why) not in self._warned]
-        self._warned.update((path, why) for path in new)
-        if new and not (self.is_copy and self.is_opening):
-            names = _named(new, lambda path: paths[path] if isinstance(paths, Mapping) else repr(path))
-            _logger.warning("%s of %r: %s.", names, self.folder, why)
 
     def check_replayed(self, file: File) -> None:
         """Look for a file that is to be read again, under its path or the one that it has by now.
@@ -221,8 +189,8 @@ class KnownFiles:
             return
         if now.size != file.size:
             raise self.folder.changed(file.path, file.size, now.size)
-        if _is_written_again(file, now):
-            self._warn(_WRITTEN_AGAIN, [file.path])
+        if is_written_again(file, now):
+            self.warnings.warn(WRITTEN_AGAIN, [file.path])
 
     def gone(self, path: str) -> StateError:
         """Return the error of a file of the log that is gone. It names a file that may be the same one."""
@@ -276,12 +244,12 @@ def check_again(reader: FileReader, first: int, known: Sequence[File], read: Seq
     stamps = moves.by_stamp(read) if missing else {}
     lost = [file for file in missing if _stand_in(reader, file, stamps) is None]
     later = [file for file in listed if file.path not in taken]
-    now = {file.path: other.path for file in lost[:_NAMED] for other in moves.alike(file, later)}
+    now = {file.path: other.path for file in lost[:NAMED] for other in moves.alike(file, later)}
     gone = [file.path for file in lost]
     changed = [path for path, size in sizes.items() if there.get(path, size) != size]
     for paths, what in ((gone, "are gone"), (changed, "have another size than they had")):
         if paths:
-            names = _named(paths, lambda path: f"{path!r} (perhaps {now[path]!r} now)" if path in now else repr(path))
+            names = named(paths, lambda path: f"{path!r} (perhaps {now[path]!r} now)" if path in now else repr(path))
             empty = ", put files without rows in their place" if sizes.keys().isdisjoint(paths) else ""
             raise InvalidInputError(
                 f"{len(paths):,} of the {len(again):,} files of {folder!r} that are to be read again {what}: {names}. "
@@ -293,14 +261,3 @@ def _stand_in(reader: FileReader, gone: File, stamps: Mapping[tuple[int, int | N
     """Return the path of the file that a file that is gone has become under its right name or folder, if there is one."""
     there = (file.path for file in moves.stand_ins(reader, gone, stamps) if reader.folder.has(file.path))
     return next(there, None)
-
-
-def _is_written_again(file: File, now: File) -> bool:
-    times = (file.modified, now.modified)
-    return file.size == now.size and None not in times and file.modified != now.modified
-
-
-def _named(paths: Sequence[str], words: Callable[[str], str]) -> str:
-    """Return the first few of some files for a sentence."""
-    more = f" and {len(paths) - _NAMED:,} more" if paths[_NAMED:] else ""
-    return ", ".join(map(words, paths[:_NAMED])) + more

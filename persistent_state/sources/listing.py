@@ -9,7 +9,7 @@ import stat
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from persistent_state.formatting import iso_time
@@ -28,8 +28,9 @@ _ICEBERG = f"those of an Iceberg table, which writes its rows to new files again
 
 UNREADABLE = "reading is not permitted; permit it, and it is read"
 
-_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modificationTime", "created")
-"""The names under which file systems give the time at which a file was modified."""
+_OF_HDFS = "modificationTime"
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", _OF_HDFS, "created")
+"""The names under which file systems give the time at which a file was modified: WebHDFS in milliseconds, others in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +159,23 @@ def local_file(path: str, place: str) -> File:
 
 def stored_file(path: str, info: Mapping[str, Any]) -> File:
     """Return a file of which fsspec gives the size, and its time by any name and in any form that a file system has."""
-    time = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
-    if isinstance(time, str):
-        time = iso_time(time)
-    if isinstance(time, datetime):
-        time = time.timestamp()
+    times = (_seconds(name, info[name]) for name in _MODIFIED if name in info)
+    time = next((time for time in times if time is not None), None)
     return File(path, int(info.get("size") or 0), None if time is None else microseconds(time))
+
+
+def _seconds(name: str, time: Any) -> float | None:
+    """Return a time as a file system gives it under this name, in seconds since 1970; None if it is in no known form."""
+    if isinstance(time, str):
+        try:
+            time = iso_time(time)
+        except ValueError:
+            return None
+    if isinstance(time, datetime):
+        return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
+    if not isinstance(time, (int, float)):
+        return None
+    return time / 1000 if name == _OF_HDFS else time
 
 
 _METADATA = re.compile(r"(v\d+|\d+-[0-9a-f]{8}-[0-9a-f-]{27})(\.gz)?\.metadata\.json")

@@ -23,6 +23,7 @@ from persistent_state.errors import (
     StoreRefusedError,
     StoreUnavailableError,
     TaskFailedError,
+    at_definition,
     raised,
 )
 from persistent_state.event_time.clocks import BEGINNING, is_among
@@ -241,9 +242,16 @@ class StateAt:
         try:
             return self.presents.present(column)
         except Exception as error:
-            raise TaskFailedError(
-                f"task={self.task}: what presents its values raised {raised(error)}; correct it, or its type."
-            ) from error
+            raise failed_to_present(self.task, self.presents, error) from error
+
+
+def failed_to_present(task: str, state: KeptState[Any], error: Exception) -> TaskFailedError:
+    """Return the error that says what the user's `present` raised, or that it gave another type."""
+    present = state.aggregator and state.aggregator.present
+    at = at_definition(present) if present and isinstance(error, MonoidError) else ""
+    return TaskFailedError(
+        f"task={task}: what presents its values{at} raised {raised(error)}; correct it, or its type."
+    )
 
 
 def with_presented(table: pa.Table, present: Callable[[pa.Array], pa.Array]) -> pa.Table:

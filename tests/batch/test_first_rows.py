@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -20,13 +21,16 @@ from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import (
+    Application,
     FileSource,
     InvalidInputError,
     KafkaConnectorSource,
+    Local,
     Message,
     NonWindowState,
     PersistentState,
     PersistentTask,
+    read_state,
     run_local,
 )
 from persistent_state.batch.rows import microseconds
@@ -312,7 +316,8 @@ UNREADABLE = "01.01.2026 10:00"
 TIME = "none of the first 100 rows has a time and values that fit their columns. One is a bad row "
 ADVICE = (
     "Correct the schema or the source's options. In texts a time is ISO 8601: read another one as a string, and let a "
-    "transform make the time."
+    "transform make the time. To start without rows that can't be read, read their columns as strings, and let a transform "
+    "leave the rows out."
 )
 
 
@@ -363,6 +368,34 @@ def test_a_first_micro_batch_without_a_row_that_can_be_read_is_refused(
         return
     assert problem(commit) == f"task=Rows: {TIME}{reason} {ADVICE}"
     assert log.newest() == entry
+
+
+def with_times(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows whose time is ISO text."""
+    rows = rows.filter(pc.match_substring(rows["ts"], "-"))
+    return rows.set_column(0, "ts", rows["ts"].cast(pa.timestamp("us", "UTC")))
+
+
+def test_a_rebuild_on_rows_that_can_no_longer_be_read_goes_on_if_a_transform_leaves_them_out(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+
+    def total(time: str, rebuild: Sequence[str] = (), **more: Any) -> Any:
+        schema = f"ts {time}, k string, n bigint"
+        source = FileSource(tmp_path / "in", timestamp="ts", schema=schema, max_files_per_batch=1, **more)
+        app = Application("app", store, checkpoint_interval="1 second").add(Rows(), source)
+        app.run(Local(workers=1), drain=True, rebuild=rebuild)
+        return read_state(store, "app", "Rows")["value"].to_pylist()
+
+    def write_file(number: int, time: str) -> None:
+        (tmp_path / "in" / f"{number}.csv").write_text("ts,k,n\n" + f"{time},a,1\n" * 100)
+
+    (tmp_path / "in").mkdir()
+    write_file(0, "2026-01-01T10:00:00Z")
+    write_file(1, "2026-01-02T10:00:00Z")
+    assert total("timestamp") == [200]
+    write_file(0, UNREADABLE)
+    assert "let a transform leave the rows out." in problem(lambda: total("timestamp", rebuild=["Rows"]))
+    assert total("string", transform=with_times) == [100]
 
 
 class Texts(Rows):

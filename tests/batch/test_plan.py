@@ -106,8 +106,8 @@ def raises() -> Any:
 @pytest.mark.parametrize(
     ("kept", "words"),
     [
-        (lambda: None, "task=D: persistent_state() gives no state; return one, such as NonWindowState(Sum())."),
-        (Sum, "task=D: persistent_state() gives no state; return one, such as NonWindowState(Sum())."),
+        (lambda: None, " in persistent_state gives no state; return one, such as NonWindowState(Sum())."),
+        (Sum, " in persistent_state gives no state; return one, such as NonWindowState(Sum())."),
         (raises, "persistent_state of task=D raised ValueError('no state')"),
     ],
     ids=["nothing", "a monoid", "an error"],

@@ -280,6 +280,16 @@ def test_a_time_out_of_range_is_told_as_one_and_not_as_none(tmp_path: Path) -> N
     assert "1 'no timestamp' (column 'ts' is null or missing)" in said
 
 
+def test_times_ahead_of_the_clock_of_the_machine_come_with_the_way_back(tmp_path: Path) -> None:
+    run = Run(write(tmp_path, "0.parquet", 1, 2**53), Words())
+    run.plan = core.changed(run.plan, settings=Settings(interval=10, ahead=100))
+    said = run.read() or ""
+    assert (
+        "1 of 2 rows did not count: 1 'timestamp ahead of the batch time' (max_ahead says how far is right; after a wrong "
+        "clock rebuild=['Words'] of a start reads them again)."
+    ) in said
+
+
 def test_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
     (write(tmp_path, "0.parquet", 1) / "1.log").write_text("x")
     (tmp_path / "2.parquet").write_text("x")

@@ -22,6 +22,7 @@ from persistent_state import (
     RunningValues,
     run_local,
 )
+from persistent_state.errors import at_definition
 from persistent_state.setup.checks import of_rows
 from persistent_state.task import name_of_messages
 from tests import core
@@ -198,7 +199,8 @@ class TestTasks:
         refused(lambda: check(Stateless()), "task=Stateless keeps no state; define persistent_state().")
         refused(
             lambda: check(NoState()),
-            "task=NoState: persistent_state() gives no state; return one, such as NonWindowState(Sum()).",
+            f"task=NoState: persistent_state(){at_definition(NoState.persistent_state)} gives no state; return one, such as "
+            "NonWindowState(Sum()).",
         )
         refused(
             lambda: check(Task(monoid=int)),

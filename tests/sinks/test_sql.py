@@ -411,6 +411,19 @@ def test_a_date_that_postgresql_lacks_is_refused_with_its_text(postgres: Databas
     assert 'date out of range: "5877642-06-23 BC"' in refused
 
 
+@pytest.mark.parametrize("column", ["key", "value"])
+def test_a_time_with_digits_below_a_microsecond_is_refused_for_that(database: Database, column: str) -> None:
+    nanos = pa.timestamp("ns", "UTC")
+    schema = SCHEMA.set(SCHEMA.get_field_index(column), pa.field(column, nanos))
+    sink = SqlSink(database.url, "balances")
+    sink.open(Origin("bank", "Balance", ("key",), schema))
+    whole, odd = ({"key": "a", "clock": 10, "value": 1} | {column: ticks} for ticks in (1_000, 1_001))
+    sink.write_values(LocalValues.of(pa.Table.from_pylist([whole], schema)), 10)
+    said = problem(lambda: sink.write_values(LocalValues.of(pa.Table.from_pylist([odd], schema)), 20))
+    assert f"column={column!r} of {sink.name} has a time with digits below a microsecond" in said
+    assert "9999" not in said
+
+
 def test_a_clock_beyond_the_year_9999_is_a_whole_number_or_refused(database: Database) -> None:
     schema = pa.schema([("key", pa.string()), ("clock", pa.timestamp("us", "UTC")), ("value", pa.int64())])
     sink = SqlSink(database.url, "balances")

@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,15 @@ import fsspec
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
+from fsspec import AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monoids import Sum
 from persistent_state import Application, NonWindowState, ParquetSink, PersistentTask, SqlSink, ValuesAtClock
 from persistent_state.errors import InvalidInputError, StateError, StoreUnavailableError
-from persistent_state.sources import folder, known_files, listing, moves
+from persistent_state.sources import file_warnings, folder, listing, moves
+from persistent_state.sources.file_journal import files_in
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.folder import Folder
 from persistent_state.store.log import Log
@@ -47,6 +50,70 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 Warnings = Callable[[], list[str]]
+
+
+SECONDS = 1_795_000_000
+TIME = datetime.fromtimestamp(SECONDS, timezone.utc)
+
+
+class Listed(AbstractFileSystem):
+    """A file system with one file, of which it says this beside name and size."""
+
+    protocol = "listed"
+
+    def __init__(self, more: dict[str, Any]) -> None:
+        super().__init__()
+        self.more = more
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        return {"name": path, "size": 1, "type": "file", **self.more}
+
+    def find(self, path: str, *given: Any, **options: Any) -> dict[str, dict[str, Any]]:
+        return {f"{path}/0.csv": self.info(f"{path}/0.csv")}
+
+
+@pytest.fixture
+def new_york() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("more", "modified"),
+    [
+        ({"mtime": SECONDS + 0.25, "created": 1.0}, SECONDS + 0.25),
+        ({"LastModified": TIME}, SECONDS),
+        ({"LastModified": SECONDS}, SECONDS),
+        ({"LastModified": ""}, None),
+        ({"mtime": TIME, "updated": "2020-01-01T00:00:00Z"}, SECONDS),
+        ({"updated": "2026-11-18T11:06:40.000Z"}, SECONDS),
+        ({"last_modified": TIME, "creation_time": TIME - timedelta(days=1)}, SECONDS),
+        ({"last_modified": None}, None),
+        ({"mtime": TIME.replace(tzinfo=None)}, SECONDS),
+        ({"modificationTime": SECONDS * 1000 + 250}, SECONDS + 0.25),
+        ({"created": TIME}, SECONDS),
+        ({"modified": "Wed, 18 Nov 2026 11:06:40 GMT", "created": TIME}, SECONDS),
+        ({"modify": "20261118110640"}, None),
+        ({}, None),
+    ],
+    ids=[
+        "local and SMB", "S3", "OSS", "S3 without a time", "GCS", "GCS as it is stored", "Azure", "no time", "no zone",
+        "WebHDFS", "memory", "no ISO time", "FTP", "HTTP",
+    ],
+)  # fmt: skip
+def test_the_time_of_a_file_is_taken_in_each_form_that_file_systems_give(
+    more: dict[str, Any], modified: float | None, new_york: None
+) -> None:
+    (file,) = listing.store_listing(Listed(more), "in", ()).files
+    assert file == listing.File("0.csv", 1, modified and int(modified * 1_000_000))
+
+
+def test_a_journal_with_times_of_webhdfs_that_an_older_version_took_for_seconds_is_read() -> None:
+    lines = [json.dumps({"file": 0, "path": "0.csv", "size": 1, "modified": SECONDS * 1000 * 1_000_000})]
+    assert files_in(lines) == [listing.File("0.csv", 1, SECONDS * 1_000_000)]
 
 
 def driver(folder: Path | str, before: Driver | None = None, start: int = 0, **options: Any) -> Driver:
@@ -748,8 +815,8 @@ def test_many_files_are_named_in_one_warning(tmp_path: Path, warnings: Warnings)
 def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_files, "_WATCHED", 1)
-    monkeypatch.setattr(known_files, "_IN_TURN", 0)
+    monkeypatch.setattr(file_warnings, "_WATCHED", 1)
+    monkeypatch.setattr(file_warnings, "_IN_TURN", 0)
     for i, name in enumerate(("a.csv", "b.csv")):
         write(tmp_path, name, f"value\n{i}\n", 1e9)
     before = driver(tmp_path)
@@ -765,8 +832,8 @@ def test_a_replayed_file_of_the_same_size_is_named_however_many_came_since(
 def test_each_known_file_is_looked_at_in_turn_however_many_came_since(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch, changed: int
 ) -> None:
-    monkeypatch.setattr(known_files, "_WATCHED", 1)
-    monkeypatch.setattr(known_files, "_IN_TURN", 2)
+    monkeypatch.setattr(file_warnings, "_WATCHED", 1)
+    monkeypatch.setattr(file_warnings, "_IN_TURN", 2)
     looked_at: list[str] = []
 
     def counted(source: FileSource, path: str) -> listing.File | None:

@@ -14,6 +14,7 @@ import pytest
 
 from monoids import Sum
 from persistent_state import FileSource, Message, NonWindowState, PersistentTask, run_local
+from persistent_state.errors import at_definition
 from persistent_state.kafka import Json
 from persistent_state.sources.schemas import arrow_schema, name_twice
 from tests import core
@@ -86,8 +87,8 @@ def test_a_transform_that_names_a_column_twice_is_refused_before_anything_is_rea
     write(tmp_path, "a.parquet", table(0, 2))
     twice = source(tmp_path, transform=doubled)
     assert problem(lambda: twice.schema) == (
-        f"transform of {twice!r} returned 'value' twice and not each column once, for a batch without rows, "
-        "which it is given at the start to learn its columns."
+        f"transform of {twice!r} returned 'value' twice{at_definition(doubled)} and not each column once, for a batch without "
+        "rows, which it is given at the start to learn its columns."
     )
 
 

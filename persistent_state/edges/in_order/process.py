@@ -274,6 +274,10 @@ class _Turn(Context):
             raise InvalidInputError(
                 f"{self._timer!r} sets a timer for {timestamp}, which is no later time; add to timer.timestamp."
             )
+        if isinstance(given, int) and 0 < timestamp - moment < UNITS["second"]:
+            _warn_of_unit(self._program.task.task_name)
+        if self._timer is None and self._ttl is not None and timestamp - moment > self._ttl:
+            _warn_of_ttl(self._program.task.task_name)
         return timestamp
 
     # What is called of user code
@@ -403,6 +407,26 @@ def _warn_of_name(task: str, name: str) -> None:
         "task=%s: delete_timer() of a time forgot nothing, as the timer of this time has name=%r; give the name, too.",
         task,
         name,
+    )
+
+
+@cache
+def _warn_of_unit(task: str) -> None:
+    """Log the warning once."""
+    _logger.warning(
+        "task=%s: a timer is set for less than a second after the moment in hand. A number is microseconds: give a timedelta, "
+        "such as timedelta(hours=1), or timedelta(microseconds=5) if that is meant.",
+        task,
+    )
+
+
+@cache
+def _warn_of_ttl(task: str) -> None:
+    """Log the warning once."""
+    _logger.warning(
+        "task=%s: a timer is set for later than the ttl after its message. Unless another message of the key comes before the "
+        "ttl is over, the timer is forgotten with the key. Make the ttl longer if the timer is to be called all the same.",
+        task,
     )
 
 
