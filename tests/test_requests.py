@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from persistent_state.store.files import cache
 from persistent_state.store.log import Log
 from tests import core
 from tests.local_application import Rows
-from tests.store.counted import CountedFiles
+from tests.store.counted import KINDS, CountedFiles
 
 SECOND = 1_000_000
 INTERVAL = 10 * SECOND
@@ -182,16 +182,16 @@ WORK: dict[str, tuple[int, Callable[[Run], object], Callable[[Run], object]]] = 
 """By the words of `docs/stores.md`: the shards, what comes before, and what is counted."""
 
 EXPECTED = {
-    "a micro-batch, 1 shard": {"PUT": 2, "GET": 6, "LIST": 4},
-    "a micro-batch, 2 shards": {"PUT": 3, "GET": 6, "LIST": 4},
-    "a micro-batch, 16 shards": {"PUT": 17, "GET": 6, "LIST": 4},
-    "a micro-batch that moves the clock, 2 shards": {"PUT": 3, "GET": 6, "LIST": 4},
-    "a delivery that finds nothing": {"GET": 2, "LIST": 1},
-    "a clock that an output is given": {"PUT": 1, "GET": 5, "LIST": 4},
-    "an idle minute": {"GET": 326, "LIST": 348},
+    "a micro-batch, 1 shard": {"PUT": 2, "GET": 6},
+    "a micro-batch, 2 shards": {"PUT": 3, "GET": 6},
+    "a micro-batch, 16 shards": {"PUT": 17, "GET": 6},
+    "a micro-batch that moves the clock, 2 shards": {"PUT": 3, "GET": 6},
+    "a delivery that finds nothing": {"GET": 2},
+    "a clock that an output is given": {"PUT": 1, "GET": 4},
+    "an idle minute": {"GET": 332, "LIST": 24},
     "a collection of nothing": {"LIST": 4},
     "a collection": {"PUT": 2, "GET": 14, "LIST": 4, "DELETE": 16},
-    "a start": {"PUT": 1, "GET": 11, "LIST": 7},
+    "a start": {"PUT": 1, "GET": 10, "LIST": 4},
     "a look-up": {"GET": 6, "LIST": 1},
 }
 
@@ -202,3 +202,43 @@ def test_requests_are_as_few_as_they_were(work: str) -> None:
     run = Run(shards)
     before(run)
     assert run.counts(lambda: counted(run)) == EXPECTED[work]
+
+
+PRICES = {"PUT": 0.005, "LIST": 0.005, "GET": 0.0004, "HEAD": 0.0004, "DELETE": 0.0}
+"""USD for 1,000 requests to S3 Standard in us-east-1, as Amazon listed them in November 2026."""
+
+MONTH = 30 * 24 * 3600
+"""Seconds."""
+
+
+def price(requests: Mapping[str, float]) -> float:
+    """Return what these requests cost, in USD."""
+    return sum(count * PRICES[kind] / 1000 for kind, count in requests.items())
+
+
+def of_month(shards: int, seconds: float) -> float:
+    """Return what a month costs, with a micro-batch each `seconds` and an output that is given a clock each 10 s."""
+    batches = MONTH / seconds * price(EXPECTED[f"a micro-batch, {shards} shard{'s' * (shards > 1)}"])
+    clocks = MONTH / 10 * price(EXPECTED["a clock that an output is given"])
+    # What a run asks for when nothing comes, it asks for beside the micro-batches, too.
+    return batches + clocks + MONTH / 60 * price(EXPECTED["an idle minute"])
+
+
+def page() -> list[str]:
+    """Return the lines of the tables in `docs/stores.md`."""
+    lines = [f"| work | {' | '.join(KINDS)} | USD for a million |", f"| --- {'| ---: ' * (len(KINDS) + 1)}|"]
+    for work, requests in EXPECTED.items():
+        counts = " | ".join(str(requests.get(kind, 0)) for kind in KINDS)
+        lines.append(f"| {work} | {counts} | {1e6 * price(requests):,.2f} |")
+    idle = MONTH / 60 * price(EXPECTED["an idle minute"])
+    lines += ["| a month of | USD |", "| --- | ---: |", f"| nothing but an idle run | {idle:,.2f} |"]
+    for shards in (2, 16):
+        for seconds, pace in ((1, "each second"), (10, "each ten seconds")):
+            lines.append(f"| a micro-batch {pace}, {shards} shards | {of_month(shards, seconds):,.2f} |")
+    return lines
+
+
+def test_the_page_has_these_numbers() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "stores.md").read_text("utf-8")
+    missing = [line for line in page() if line not in text]
+    assert not missing, "\n".join(["Put these lines into docs/stores.md:", *page()])
