@@ -36,6 +36,9 @@ A look-up of a key reads and verifies one block. Each costs some bytes of the in
 GAP = 256 << 10
 """The most bytes between two blocks that are fetched with them, since a further request would take longer."""
 
+LARGE = 64 << 20
+"""The most bytes of a file that one request fetches: more come sooner by several at once."""
+
 MOST_INDEXES = 10_000
 """The most indexes that a process remembers."""
 
@@ -326,7 +329,7 @@ def _read_far(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple
     pieces = {i: cache.find(index.checksums[i], anew) for i in numbers}
     missing = [i for i in numbers if pieces[i] is None]
     if 2 * index.size(missing) > stored.length:
-        data = files.read(stored.path)
+        data = _whole(files, stored)
         if len(data) != stored.length:
             raise stored.damage()
         pieces = index.pieces(data, numbers)
@@ -338,6 +341,14 @@ def _read_far(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple
         for i in missing:
             cache.keep(index.checksums[i], pieces[i])
     return index, pieces
+
+
+def _whole(files: Files, stored: Stored) -> pa.Buffer:
+    """Return the bytes of a far file. Those of a large one come by several requests at once."""
+    if stored.length <= LARGE:
+        return files.read(stored.path)
+    spans = [(begin, min(begin + LARGE, stored.length)) for begin in range(0, stored.length, LARGE)]
+    return pa.py_buffer(b"".join(files.read_ranges(stored.path, spans)))
 
 
 def _fetched(files: Files, stored: Stored, index: Index, missing: Sequence[int]) -> Iterator[tuple[int, pa.Buffer]]:

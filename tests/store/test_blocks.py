@@ -107,6 +107,18 @@ def written(files: Files, table: pa.Table, block: int) -> Run:
         return runs_io.write_run(files, "a/b.arrow", table, LAYOUT, 0, 1 << 64)
 
 
+def test_a_large_far_file_is_fetched_by_several_requests(monkeypatch: pytest.MonkeyPatch, copies: Path) -> None:
+    files, table = FarFiles("memory://" + core.new_id()), table_of(range(100))
+    run = written(files, table, 5)
+    start_process(copies)
+    monkeypatch.setattr(blocks, "LARGE", run.file.length // 4 + 1)
+    assert runs_io.read_run(files, run).equals(table)
+    # The index first, and then all of it.
+    _, *pieces = files.fetched
+    assert len(pieces) == 4
+    assert sum(pieces) == run.file.length
+
+
 def timed(hashes: Sequence[int], dues: Sequence[int]) -> pa.Table:
     """A table of as many rows as there are times of first timers."""
     table = table_of(hashes[: len(dues)])

@@ -18,6 +18,7 @@ import time
 import traceback
 import uuid
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,7 @@ from persistent_state.store.log import Log
 from persistent_state.store.verify import verified
 from tests import core
 from tests.protocol.test_rewind import World
+from tests.store.counted import CountedFiles
 from tests.store.proxy import Asked, Fault, Proxy
 from tests.store.servers import Server, Servers, files_of, needed
 from tests.waiting import PATIENCE
@@ -143,6 +145,11 @@ def texts(options: Any) -> list[str]:
 def lists(asked: Asked) -> bool:
     marks = ("list-type=2", "comp=list", "/o?delimiter", "op=LISTSTATUS", "prefix=")
     return asked.method == "GET" and any(mark in asked.path for mark in marks)
+
+
+def kind_of(asked: Asked) -> str:
+    """The kind of a request to S3, as its prices go."""
+    return "LIST" if lists(asked) else asked.method
 
 
 def once(fault: Fault, which: Callable[[Asked], bool]) -> Callable[[Asked], Fault]:
@@ -668,6 +675,28 @@ class TestAShakyNetwork:
                 traceback.print_exception(failed.value, file=shown)
                 assert not [text for text in texts(options) if text in shown.getvalue() + repr(files)]
                 assert "\n" not in str(failed.value)
+
+
+def test_the_counted_store_counts_the_requests_that_a_server_of_s3_gets(servers: Servers) -> None:
+    server, name, counted = server_of(servers, "s3"), f"b{uuid.uuid4().hex}", CountedFiles(core.memory().url)
+    server.make(name)
+
+    def made(files: Files) -> Iterator[object]:
+        """Ask for everything once, and yield after each request."""
+        for path in ("a/b", "a/c", "log/1"):
+            yield files.create(path, b"0123456789")
+        yield from (files.read("a/b"), files.read_ranges("a/b", [(0, 2), (5, 7)]), files.modified("a/b"))
+        yield from (files.list("a"), files.list("nowhere"), files.delete("a/c"))
+        with pytest.raises(ExistsError):
+            files.create("a/b", b"other")
+        with pytest.raises(FileNotFoundError):
+            files.read("log/2")
+        yield
+
+    with Proxy(server.ports) as proxy:
+        for _ in zip(made(files_of(server, name, proxy.ports)), made(counted), strict=True):
+            sent = Counter(kind_of(asked) for asked, _ in proxy.seen)
+            assert sent == counted.requests, [asked for asked, _ in proxy.seen]
 
 
 @pytest.mark.parametrize("kind", FAR)

@@ -23,6 +23,13 @@ _IN_ONE_PUT: dict[str, dict[str, Any]] = {
     "abfs": {},
 }
 
+_IN_ONE_GET: dict[str, dict[str, Any]] = {
+    # Else its client asks for the size of each file first, and for a file that is absent it lists the folder of that name.
+    "s3": {"max_concurrency": 1},
+    "gs": {},
+    "abfs": {},
+}
+
 _COPYING = ("s3", "gs")
 """The protocols whose clients can let a store copy a file, and wait until it has. Azure's does not wait."""
 
@@ -59,7 +66,7 @@ class ObjectFiles(RemoteFiles):
         self._checked(path)
         with self._asking(path, may_be_absent=True):
             client, place = self._reach(path)
-            return pa.py_buffer(client.cat_file(place))
+            return pa.py_buffer(client.cat_file(place, **_IN_ONE_GET[self.url.partition("://")[0]]))
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
         self._checked(path)
