@@ -21,7 +21,7 @@ from persistent_state import NonWindowState, PersistentTask
 from persistent_state.drive import local
 from persistent_state.drive.planner import Planner
 from persistent_state.event_time.clocks import Settings
-from persistent_state.local.flows import POLL_SECONDS
+from persistent_state.local.pace import FAR_SECONDS
 from persistent_state.open_state import OpenApplication
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Giver
@@ -127,7 +127,7 @@ class Run:
     def idle(self) -> None:
         """Do what a run asks for in a minute in which nothing comes, by the clocks of its threads."""
         for tenth in range(600):
-            if tenth % (10 * POLL_SECONDS) == 0:
+            if tenth % (10 * FAR_SECONDS) == 0:
                 self.planner.latest(self.offset, lambda: self.now)
             if tenth % (10 * deliveries.POLL_SECONDS) == 0:
                 self.deliver()
