@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -485,6 +486,19 @@ def test_a_task_that_can_not_be_sent_to_workers_is_refused(tmp_path: Path) -> No
             self.lock = threading.Lock()
 
     assert "task=PerShop can't be sent to workers for its attribute 'lock'" in refused(tmp_path, task=Locked())
+
+
+def test_a_source_that_can_not_be_sent_to_workers_is_refused(tmp_path: Path) -> None:
+    source = FileSource(tmp_path / "in", timestamp="ts", schema=SCHEMA, transform=partial(locked, threading.Lock()))
+    app = Application("shops", str(tmp_path / "store")).add(PerShop(), source)
+    write(tmp_path / "in", 0, range(10))
+    assert "can't be sent to workers" in problem(lambda: app.run(Local()))
+    assert not (tmp_path / "store").exists(), "nothing was changed"
+
+
+def locked(lock: Any, rows: Any) -> Any:
+    with lock:
+        return rows
 
 
 def test_a_sink_that_is_given_arrow_need_not_say_so_and_other_words_are_refused() -> None:

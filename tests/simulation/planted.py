@@ -2705,6 +2705,13 @@ BUGS = (
         theme="engines",
     ),
     bug(
+        "plan taken back by a late listing",
+        "A flow is planned from where a listing ends that is late, behind what it has read.",
+        planner.Planner._ends,
+        ("max(end, start.get(name, end))", "end"),
+        theme="engines",
+    ),
+    bug(
         "held since before another engine",
         "A shard goes on from the runs that it held in an earlier start, though another engine has run since.",
         shard.held_runs,
