@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from persistent_state.errors import InvalidInputError, StateError, TaskFailedError
-from persistent_state.local.pool import DEATHS, Calls, DeathsError, Pool, StoppedError
+from persistent_state.local.pool import DEATHS, MEMORY, Calls, DeathsError, Pool, StoppedError
 from tests.processes import start_guarded
 from tests.sentences import problem
 from tests.spark.sessions import ROOT
@@ -75,6 +75,17 @@ def test_a_worker_that_was_killed_while_it_waited_costs_no_call_a_try(pool: Pool
             os.kill(pid, signal.SIGKILL)
         until(lambda: not any(map(alive, pool.pids)), "the deaths")
     assert calls.each(len, ["", "a"]) == [0, 1]
+
+
+def test_workers_keep_memory_for_the_next_call_unless_the_user_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "mimalloc")
+    pool = Pool(1, [])
+    try:
+        asked = Calls(pool).each(lambda name: os.environ[name], MEMORY)
+    finally:
+        pool.close()
+    assert asked == ["mimalloc", MEMORY["MALLOC_MMAP_THRESHOLD_"], MEMORY["MALLOC_TRIM_THRESHOLD_"]]
 
 
 def test_what_a_call_raises_comes_back_as_an_error_of_the_package(pool: Pool) -> None:
