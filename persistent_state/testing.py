@@ -416,16 +416,20 @@ def _result(name: str, plans: Mapping[str, Plan], entry: Entry, driver: _Driver)
     task = entry.tasks[name]
     runs = task.stored.runs
     states, outputs = {}, {}
-    present = plan.state.aggregator.present if plan.state.aggregator else lambda value: value
+    aggregator = plan.state.aggregator
+    present = aggregator.present if aggregator else lambda value: value
     before = BEGINNING
     is_ordered = plan.is_in_order
     for clock in entry.retained:
         states[clock] = _as_dict(seen_below(plan.files, runs, plan.layout, clock), plan)
         if is_ordered:
             states[clock] = {key: present(kept) for key, kept in states[clock].items()}
-        values = _as_dict(seen_below(plan.files, runs, plan.layout, clock, Since(before), task.stored.floor), plan)
+        changed = seen_below(plan.files, runs, plan.layout, clock, Since(before), task.stored.floor)
         try:
-            outputs[clock] = {key: present(value) for key, value in values.items()}
+            outputs[clock] = {key: present(value) for key, value in _as_dict(changed, plan).items()}
+            if aggregator and aggregator.type is not None:
+                # An output of a real run is a column of this type.
+                plan.state.present(layout.one_chunk(changed["value"]))
         except Exception as error:
             raise plan.failed_to_present(error) from error
         before = clock

@@ -233,7 +233,7 @@ def test_an_error_of_what_the_users_code_returned_names_the_place_of_that_code(
     app = application_of(kind, use, tmp_path)
 
     def run() -> None:
-        if kind in ("transform", "present"):
+        if kind == "transform":
             app.run(Local(workers=1), drain=True)
         else:
             run_local(app, messages_of(app), batch_size=2)

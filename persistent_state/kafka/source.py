@@ -25,7 +25,8 @@ from persistent_state.kafka.subscription import EARLIEST, OFFSET, PARTITION, TIM
 from persistent_state.kafka.topics import commit_offsets, number_of, topic_of
 from persistent_state.sources.base import BadRecord, Chunk, TimeReplayableSource
 from persistent_state.sources.casts import plain_rows, plain_schema
-from persistent_state.sources.formats import OF_NO_ROWS, Transform, absent_behind, one_batch, transformed, what_it_did
+from persistent_state.sources.formats import one_batch
+from persistent_state.sources.transforms import OF_NO_ROWS, Transform, absent_behind, transformed, what_it_did
 
 DELETED, RECREATED = (
     "offsets were deleted before they were read",

@@ -1,4 +1,4 @@
-"""Read the records of a file source's files: their format, the columns that their folders say, and a transform."""
+"""Read the records of a file source's files: their format, and the columns that their folders say."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from persistent_state.errors import StateError, TaskFailedError, at_definition, raised
+from persistent_state.errors import StateError, TaskFailedError, raised
 from persistent_state.sources import formats
 from persistent_state.sources.casts import Unfit, of_column
 from persistent_state.sources.csv_lines import CsvOptions
@@ -135,67 +134,6 @@ class FileReader:
         alike = other_name(column, folder_columns(path), self.schema().names)
         folder = f", and its folder has {alike}" if alike else ""
         return f"file={path!r} of {self.folder!r} has no column {column!r}{instead}{folder}: it is null there."
-
-
-def transformed(
-    piece: formats.Piece, transform: formats.Transform, schema: pa.Schema, path: str, source: str
-) -> formats.Piece:
-    """Return the rows that a transform makes of a piece of a file. The bad records come after all rows.
-
-    Args:
-        piece: The piece.
-        transform: The transform.
-        schema: The schema of what the transform makes of a batch without rows.
-        path: The path of the file.
-        source: The source, for messages.
-
-    Raises:
-        TaskFailedError: The transform fails, or makes other columns.
-    """
-    try:
-        rows = formats.transformed(transform, piece.rows)
-    except Exception as error:
-        raise TaskFailedError(
-            f"transform of {source} {formats.what_it_did(error)}, for rows of file={path!r}."
-        ) from error
-    if not rows.schema.equals(schema):
-        raise TaskFailedError(
-            f"transform of {source}{at_definition(transform)} made columns ({_columns(rows.schema)}) of file={path!r}, "
-            f"and ({_columns(schema)}) of a batch without rows; make them alike."
-        )
-    bad = tuple(replace(record, position=rows.num_rows + i) for i, record in enumerate(piece.bad))
-
-    @cache
-    def places() -> NDArray[np.int64]:
-        return np.delete(np.arange(piece.count), [record.position for record in piece.bad])
-
-    hands_on = _hands_on(piece.rows, rows)
-
-    def original(place: int) -> formats.Original:
-        if place < rows.num_rows:
-            # Otherwise it is unknown which rows a transform made of which record.
-            return piece.original(int(places()[place])) if hands_on else formats.Original()
-        return piece.original(piece.bad[place - rows.num_rows].position)
-
-    # A transform may fill what the file lacks, or give it another name.
-    absent = [path for path, _ in piece.absent]
-    lacks = formats.absent_behind(rows, piece.rows.schema.names, absent, piece.lacks)
-    return formats.Piece(rows, rows.num_rows + len(bad), bad, original, piece.absent, lacks, piece.misplaced)
-
-
-def _hands_on(rows: pa.RecordBatch, made: pa.RecordBatch) -> bool:
-    """Return whether a transform handed a column on as it was, and made no copy. Then each row is of the row at its place."""
-    given = {_memory(column) for column in rows.columns}
-    return made.num_rows == rows.num_rows and any(_memory(column) in given for column in made.columns if column.nbytes)
-
-
-def _memory(column: pa.Array) -> tuple[int, ...]:
-    """Return where the values of a column lie in memory."""
-    return column.offset, *(buffer.address if buffer else 0 for buffer in column.buffers())
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{column.name}: {column.type}" for column in schema)
 
 
 def originals(

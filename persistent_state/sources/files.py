@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persistent_state.errors import InvalidInputError, check_whole
-from persistent_state.sources import file_reader, formats, known_files
+from persistent_state.sources import file_reader, formats, known_files, transforms
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource, check_timestamp_unit
 from persistent_state.sources.casts import plain_schema
 from persistent_state.sources.checked import is_opened_again
@@ -101,7 +101,7 @@ class FileSource(TimeReplayableSource):
         bytes_per_batch: int = 1 << 30,
         finite: bool = False,
         csv: CsvOptions = formats.PLAIN_CSV,
-        transform: formats.Transform | None = None,
+        transform: transforms.Transform | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         kinds: tuple[tuple[str, object, Any, str], ...] = (
@@ -159,10 +159,10 @@ class FileSource(TimeReplayableSource):
         if self._made is None:
             nothing = formats.one_batch([], self._record_schema())
             try:
-                self._made = formats.transformed(self._transform, nothing).schema
+                self._made = transforms.transformed(self._transform, nothing).schema
             except Exception as error:
                 raise InvalidInputError(
-                    f"transform of {self!r} {formats.what_it_did(error)}, {formats.OF_NO_ROWS}."
+                    f"transform of {self!r} {transforms.what_it_did(error)}, {transforms.OF_NO_ROWS}."
                 ) from error
         return self._made
 
@@ -332,7 +332,7 @@ class FileSource(TimeReplayableSource):
             with self._open(place, size, is_new) if reader.is_opened(path) else io.BytesIO() as file:
                 for piece in reader.pieces(file, path):
                     if self._transform is not None:
-                        piece = file_reader.transformed(piece, self._transform, self.schema, path, repr(self))
+                        piece = transforms.transformed_piece(piece, self._transform, self.schema, path, repr(self))
                     if position + piece.count > start + (1 << ROW_BITS):
                         raise InvalidInputError(f"file={path!r} of {self!r} has more than 2**32 rows; cut it up.")
                     bad = tuple(replace(record, position=position + record.position) for record in piece.bad)

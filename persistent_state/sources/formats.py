@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import codecs
 import io
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, pairwise
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from persistent_state.errors import InvalidInputError, at_definition, raised
+from persistent_state.errors import InvalidInputError
 from persistent_state.formatting import plain_values, to_json
 from persistent_state.sources.base import BadRecord
 from persistent_state.sources.calendars import calendars_of
@@ -34,13 +33,10 @@ from persistent_state.sources.fit import fit, has_texts, without_hopeless
 from persistent_state.sources.json_lines import in_one_line, json_parser
 from persistent_state.sources.json_names import misnamed, unseen
 from persistent_state.sources.names import Path, absent_columns
-from persistent_state.sources.schemas import name_twice
 from persistent_state.sources.text_blocks import UNDECODABLE as UNDECODABLE
 from persistent_state.sources.text_blocks import Codec as Codec
 from persistent_state.sources.text_blocks import decompressed as decompressed
 from persistent_state.sources.text_blocks import filled, line_blocks, parts_of
-
-Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | pa.Table"]
 
 PARQUET, CSV, JSON = "parquet", "csv", "json"
 FORMATS = (PARQUET, CSV, JSON)
@@ -170,54 +166,6 @@ def one_batch(parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBa
         return parts[0]
     batches = pa.Table.from_batches(parts, schema).combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
-
-
-class NoRowsError(Exception):
-    """A `transform` has returned something that is no batch of Arrow, or one name for two columns."""
-
-
-OF_NO_ROWS = "for a batch without rows, which it is given at the start to learn its columns"
-"""The end of an error of a `transform` that fails before any row is read."""
-
-
-def what_it_did(error: Exception) -> str:
-    """Return in words what a `transform` did that failed with this error."""
-    return str(error) if isinstance(error, NoRowsError) else f"raised {raised(error)}"
-
-
-def transformed(transform: Transform | None, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Apply a source's `transform` to rows, and return the result as one batch.
-
-    Raises:
-        NoRowsError: It returned something else. An error that the transform raises comes as it is.
-    """
-    if transform is None:
-        return plain_rows(rows)
-    made = transform(rows)
-    if not isinstance(made, (pa.RecordBatch, pa.Table)):
-        is_pandas = type(made).__module__.partition(".")[0] == "pandas"
-        how = " as pa.RecordBatch.from_pandas(frame, schema=...) makes" if is_pandas else ""
-        raise NoRowsError(
-            f"returned a {type(made).__name__}{at_definition(transform)} and not a pyarrow.RecordBatch{how}"
-        )
-    if (name := name_twice(made.schema)) is not None:
-        raise NoRowsError(f"returned {name!r} twice{at_definition(transform)} and not each column once")
-    return plain_rows(one_batch(made.to_batches(), made.schema) if isinstance(made, pa.Table) else made)
-
-
-def absent_behind(
-    rows: pa.RecordBatch, before: Container[str], absent: Collection[Path], columns: Container[str]
-) -> tuple[str, ...]:
-    """Return the columns of a transform's result that are null in all rows, and may come of what is absent.
-
-    Args:
-        rows: What the transform returned.
-        before: The names of the columns that it was given.
-        absent: The paths of those, and of fields of structs, that are absent.
-        columns: The columns among them.
-    """
-    maybe = [name for name in rows.schema.names if name in columns or name not in before] if absent else []
-    return tuple(name for name in maybe if rows.column(name).null_count == rows.num_rows)
 
 
 def sift(

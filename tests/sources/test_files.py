@@ -34,7 +34,7 @@ from persistent_state.errors import InvalidInputError, StateError, StoreUnavaila
 from persistent_state.event_time.inputs import named_in
 from persistent_state.inputs import Inputs, check_again
 from persistent_state.redact import shown
-from persistent_state.sources import file_reader, folder, formats, listing, text_blocks
+from persistent_state.sources import folder, formats, listing, text_blocks, transforms
 from persistent_state.sources.base import BadRecord, Chunk, Reach
 from persistent_state.sources.files import FileSource
 from tests import core
@@ -1229,8 +1229,8 @@ class TestTransform:
         rows = table(0, 2).to_batches()[0]
         bad = tuple(BadRecord(place, "bad") for place in (0, 2))
         piece = formats.Piece(rows, 4, bad, lambda place: formats.Original(b"record", place))
-        schema = formats.transformed(transform, rows.slice(0, 0)).schema
-        made = file_reader.transformed(piece, transform, schema, "a.csv", "a source")
+        schema = transforms.transformed(transform, rows.slice(0, 0)).schema
+        made = transforms.transformed_piece(piece, transform, schema, "a.csv", "a source")
         assert [made.original(place).line for place in range(made.count)] == [*places, 0, 2]
 
     def test_the_schema_is_that_after_the_transform(self, tmp_path: Path) -> None:
