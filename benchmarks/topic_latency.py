@@ -1,7 +1,7 @@
 """From a record's own time to a value that counts it, and from a clock to the exact values at it, through a Kafka topic.
 
     python -m benchmarks.topic_latency [--what count rule ordered] [--contenders echo local spark native] [--rate N]
-        [--seconds S] [--repetitions N] [--json FILE]
+        [--warm S] [--seconds S] [--repetitions N] [--json FILE]
 
 A producer, a process of its own, writes records at a steady rate, each with the wall clock as its time. `count` counts them by
 1,000 keys in tumbling windows of two seconds, `rule` keeps a sum by 50,000 keys, `ordered` is a task that processes these in
@@ -57,9 +57,6 @@ ECHO, LOCAL, SPARK, NATIVE = "echo", "local", "spark", "native"
 KEYS = {COUNT: 1_000, RULE: 50_000, ORDERED: 50_000}
 PARTITIONS = 2
 WINDOW = "2 seconds"
-WARM_SECONDS = 15.0
-"""The time from the first record on in which nothing is measured: processes start, and code is compiled."""
-
 COLUMNS = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
 
 _COUNTING = """
@@ -273,7 +270,7 @@ def used(process: psutil.Process, folder: Path) -> dict[str, float]:
     }
 
 
-def measure(name: str, what: str, broker: Broker, topic: str, rate: float, seconds: float) -> Taken:
+def measure(name: str, what: str, broker: Broker, topic: str, rate: float, warm: float, seconds: float) -> Taken:
     broker.make(topic, PARTITIONS)
     keys = KEYS[what]
     with tempfile.TemporaryDirectory(prefix="latency-") as place:
@@ -286,11 +283,10 @@ def measure(name: str, what: str, broker: Broker, topic: str, rate: float, secon
         assert contender.stdin is not None
         assert contender.stdout is not None
         contender.stdout.readline()
-        both = WARM_SECONDS + seconds
-        command = [*me, "produce", broker.address, topic, str(keys), str(rate), str(both)]
+        command = [*me, "produce", broker.address, topic, str(keys), str(rate), str(warm + seconds)]
         producer = subprocess.Popen(command, stdout=subprocess.PIPE)
         process = psutil.Process(contender.pid)
-        time.sleep(WARM_SECONDS)
+        time.sleep(warm)
         before = used(process, folder)
         out, _ = producer.communicate()
         after = used(process, folder)
@@ -302,7 +298,7 @@ def measure(name: str, what: str, broker: Broker, topic: str, rate: float, secon
     times = np.frombuffer(out, np.int64)
     span = after["at"] - before["at"]
     a_second = {each: (after[each] - before[each]) / span for each in before}
-    begun = times[0] + WARM_SECONDS * 1e6
+    begun = times[0] + warm * 1e6
     turns = sum(begun <= at <= times[-1] for at, _ in seen["running"])
     rates = {
         "turns/s": turns / span,
@@ -312,21 +308,21 @@ def measure(name: str, what: str, broker: Broker, topic: str, rate: float, secon
         "MB/min written": 60 * a_second["written"] / 1e6,
         "MB/min kept": 60 * a_second["stored"] / 1e6,
     }
-    return Taken(running(seen["running"], times, keys), exact(seen["exact"], begun, times[-1]), rates)
+    return Taken(running(seen["running"], times, keys, begun), exact(seen["exact"], begun, times[-1]), rates)
 
 
-def running(values: Sequence[tuple[int, Sequence[int]]], times: Any, keys: int) -> list[float]:
+def running(values: Sequence[tuple[int, Sequence[int]]], times: Any, keys: int, begun: float) -> list[float]:
     """Return the milliseconds of each record: to the first value that counts it or a later one of its key."""
     seen: dict[int, int] = {}
-    found = []
+    result = []
     for at, newest in values:
         for number in newest:
             place = number % keys
             for each in range(seen.get(place, place - keys) + keys, number + 1, keys):
-                if times[each] >= times[0] + WARM_SECONDS * 1e6:
-                    found.append((at - times[each]) / 1e3)
+                if times[each] >= begun:
+                    result.append((at - times[each]) / 1e3)
             seen[place] = max(number, seen.get(place, place - keys))
-    return found
+    return result
 
 
 def exact(values: Sequence[tuple[int, int, int]], begun: float, end: float) -> list[float]:
@@ -335,15 +331,15 @@ def exact(values: Sequence[tuple[int, int, int]], begun: float, end: float) -> l
 
 def row(name: str, passes: Sequence[Taken]) -> dict[str, Any]:
     """Return the medians over passes."""
-    found: dict[str, Any] = {"contender": name}
+    result: dict[str, Any] = {"contender": name}
     for title in ("running", "exact"):
         each = [getattr(taken, title) for taken in passes]
-        each = [statistics.quantiles(some, n=100) for some in each if len(some) > 1]
+        each = [statistics.quantiles(values, n=100) for values in each if len(values) > 1]
         for cut in (50, 99):
-            found[f"{title} p{cut}"] = statistics.median(cuts[cut - 1] for cuts in each) if each else None
+            result[f"{title} p{cut}"] = statistics.median(cuts[cut - 1] for cuts in each) if each else None
     for title in passes[0].rates:
-        found[title] = statistics.median(taken.rates[title] for taken in passes)
-    return found
+        result[title] = statistics.median(taken.rates[title] for taken in passes)
+    return result
 
 
 def shown(value: str | float | None) -> str:
@@ -363,6 +359,7 @@ def main() -> int:
     parser.add_argument("--what", choices=[*KEYS], nargs="+", default=[COUNT, RULE])
     parser.add_argument("--contenders", choices=[*CONTENDERS], nargs="+", default=[*CONTENDERS])
     parser.add_argument("--rate", type=float, default=1_000.0)
+    parser.add_argument("--warm", type=float, default=15.0, help="seconds before those that are measured")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -374,8 +371,8 @@ def main() -> int:
                 for name in arguments.contenders:
                     topic = f"{what}-{name}-{repetition}"
                     print(f"\rpass {topic:<30}", end="", flush=True, file=sys.stderr)
-                    found = measure(name, what, broker, topic, arguments.rate, arguments.seconds)
-                    taken.setdefault((what, name), []).append(found)
+                    result = measure(name, what, broker, topic, arguments.rate, arguments.warm, arguments.seconds)
+                    taken.setdefault((what, name), []).append(result)
     print("\r" + " " * 40 + "\r", end="", flush=True, file=sys.stderr)
     results = [{"what": what, **row(name, passes)} for (what, name), passes in taken.items()]
     print("  ".join(f"{title:>14}" for title in results[0]))

@@ -158,18 +158,18 @@ class Reader:
         came = [message for place in at for message in self._ahead.pop(place, ())]
         complaint, last_message = "", time.monotonic() if goes_on else self._moves.last
         while True:
-            for place, some in _runs(came, next(iter(self._next)) if len(self._next) == 1 else None):
+            for place, messages in _runs(came, next(iter(self._next)) if len(self._next) == 1 else None):
                 if place not in left:
                     if not is_large:
-                        self._ahead.setdefault(place, []).extend(some)
+                        self._ahead.setdefault(place, []).extend(messages)
                     continue
                 offsets = left[place]
-                if some[-1].offset() >= offsets.end:
-                    self._ahead[place] = [message for message in some if message.offset() >= offsets.end]
-                    some = [message for message in some if message.offset() < offsets.end]
-                if some:
-                    self._next[place] = offsets.partition_name, some[-1].offset() + 1
-                    yield offsets, some
+                if messages[-1].offset() >= offsets.end:
+                    self._ahead[place] = [message for message in messages if message.offset() >= offsets.end]
+                    messages = [message for message in messages if message.offset() < offsets.end]
+                if messages:
+                    self._next[place] = offsets.partition_name, messages[-1].offset() + 1
+                    yield offsets, messages
             for place, offsets in [*left.items()]:
                 # Offsets before the end that never came are marks of transactions, or were compacted away.
                 is_behind = bool(self._ahead.get(place)) or self._ends.get(place, 0) >= offsets.end
@@ -183,9 +183,9 @@ class Reader:
                 return
             wanted = sum(offsets.end - self._next[place][1] for place, offsets in left.items())
             with self._asking():
-                messages = self._consumer.consume(min(wanted, _ROWS_PER_CALL), timeout=_WAIT)
+                fetched = self._consumer.consume(min(wanted, _ROWS_PER_CALL), timeout=_WAIT)
             now = time.monotonic()
-            if messages:
+            if fetched:
                 last_message = now
             elif goes_on and now - last_message > _GOING_ON:
                 # A new client starts from nothing that this one may have wrong, as after a failover.
@@ -196,8 +196,8 @@ class Reader:
                     f"{self._what} sent nothing of {sorted(left)} for {PATIENCE:g} s{complaint}; check the brokers, then try "
                     "again."
                 )
-            failed = [message for message in messages if message.error() is not None]
-            came = [message for message in messages if message.error() is None] if failed else messages
+            failed = [message for message in fetched if message.error() is not None]
+            came = [message for message in fetched if message.error() is None] if failed else fetched
             for message in failed:
                 complaint = self._complaint_of(message) or complaint
 
@@ -274,7 +274,7 @@ class News:
                 self._at = {**ends}
             while (left := deadline - time.monotonic()) > 0 and not stopping.is_set():
                 message = self._consumer.poll(min(left, _STOP_WAIT))
-                # The errors of brokers are those of whoever asks next.
+                # The next look at the source raises the errors of brokers.
                 if message is not None and message.error() is None:
                     self._consumer.unassign()
                     self._at = {}

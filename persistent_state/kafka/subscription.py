@@ -318,8 +318,8 @@ class Subscription:
         spec = library().admin.OffsetSpec.latest()
         with self._asking():
             asked = dict.fromkeys([(each.topic, each.number) for each in known.values()], spec)
-            found = offsets(self._admin, asked, self.options.get("isolation.level", COMMITTED) == COMMITTED)
-        ends = {name: found[each.topic, each.number] for name, each in known.items()}
+            newest = offsets(self._admin, asked, self.options.get("isolation.level", COMMITTED) == COMMITTED)
+        ends = {name: newest[each.topic, each.number] for name, each in known.items()}
         if any(ends[name] < each.end for name, each in known.items()):
             return None
         return {

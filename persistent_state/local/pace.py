@@ -9,7 +9,7 @@ from collections.abc import Callable
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.files import Files
 
-NEAR_SECONDS = 0.02
+NEAR_SECONDS = 0.015
 """The least time from one micro-batch to the next on a local disk: each takes an entry of the log, and files."""
 
 FAR_SECONDS = 1.0
@@ -31,7 +31,7 @@ class Pace:
 
     Args:
         files: The store.
-        trigger: The microseconds between two micro-batches, if the user has said so.
+        trigger: The microseconds between two micro-batches; None leaves that to the store.
         stopping: Is set when the flow is to end.
         now: Returns seconds of any one clock.
     """

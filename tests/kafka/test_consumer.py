@@ -463,11 +463,11 @@ def test_a_reader_goes_on_from_read_to_read_and_hands_out_each_record_of_a_range
             read[partition] = end = chance.randint(begin, end)
             if begin < end:
                 ranges["t", partition] = OffsetRange(f"t-{partition}", "t", partition, begin, end, 0, None)
-        found: dict[tuple[str, int], list[int]] = {place: [] for place in ranges}
+        handed: dict[tuple[str, int], list[int]] = {place: [] for place in ranges}
         for offsets, messages in reader.read(ranges):
-            found["t", offsets.partition] += [each.offset() for each in messages]
+            handed["t", offsets.partition] += [each.offset() for each in messages]
         for place, offsets in ranges.items():
-            assert found[place] == [at for at in records.offsets[place[1]] if offsets.begin <= at < offsets.end]
+            assert handed[place] == [at for at in records.offsets[place[1]] if offsets.begin <= at < offsets.end]
         assert sum(map(len, reader._ahead.values())) <= 60, "they gather"
     reader.close()
 
@@ -475,16 +475,16 @@ def test_a_reader_goes_on_from_read_to_read_and_hands_out_each_record_of_a_range
 def test_a_reader_opens_one_consumer_for_ranges_that_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     records = Records({0: [*range(100)]}, {0: 100}, random.Random(1))
     monkeypatch.setattr(confluent_kafka, "Consumer", records.consumer)
-    told = KafkaSource("t", "nowhere:9")
+    topic = KafkaSource("t", "nowhere:9")
     for opened, stays in ((10, False), (11, True)):
         if stays:
-            told.stay_open()
+            topic.stay_open()
         for begin in range(0, 100, 10):
-            (chunk,) = told.read([OffsetRange("t-0", "t", 0, begin, begin + 10, 0, None)])
+            (chunk,) = topic.read([OffsetRange("t-0", "t", 0, begin, begin + 10, 0, None)])
             assert chunk.positions.tolist() == [*range(begin, begin + 10)]
         assert records.opened == opened
     # A topic that was made again has other records at the same offsets.
-    (chunk,) = told.read([OffsetRange("t-0#1", "t", 0, 90, 100, 0, None)])
+    (chunk,) = topic.read([OffsetRange("t-0#1", "t", 0, 90, 100, 0, None)])
     assert (len(chunk.positions), records.opened) == (10, 12)
 
 
@@ -507,8 +507,8 @@ def test_a_reader_that_stayed_open_and_gets_nothing_asks_by_a_new_consumer(
     monkeypatch.setattr(confluent_kafka, "Consumer", of)
     reader = consumer.Reader("t", nullcontext, {})
     for begin in (0, 10):
-        (found,) = reader.read({("t", 0): OffsetRange("t-0", "t", 0, begin, begin + 10, 0, None)})
-        assert [each.offset() for each in found[1]] == [*range(begin, begin + 10)]
+        (handed,) = reader.read({("t", 0): OffsetRange("t-0", "t", 0, begin, begin + 10, 0, None)})
+        assert [each.offset() for each in handed[1]] == [*range(begin, begin + 10)]
     assert records.opened == 2
     assert time.now < 2
 
@@ -539,23 +539,23 @@ def test_a_source_that_is_idle_waits_for_the_first_record_behind_its_ends(
     arrange(monkeypatch, world)
     log = world.make("t", 2, records=50)
     monkeypatch.setattr(confluent_kafka, "Consumer", lambda options: polled)
-    told = KafkaSource("t", "nowhere:9")
-    told.open([], {})
-    told.reach({}, everything=False)
+    topic = KafkaSource("t", "nowhere:9")
+    topic.open([], {})
+    topic.reach({}, everything=False)
     # Ends of partitions and errors are no news, and what is fetched already is not asked for again.
     errors = [message("t", KafkaError(code), 50) for code in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT)]
     polled.messages = [*errors]
     for waited in (1.0, 2.0):
-        told.await_news(1.0, stopping)
+        topic.await_news(1.0, stopping)
         assert (time.now, polled.assigned) == (pytest.approx(waited), [{0: 50, 1: 50}])
     polled.messages = [*errors, message("t", None, 50)]
-    told.await_news(1.0, stopping)
+    topic.await_news(1.0, stopping)
     assert (time.now, polled.assigned[1:]) == (pytest.approx(2.3), [{}])
     # The next wait is for what comes behind what is there then.
     log.partitions[0][1] = 51
-    told.reach({"t-0": 51, "t-1": 50}, everything=False)
-    told.await_news(0.1, stopping)
+    topic.reach({"t-0": 51, "t-1": 50}, everything=False)
+    topic.await_news(0.1, stopping)
     assert polled.assigned[2:] == [{0: 51, 1: 50}]
     stopping.set()
-    told.await_news(60.0, stopping)
+    topic.await_news(60.0, stopping)
     assert time.now < 3

@@ -748,7 +748,7 @@ def test_a_source_that_stays_open_asks_for_ends_alone_between_two_looks_at_its_t
     reach = source.reach({"t-0": 60, "t-1": 45}, everything=False)
     assert (reach.ends, reach.lag) == ({"t-0": 60, "t-1": 45}, {"t-0": 0, "t-1": 25})
     assert asked.count("describe_topics") == 1
-    # New partitions, and deleted topics, are found soon.
+    # New partitions, and deleted topics, are handed soon.
     log.partitions.append([0, 5])
     assert ends(source, reach.ends) == reach.ends
     world.passes(BELIEVED)

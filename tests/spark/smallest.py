@@ -53,6 +53,7 @@ WITH_OWN_JVMS = {"recovery": "--keys 1000 --repetitions 1"}
 WITH_A_BROKER = {
     "graph": "--keys --stages 1 --messages 5 --every 0.3 --repetitions 1",
     "kafka": "--payload json --keys 100 --rows 2000 --emit yes --repetitions 0",
+    "topic_latency": "--what count --contenders echo local --rate 50 --warm 3 --seconds 2 --repetitions 1",
     "sharing": "--source topic --tasks 2 --keys 100 --rows 2000 --repetitions 0",
 }
 """What starts a broker, and JVMs of its own."""
