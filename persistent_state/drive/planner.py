@@ -24,6 +24,9 @@ from persistent_state.store.log import Log
 HUNG = 60.0
 """Seconds after which people hear of a transaction that stays open, also where nothing else arrives."""
 
+SOON, LATER = 1_000_000, 5_000_000
+"""Microseconds between two looks at the log of a flow that has nothing to read: of one that tasks feed, and of any other."""
+
 Offset: TypeAlias = "dict[str, Any]"
 """The place of a flow between two micro-batches: by partition the `ends`, and a `tick` that moves where they do not."""
 
@@ -55,6 +58,9 @@ class Planner:
         self._idle_for: dict[str, int] = {}
         self._hung: set[str] = set()
         self._opened = False
+        self._quiet: Entry | None = None
+        """The entry by which nothing was new; None if something was, or if it was not looked."""
+        self._looked = 0
 
     def first(self) -> Offset:
         """Return the offset at which the flow stands by the newest entry.
@@ -79,9 +85,7 @@ class Planner:
         self._open()
         if self._until is not None:
             self.source.stay_within(self._until)
-        # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing to
-        # read would ask its source for ever after a newer driver has started.
-        entry = newest_own(self._log, self._epoch)
+        entry = self._looked_at(now())
         self._reach = aligned_reach(
             self.flow.first,
             self.source,
@@ -94,7 +98,9 @@ class Planner:
         )
         step, _ = graph.changed_step(entry, self.flow)
         tick = max(self._tick(before["ends"], now()), int(step is not None))
-        return {"ends": dict(self._reach.ends), "tick": before["tick"] + tick}
+        newest = {"ends": dict(self._reach.ends), "tick": before["tick"] + tick}
+        self._quiet = entry if newest == before else None
+        return newest
 
     def parts(self, start: Offset, now: Callable[[], int], new_id: Callable[[], str]) -> Sequence[Part]:
         """Return the parts of the micro-batch from an offset up to the one that `latest` has returned.
@@ -107,6 +113,7 @@ class Planner:
         Raises:
             FencedError: A newer driver owns the application.
         """
+        self._quiet = None
         entry, self._reach = turn.begin(self._log, self._epoch, self.flow, self._reach, now(), new_id)
         planned = now()
         # A channel can become idle only after its source was first asked for rows.
@@ -126,8 +133,22 @@ class Planner:
         """Return whether a newer driver owns the application, as far as the store answers."""
         with suppress(StateError):
             newest = self._log.newest()
-            return newest is not None and newest.epoch > self._epoch
+            is_fenced = newest is not None and newest.epoch > self._epoch
+            # The next call of `latest` is to raise that.
+            self._quiet = None if is_fenced else self._quiet
+            return is_fenced
         return False
+
+    def _looked_at(self, now: int) -> Entry:
+        """Return the newest entry; while nothing is new, that of the last look, if it was not long ago.
+
+        An entry of others can let something be new only where their tasks feed this flow.
+        """
+        if self._quiet is None or not 0 <= now - self._looked < (SOON if self.flow.first.upstream else LATER):
+            # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing
+            # to read would ask its source for ever after a newer driver has started.
+            self._quiet, self._looked = newest_own(self._log, self._epoch), now
+        return self._quiet
 
     def _known(self) -> FlowState:
         entry: Entry = newest_own(self._log, self._epoch)

@@ -16,6 +16,7 @@ from persistent_state import Message, NonWindowState, PersistentState, Persisten
 from persistent_state.batch.packets import DRIVER, Answers, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
+from persistent_state.drive import planner
 from persistent_state.drive.planner import HUNG
 from persistent_state.engine.read import arrow_source, idle_source
 from persistent_state.engine.read.arrow_source import ArrowReader
@@ -209,8 +210,23 @@ def test_a_quiet_query_that_a_newer_driver_has_fenced_ends_with_that_error(kind:
     assert query.poll()
     assert query.poll() is None
     core.start(query.log, [query.plan], now=query.now)
+    query.now += planner.LATER
     with pytest.raises(FencedError, match="a newer driver owns app; this one \\(epoch 1\\) has stopped"):
         query.poll()
+
+
+def test_a_query_that_has_nothing_to_read_looks_at_the_log_now_and_then() -> None:
+    source = Stamps([5, 15, 25], there=2)
+    query = Query(source, Settings(10, ahead=2**62))
+    assert query.poll()
+    with mock.patch.object(Log, "newest", autospec=True, side_effect=Log.newest) as looks:
+        for _ in range(10):
+            assert query.poll() is None
+            query.now += planner.LATER // 5
+        assert looks.call_count == 2
+        # What arrives is read at once, by the newest entry.
+        source.there = 3
+        assert query.poll() is not None
 
 
 def test_a_query_at_its_end_does_not_fail_for_a_store_that_does_not_answer() -> None:
