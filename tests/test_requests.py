@@ -188,7 +188,7 @@ EXPECTED = {
     "a micro-batch that moves the clock, 2 shards": {"PUT": 3, "GET": 6},
     "a delivery that finds nothing": {"GET": 2},
     "a clock that an output is given": {"PUT": 1, "GET": 4},
-    "an idle minute": {"GET": 44, "LIST": 24},
+    "an idle minute": {"GET": 44, "LIST": 4},
     "a collection of nothing": {"LIST": 4},
     "a collection": {"PUT": 2, "GET": 14, "LIST": 4, "DELETE": 16},
     "a start": {"PUT": 1, "GET": 10, "LIST": 4},

@@ -12,7 +12,7 @@ from persistent_state.run.wall_clock import now_us
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 
-EVERY_SECONDS = 10.0
+EVERY_SECONDS = 60.0
 """Time between two collections."""
 
 STOP_SECONDS = 60.0
