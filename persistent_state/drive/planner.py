@@ -26,7 +26,7 @@ HUNG = 60.0
 """Seconds after which people hear of a transaction that stays open, also where nothing else arrives."""
 
 SOON, LATER = 1_000_000, 5_000_000
-"""Microseconds between two looks at the log of a flow that has nothing to read: of one that other tasks feed, and of any other."""
+"""Microseconds between two looks at the log of a flow that has nothing to read: of one that tasks feed, and of any other."""
 
 Offset: TypeAlias = "dict[str, Any]"
 """The place of a flow between two micro-batches: by partition the `ends`, and a `tick` that moves where they do not."""
@@ -155,8 +155,8 @@ class Planner:
         An entry of others can let something be new only where their tasks feed this flow.
         """
         if self._quiet is None or not 0 <= now - self._looked < (SOON if self.flow.first.upstream else LATER):
-            # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing to
-            # read would ask its source for ever after a newer driver has started.
+            # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing
+            # to read would ask its source for ever after a newer driver has started.
             self._quiet, self._looked = newest_own(self._log, self._epoch), now
         return self._quiet
 

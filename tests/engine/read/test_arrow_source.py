@@ -228,6 +228,7 @@ def test_a_query_that_has_nothing_to_read_looks_at_the_log_now_and_then() -> Non
         source.there = 3
         assert query.poll() is not None
 
+
 def test_a_query_at_its_end_does_not_fail_for_a_store_that_does_not_answer() -> None:
     query = Query(Stamps([5, 15], there=2), Settings(10, ahead=2**62), to_the_end=True)
     assert query.poll()
