@@ -369,19 +369,20 @@ def ends_at_15(message: Message) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "where"),
-    [(DiesInMerge(), "shard=0, while they merged it"), (DiesInStep(), "part=0 of a step")],
+    ("task", "shards", "where"),
+    # One call reads the only part and merges the only shard, and is named by what it reads.
+    [(DiesInMerge(), 2, "shard=[01], while they merged it"), (DiesInStep(), 1, "part=0 of a step")],
     ids=["merge", "step"],
 )
 def test_workers_that_die_of_a_merge_or_a_step_end_the_run_with_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, shards: int, where: str
 ) -> None:
     monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
     for file in range(3):
         write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
-    said = problem(lambda: application(tmp_path, task, shards=1).run(Local(2), drain=True), TaskFailedError)
-    assert said.startswith(
-        f"task={task.name}: 3 workers in a row died of {where}, the last one with exit status 7. Give"
+    said = problem(lambda: application(tmp_path, task, shards=shards).run(Local(2), drain=True), TaskFailedError)
+    assert re.match(
+        f"task={task.name}: 3 workers in a row died of {where}, the last one with exit status 7. Give", said
     )
     assert (tmp_path / "deaths").read_text() == "xxx"
 
