@@ -47,6 +47,9 @@ AT_RANDOM = soak_or(ci=1, soak=40)
 OF_THREE = soak_or(ci=3, soak=40)
 """Drivers of three tasks that are killed at any moment."""
 
+OF_BOTH = soak_or(ci=4, soak=40)
+"""Drivers that are killed at any moment, each on the other engine than the one before it."""
+
 TRIES = 4
 """The most drivers that are started until one writes or deletes a file of a kept clock, and dies there."""
 
@@ -255,3 +258,35 @@ def test_three_tasks_of_one_source_are_exact_at_every_clock_whenever_their_drive
     assert clocks + check_clocks(tmp_path, sent) > OF_THREE
     assert check_end(tmp_path, sent)["late"] > 0
     assert sum(told["replayed"] for told in progress(tmp_path)) > 0
+
+
+@pytest.mark.soak
+@pytest.mark.one_in(2)
+def test_starts_by_both_engines_in_turns_are_exact_at_every_clock_whenever_their_driver_is_killed(
+    launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
+) -> None:
+    chance, sent, clocks = random.Random(41), Stream(tmp_path / "stream", seed=41), 0
+
+    def driver(link: int, *arguments: str) -> subprocess.Popen[bytes]:
+        sent.grow(6)
+        options = ["--three", "--shards", str(link % 3 + 1), "--interval", ("10 seconds", "15 seconds")[link // 2 % 2]]
+        by_spark, workers = link % 2 == 0, ("--workers", str(link % 4 // 2 + 1))
+        engine, env = ((), jvms[link // 2 % 2].env) if by_spark else (workers, {})
+        return launch("-m", "tests.spark.victim", str(tmp_path), *options, *engine, *arguments, folder=tmp_path, **env)
+
+    for link in range(OF_BOTH):
+        # Each commit has three lines.
+        wanted = len(progress(tmp_path)) + 3 * chance.randint(1, 3)
+        victim = driver(link, "--continuous")
+        until(lambda wanted=wanted: len(progress(tmp_path)) >= wanted, "commits", victim, tmp_path / "log")
+        time.sleep(chance.random() / 2)
+        victim.kill()
+        assert victim.wait(PATIENCE) == -signal.SIGKILL
+        clocks += check_clocks(tmp_path, sent)
+    for link in (OF_BOTH, OF_BOTH + 1):
+        last = driver(link)
+        assert last.wait(PATIENCE) == 0, (tmp_path / "log").read_text()[-4000:]
+        clocks += check_clocks(tmp_path, sent)
+        assert check_end(tmp_path, sent)["late"] > 0
+    assert clocks > OF_BOTH
+    assert sum(each["replayed"] for each in progress(tmp_path)) > 0

@@ -3,17 +3,19 @@
     python -m tests.spark.victim FOLDER [--master "local[2]"] [--shards 2] [--interval "10 seconds"]
         [--die STEP [--of jvm] [--from-call 3]] [--pause STEP STEP] [--stumble] [--kill-every 9]
         [--store URL --options FILE --scratch FOLDER] [--when FILE] [--continuous | --twice] [--delivery at-least-once]
-        [--three | --graph MODULE] [--die-at-run TASK]
+        [--three | --graph MODULE] [--die-at-run TASK] [--workers 2]
 
 At the step of --die it is ended by SIGKILL, or with --of jvm only its JVM is. At that of --pause all its processes stop
 by SIGSTOP; when it was fenced it starts again, for the next of these steps. With --stumble every first attempt of a Spark
 task fails, and with --kill-every 9 the worker is killed that is at every ninth operation in the store.
 
 With --when it starts once that file is there. A --store is given what the JSON of --options says, and has no steps. Its Spark
-tells all it does, and keeps an event log.
+logs all it does, and keeps an event log.
 
 With --three there is a third task, and all of them have one source. With --graph it is the graph of `pipeline` or of `beside`
 instead. There --die-at-run ends the driver when a worker is about to write a run of a task.
+
+With --workers it runs on this machine alone, without a JVM.
 
 It ends with exit code 0 when it has read everything and closed, or with --continuous when it was asked to stop. With
 --twice it starts again before it closes. FOLDER/progress gets its progress as lines of JSON, and FOLDER/steps the steps
@@ -43,7 +45,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from persistent_state import Application, FencedError, Message, PersistentState, PersistentTask, application
+from persistent_state import Application, FencedError, Local, Message, PersistentState, PersistentTask, application
 from persistent_state.batch.packets import Answers
 from persistent_state.drive import backoff
 from persistent_state.protocol import commits, takeover
@@ -244,6 +246,7 @@ def main() -> None:
     parser.add_argument("--three", action="store_true")
     parser.add_argument("--graph", choices=GRAPHS)
     parser.add_argument("--die-at-run", metavar="TASK")
+    parser.add_argument("--workers", type=int)
     told = parser.parse_args()
     jvm = Jvm()
     act = jvm.pause_with_all if told.pause else jvm.kill if told.of == "jvm" else _die
@@ -268,8 +271,11 @@ def main() -> None:
         with (told.folder / "progress").open("a") as file:
             file.write(json.dumps(asdict(progress)) + "\n")
 
-    spark = new_session("victim", told.master, _telling_all(told.folder) if told.store else {})
-    jvm.pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    workers: int | None = told.workers
+    engine: Any = Local(workers) if workers else None
+    if engine is None:
+        engine = new_session("victim", told.master, _telling_all(told.folder) if told.store else {})
+        jvm.pid = engine._jvm.java.lang.ProcessHandle.current().pid()
     if told.when:
         print("ready", flush=True)
         while not told.when.exists():
@@ -277,17 +283,17 @@ def main() -> None:
     for step in told.pause:
         steps.awaited, steps.calls = [step], Counter()
         try:
-            app.start(spark, on_progress=tell).await_termination()
+            app.start(engine, on_progress=tell).await_termination()
         except FencedError:
             print("fenced", flush=True)
     if told.pause:
         return
     if told.continuous:
-        app.start(spark, on_progress=tell).await_termination()
+        app.start(engine, on_progress=tell).await_termination()
     else:
         if told.twice:
-            app.run(spark, on_progress=tell)
-        app.run(spark, drain=True, on_progress=tell)
+            app.run(engine, on_progress=tell)
+        app.run(engine, drain=True, on_progress=tell)
 
 
 def _of_stream(told: argparse.Namespace, tasks: Sequence[PersistentTask]) -> Application:
