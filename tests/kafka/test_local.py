@@ -1,22 +1,34 @@
-"""From Kafka to Kafka on this machine alone: each record counts once, over starts and deaths of workers."""
+"""From Kafka to Kafka on this machine alone: each record counts once, whatever dies: a worker, or a driver with its workers."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from examples.broker import Broker
 from monoids import Sum
 from persistent_state import Application, KafkaSink, KafkaSource, Local, NonWindowState, PersistentTask
 from persistent_state.kafka import Decoded, Decoder
 from persistent_state.kafka.sink import as_json
+from persistent_state.store.files import open_files
+from persistent_state.store.log import Log
 from tests.kafka.deliverer import consume, newest
 from tests.kafka.topics import new_topic, produce
+from tests.soak import soak_or
+from tests.waiting import until
+
+KILLED = soak_or(ci=3, soak=30)
+"""Drivers that are killed."""
 
 
 class PerDigit(PersistentTask):
@@ -59,22 +71,54 @@ class Encoded:
         return as_json(1, rows)
 
 
+def application(folder: Path, address: str, read: str, written: str, start: int) -> Application:
+    """The sums of one topic, in another."""
+    source = KafkaSource(read, address, value=Digits(folder / f"died {start}"))
+    app = Application("digits", str(folder / "store"), checkpoint_interval="1 second", allowed_delay="1 minute")
+    encode = Encoded(folder / f"died of a part {start}")
+    return app.add(PerDigit(), source, KafkaSink(written, address, partitions=2, rows_per_transaction=2, encode=encode))
+
+
+def main(folder: str, address: str, read: str, written: str, start: str) -> None:
+    """Go on until the process is killed."""
+    application(Path(folder), address, read, written, int(start)).start(Local(int(start) % 3 + 1)).await_termination()
+
+
 def test_records_count_once_from_topic_to_topic(broker: Broker, tmp_path: Path) -> None:
     read, written = new_topic(broker, 2), new_topic(broker, 2)
-
-    def application(start: int) -> Application:
-        source = KafkaSource(read, broker.address, value=Digits(tmp_path / f"died {start}"))
-        app = Application("digits", str(tmp_path / "store"), checkpoint_interval="1 second", allowed_delay="1 minute")
-        encode = Encoded(tmp_path / f"died of a part {start}")
-        sink = KafkaSink(written, broker.address, partitions=2, rows_per_transaction=2, encode=encode)
-        return app.add(PerDigit(), source, sink)
-
     for start in range(3):
         produce(broker, read, range(100 * start, 100 * start + 100), 2, millis=lambda n: 1_700_000_000_000 + 1000 * n)
-        assert application(start).run(Local(2), drain=True).restarts == 0
+        assert application(tmp_path, broker.address, read, written, start).run(Local(2), drain=True).restarts == 0
         assert (tmp_path / f"died {start}").exists()
         assert (tmp_path / f"died of a part {start}").exists()
         total = sum(row["value"] for row in newest(broker, written).values())
         assert total == sum(range(100 * start + 100))
     given = [(message.key(), json.loads(message.value())["clock"]) for message in consume(broker, written)]
     assert len(given) == len({*given}), "no value is seen twice"
+
+
+@pytest.mark.soak
+@pytest.mark.one_in(2)
+def test_records_count_once_though_each_driver_is_killed(broker: Broker, tmp_path: Path) -> None:
+    read, written, chance = new_topic(broker, 2), new_topic(broker, 2), random.Random(41)
+    for start in range(KILLED):
+        produce(broker, read, range(200 * start, 200 * start + 200), 2, millis=lambda n: 1_700_000_000_000 + 1000 * n)
+        program = "from tests.kafka.test_local import main; import sys; main(*sys.argv[1:])"
+        options = [str(tmp_path), broker.address, read, written, str(start)]
+        before, driver = entries(tmp_path), subprocess.Popen([sys.executable, "-c", program, *options])
+        try:
+            wanted = before + chance.randint(1, 2)
+            until(lambda wanted=wanted: entries(tmp_path) >= wanted, "entries", driver)
+            time.sleep(chance.random())
+        finally:
+            driver.kill()
+            driver.wait()
+    application(tmp_path, broker.address, read, written, KILLED).run(Local(2), drain=True)
+    given = {row["digit"]: row["value"] for row in newest(broker, written).values()}
+    assert given == {digit: sum(range(digit, 200 * KILLED, 10)) for digit in range(10)}
+
+
+def entries(folder: Path) -> int:
+    """The number of the newest entry of a store."""
+    entry = Log(open_files(str(folder / "store")), "digits").newest() if (folder / "store").exists() else None
+    return entry.number if entry else 0
