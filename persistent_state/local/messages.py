@@ -192,7 +192,9 @@ class Channel:
         files = [BlobFile(descriptor) for descriptor in descriptors if descriptor is not None]
         if len(files) < count:
             # All of the message was read, so that the next one can be.
-            raise StateError("a process has too many open files; raise the limit (ulimit -n), then start again.")
+            raise StateError(
+                f"process={os.getpid()} has too many open files; raise the limit (ulimit -n), then start again."
+            )
         return Message(data, files)
 
     def close(self) -> None:

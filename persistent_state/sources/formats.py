@@ -400,7 +400,10 @@ def _records(batch: pa.RecordBatch, places: Sequence[int]) -> dict[int, bytes]:
     except ValueError:
         middle = len(places) // 2
         return _records(batch, places[:middle]) | _records(batch, places[middle:]) if middle else {}
-    records = (dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+    # A file may have none of the columns, but it has rows.
+    records = (
+        {name: column[i] for name, column in zip(rows.schema.names, columns, strict=True)} for i in range(len(places))
+    )
     return {place: to_json(record).encode() for place, record in zip(places, records, strict=True)}
 
 

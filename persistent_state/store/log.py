@@ -116,7 +116,7 @@ class Log:
         self._kept: _Known | None = None
         self._highest = 0
         self._listed_at: Clocks | None = None
-        """What the clocks said before the last listing by which the newest entry was read."""
+        """The clocks, before the last listing by which the newest entry was read."""
 
     def numbers(self) -> list[int]:
         """Return the numbers of the entries that exist, ascending."""

@@ -88,6 +88,12 @@ class TestFolders:
         ]
         assert ["k0" in (text or "") for _, _, text in bad(chunks)] == [True, True, False, False]
 
+    def test_a_file_without_any_column_of_the_schema_has_bad_rows_if_its_folder_does_not_fit(
+        self, tmp_path: Path
+    ) -> None:
+        write(tmp_path, "value=some/a.parquet", pa.table({"other": [1, 2]}))
+        assert [(place, record) for place, _, record in bad(read_all(tmp_path))] == [(0, "{}"), (1, "{}")]
+
     @pytest.mark.parametrize("name", ["a.csv", "a.json", "a.parquet"])
     def test_all_columns_may_be_of_folders(self, tmp_path: Path, name: str) -> None:
         write(tmp_path, f"ts=2026-01-01/key=a/{name}", table(0, 3))
