@@ -14,7 +14,6 @@ from persistent_state.event_time import clocks
 from persistent_state.protocol import graph
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.flow_state import FlowState
-from persistent_state.store.log import GRACE
 from persistent_state.store.task_state import TaskState
 
 
@@ -24,12 +23,12 @@ class Keeping:
 
     Attributes:
         clocks: How many of the newest checkpoints are kept.
-        grace: For how long files and entries stay that were replaced. On a store behind a network it is `GRACE` or more.
+        grace: For how long files stay that were replaced.
         retain: Pairs (every, span): of each period of `every` the last clock is kept, for `span` of event time.
     """
 
     clocks: int = 10
-    grace: int = GRACE
+    grace: int = 600_000_000
     retain: tuple[tuple[int, int], ...] = ()
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from persistent_state.errors import ExistsError, StoreUnavailableError
-from persistent_state.store import elapsed
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log, fenced
-
-SLOW = 30.0
-"""Seconds that the making of an entry may take before its time is put right."""
 
 N = TypeVar("N")
 
@@ -28,16 +23,11 @@ def append(log: Log, newest: Callable[[], N], change: Callable[[N], Entry]) -> E
         FencedError: A newer driver owns the application.
         CommitUnknownError: The store did not answer.
     """
-    began = elapsed.clocks()
     while True:
         before = newest()
         entry = change(before)
         if entry is before:
             return entry
-        # Its time says from when on the entry before it may go, and was taken before that one was read. Were it long ago, the
-        # entry before it could go while others have yet to see it.
-        if (seconds := elapsed.between(began, elapsed.clocks())) > SLOW:
-            entry = replace(entry, time=entry.time + round(seconds * 1e6))
         try:
             log.append(entry)
         except ExistsError:

@@ -8,9 +8,6 @@ Invariants:
   base is `MOST_AGE` older.
 - The newest entry is the last of those that follow each other from the newest that the store lists. A store may list late what
   it has, for less than the time for which entries stay: so the numbers from there on are asked for by name.
-- An entry stays for `GRACE` after the one that follows it was written. So whatever was written since a listing is still there
-  `TRUST` after it. Until then no other listing is needed: entries are asked for by name, from the newest known one on, and a
-  number that a driver gets was never used. Clocks are read after the store has answered, as a process may sleep until then.
 """
 
 from __future__ import annotations
@@ -28,20 +25,11 @@ from persistent_state.errors import (
     InvalidInputError,
     StoreUnavailableError,
 )
-from persistent_state.store import elapsed
 from persistent_state.store.codec import LaterVersionError, Written, checksum, open_entry, to_bytes
-from persistent_state.store.elapsed import Clocks
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 
 TRIES = 5
-
-GRACE = 600_000_000
-"""Microseconds for which a file stays that was replaced, and an entry after the one that follows it was written."""
-
-TRUST = 300.0
-"""Seconds after a listing of the log in which a store behind a network is asked for entries by name. It is half of `GRACE`: the
-rest is for wall clocks of drivers that differ, and for the time from when an entry says that it was written until it is."""
 
 MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
@@ -107,7 +95,7 @@ class Log:
     """The entries of one application. Only the newest that was met is kept, so that a writer reads only what others wrote.
 
     A store may list late what it has: an entry that this log has written or met is not forgotten for that, and one that others
-    have written is asked for by its number. A store behind a network is listed by the first look, and then once in `TRUST`.
+    have written is asked for by its number.
     """
 
     def __init__(self, files: Files, application: str) -> None:
@@ -115,8 +103,6 @@ class Log:
         self.application = application
         self._kept: _Known | None = None
         self._highest = 0
-        self._listed_at: Clocks | None = None
-        """The clocks, before the last listing by which the newest entry was read."""
 
     def numbers(self) -> list[int]:
         """Return the numbers of the entries that exist, ascending."""
@@ -139,27 +125,6 @@ class Log:
             DamagedError: The newest entry, or one that it follows from, is not what was written, or is missing. An older entry
                 is never taken in its place.
         """
-        # Before anything is asked: others may use this log meanwhile.
-        known, listed_at = self._kept, self._listed_at
-        if known is not None and self._is_trusted(listed_at):
-            with suppress(_MissingError):
-                newest = self._last_from(known.entry)
-                # Who slept since it looked may have missed an entry that was written and collected.
-                if self._is_trusted(listed_at):
-                    return newest
-        began = elapsed.clocks()
-        newest = self._listed_newest()
-        self._listed_at = began
-        return newest
-
-    def _is_trusted(self, listed_at: Clocks | None) -> bool:
-        """Return whether all entries are there that were written since a listing, and have names that can be asked for."""
-        if listed_at is None or self.files.lists_at_once:
-            return False
-        return elapsed.are_within(TRUST, listed_at, elapsed.clocks())
-
-    def _listed_newest(self) -> Entry | None:
-        """Return the newest entry by a listing. It raises what `newest` raises."""
         missing = None
         for _ in range(TRIES):
             listed = next(self._listed(), 0)
@@ -278,8 +243,6 @@ class Log:
             StoreUnavailableError: The entry was written, and then the store did not list the log. The next start finds out.
         """
         known = self._kept
-        # A listing says that the number is free only if this log knows all entries before it.
-        listed_at = self._listed_at if known and known.entry.number + 1 == entry.number else None
         before = known if known and known.goes_on_with(entry) else None
         base = entry.number if before is None or before.is_far_from_base(entry.time) else before.entry.base
         data = to_bytes(entry, before.entry if before else None, base)
@@ -297,8 +260,6 @@ class Log:
             written = replace(entry, checksum=checksum(data), base=base)
             self._kept = before.followed_by(written, len(data)) if before else _whole(written, len(data))
             self._highest = entry.number
-        if self._is_trusted(listed_at):
-            return
         # The number may have been used and collected while this driver slept.
         newest = self.newest()
         if newest is None or newest.epoch > entry.epoch:

@@ -92,9 +92,6 @@ class Actor:
         if operation == "create" and "/log/" in path and world.rng.random() < world.nap_rate:
             # The worst moment to fall asleep: all is decided, and the number may be taken before it is written.
             getcurrent().thread.wake = world.step + world.rng.choice([20, 60, 200])
-        if world.is_far and "/log/" in path and operation in ("create", "read") and world.rng.random() < world.nap_rate:
-            # Or longer than entries stay, before the store answers whether there is one.
-            getcurrent().thread.wake = world.step + world.rng.choice([60, 200, 600])
         if operation == "write" and world.places is not None and world.places.random() < 0.3:
             # The application may be rewound meanwhile, and what is written comes late.
             getcurrent().thread.wake = world.step + world.places.choice([20, 100, 400])

@@ -26,7 +26,6 @@ from tests.simulation.world import (
     BRANCHED,
     ENGINES,
     EVERY,
-    FAR,
     FLOWS,
     GRAPH,
     IN_ORDER,
@@ -55,7 +54,6 @@ pytestmark = pytest.mark.worlds
 WORLDS = int(os.environ.get("SIMULATION_WORLDS") or soak_or(ci=300, soak=5000))
 STRIDE = 20
 REBUILT_WORLDS = soak_or(ci=15, soak=300)
-FAR_WORLDS = soak_or(ci=20, soak=2000)
 FLOWS_WORLDS = soak_or(ci=20, soak=1000)
 READING_WORLDS = soak_or(ci=12, soak=1000)
 GRAPH_WORLDS = soak_or(ci=20, soak=2000)
@@ -108,13 +106,6 @@ def test_every_world_keeps_the_contract(first: int) -> None:
 def test_a_task_that_is_built_again_keeps_the_contract() -> None:
     worlds = [play(seed, REBUILT) for seed in range(REBUILT_WORLDS)]
     assert any("again" in line for world in worlds for line in world.trace)
-
-
-@pytest.mark.soak
-@pytest.mark.one_in(3)
-def test_a_store_that_is_asked_for_entries_by_name_keeps_the_contract() -> None:
-    for seed in range(FAR_WORLDS):
-        play(seed, FAR)
 
 
 @pytest.mark.soak

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -39,12 +39,12 @@ from persistent_state.inputs import Inputs, open_source
 from persistent_state.local import turns
 from persistent_state.partials import few, fold, keys, panes
 from persistent_state.partials.since import Since
-from persistent_state.protocol import branch, collect, commits, fates, graph, naming, next_entry, rewind, takeover
+from persistent_state.protocol import branch, collect, commits, fates, graph, naming, rewind, takeover
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Reach
-from persistent_state.store import blocks, codec, elapsed, kept_entries, late_rows, lists
+from persistent_state.store import blocks, codec, kept_entries, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
@@ -124,9 +124,6 @@ BRANCHED = "branched"
 KEPT = "kept"
 """The theme of worlds in which old clocks are read, and kept by name, more than in others."""
 
-FAR = "far"
-"""The theme of worlds whose stores are asked for entries by name, and whose drivers sleep longer than entries stay."""
-
 REWOUND = "rewound"
 """The theme of worlds in which applications go back to kept clocks, as in no others but those of the next one."""
 
@@ -188,7 +185,6 @@ class World:
         goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *WITH_SINKS}
         self.places = Random(f"places {seed}") if theme in WITH_SINKS else None
         self.late = late.Writes(Random(f"late {seed}")) if theme == REWOUND_LATE else None
-        self.is_far = self.theme == FAR
         self.goes_further = theme == REWOUND_FURTHER
         self.trace: list[str] = []
         self.step = 0
@@ -263,10 +259,6 @@ class World:
         elif self.theme in (KEPT, BRANCHED):
             self.lag, self.collect_rate, self.starts = 0, 1.0, rng.choice([2, 3, 4])
             self.keeping, self.delay = Keeping(rng.choice([1, 2]), rng.choice([0, 0, 50])), rng.choice([0, 20])
-        elif self.theme == FAR:
-            self.lag, self.collect_rate, self.nap_rate, self.doze_rate = 0, 1.0, 0.1, rng.choice([0.0, 0.05, 0.1])
-            self.starts, self.sleep_rate, self.tick = rng.choice([2, 3, 4]), 0.02, rng.choice([5, 20])
-            self.delay, self.keeping = rng.choice([0, 20]), Keeping(1, rng.choice([100, 400, 1000]))
         elif self.theme == DAMAGED:
             self.damage_rate, self.starts = 1.0, rng.choice([3, 4, 6])
         elif self.theme == READING:
@@ -588,9 +580,10 @@ class World:
             return honest(columns, rows) & np.uint64(0xF << 60)
 
         with (
-            self._looks_checked(),
             mock.patch.object(keys, "hash_keys", alike if self.few_hashes else honest),
-            mock.patch.multiple(compaction, EAGER=(self.growth, 2), LAZY=(self.growth, 3), MANY=4),
+            mock.patch.object(compaction, "EAGER", (self.growth, 2)),
+            mock.patch.object(compaction, "LAZY", (self.growth, 3)),
+            mock.patch.object(compaction, "MANY", 4),
             mock.patch.object(blocks, "BLOCK", 48 << self.seed % 4),
             mock.patch.multiple(few, EVERY=1, MOST_DISTINCT=1, ROWS_OF_A_SUM=0.25),
             mock.patch.multiple(fold, SLICE=5, SLICE_BYTES=400),
@@ -611,32 +604,6 @@ class World:
         ):
             self._play()
             self._audit()
-
-    @contextmanager
-    def _looks_checked(self) -> Iterator[None]:
-        """Check each look at the log, whose clocks are that of this world."""
-        trust = self.keeping.grace / 2e6 if self.is_far else logs.TRUST
-        look = Log.newest
-
-        def clocks() -> tuple[float, ...]:
-            return (self.now / 1e6,)
-
-        def newest(log: Log) -> Entry | None:
-            before = (
-                self.oracle.newest if log.files.url.startswith("sim://") and log.application == APPLICATION else None
-            )
-            entry = look(log)
-            is_newest = before is None or (entry is not None and entry.number >= before.number)
-            must(is_newest, "a look at the log sees what was written before it", entry=entry and entry.number)
-            return entry
-
-        with (
-            mock.patch.object(elapsed, "clocks", clocks),
-            mock.patch.object(logs, "TRUST", trust),
-            mock.patch.object(next_entry, "SLOW", trust / 10),
-            mock.patch.object(Log, "newest", newest),
-        ):
-            yield
 
     def _play(self) -> None:
         self._launch()
@@ -905,9 +872,7 @@ class World:
     def _drive(self, actor: Actor) -> None:
         terms, writer = actor.terms, f"d{actor.number}"
         # What one has verified says nothing to another.
-        files = StagedFiles(
-            f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0 or self.is_far
-        )
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0)
         settings = Settings(
             terms.interval, terms.delay, terms.idle_after, terms.ahead, terms.jump, terms.believe, terms.alignment
         )
@@ -1221,9 +1186,7 @@ class World:
 
     def _look_back(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who reads all tasks at an old clock, and knows nothing of any driver."""
-        files = StagedFiles(
-            f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0 or self.is_far
-        )
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0)
 
         def look() -> None:
             clock = self.people.choice([*self.oracle.kept.visited] or [0])
@@ -1247,9 +1210,7 @@ class World:
 
     def _give_name(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who keeps a clock by a name, or does so no longer."""
-        files = StagedFiles(
-            f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0 or self.is_far
-        )
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0)
 
         def give() -> None:
             newest = self.oracle.newest
@@ -1276,7 +1237,7 @@ class World:
                 raise Crash
 
         far = FarFiles(url, disk=branches.disk, stage=actor, wait=wait)
-        files = StagedFiles(url, disk=self.disk, stage=actor, lists_late=self.lag > 0 or self.is_far)
+        files = StagedFiles(url, disk=self.disk, stage=actor, lists_late=self.lag > 0)
 
         def make() -> None:
             newest = self.oracle.newest
@@ -1300,9 +1261,7 @@ class World:
 
     def _go_back(self, actor: Actor) -> Callable[[], None]:
         """What somebody does who takes the application back to a kept clock, whoever is running it."""
-        files = StagedFiles(
-            f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0 or self.is_far
-        )
+        files = StagedFiles(f"sim://{actor.number}", disk=self.disk, stage=actor, lists_late=self.lag > 0)
 
         def go(place: int | None = None) -> None:
             kept = self._kept_below_sinks() or [0]

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,10 @@ from persistent_state.event_time.channels import Channel
 from persistent_state.event_time.clocks import BEGINNING, END, Coarse
 from persistent_state.event_time.positions import Position
 from persistent_state.open_state import read_state
-from persistent_state.protocol import next_entry
 from persistent_state.protocol.collect import LEFTOVER_AGE, Collector
 from persistent_state.protocol.commits import close
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.store import blocks, codec, elapsed, late_rows, lists
+from persistent_state.store import blocks, codec, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry, Kept, Owed
@@ -52,7 +51,6 @@ from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED, OutputRec
 from persistent_state.store.task_state import StoredState, TaskState
 from tests import core
 from tests.soak import soak_or
-from tests.store.counted import CountedFiles
 
 GOLDEN = Path(__file__).parent / "golden_entry-5.json"
 GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-5.json"
@@ -833,160 +831,6 @@ class TestLateListings:
         del files.asked[:]
         assert log.newest() == entry_of(3)
         assert files.asked == [log.path(4)]
-
-
-class Clocks:
-    """The wall clock and the time since the boot, in seconds, as a test sets them."""
-
-    def __init__(self) -> None:
-        self.wall, self.boot = 1e9, 50.0
-
-    def pass_by(self, seconds: float) -> None:
-        self.wall += seconds
-        self.boot += seconds
-
-    def read(self) -> tuple[float, ...]:
-        return self.wall, self.boot
-
-
-@pytest.fixture
-def passing(monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    made = Clocks()
-    monkeypatch.setattr(elapsed, "clocks", made.read)
-    return made
-
-
-class Sleepy(CountedFiles):
-    """A store behind a network. While it answers, `meanwhile` happens once."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        object.__setattr__(self, "due", list[Callable[[], object]]())
-
-    due: list[Callable[[], object]]
-
-    def meanwhile(self, *happens: Callable[[], object]) -> None:
-        self.due.extend(happens)
-
-    def create(self, path: str, data: BytesLike) -> None:
-        self._happen()
-        super().create(path, data)
-
-    def read(self, path: str) -> pa.Buffer:
-        self._happen()
-        return super().read(path)
-
-    def list(self, folder: str) -> Names:
-        names = super().list(folder)
-        self._happen()
-        return names
-
-    def _happen(self) -> None:
-        while self.due:
-            self.due.pop(0)()
-
-
-def far_log(*written: Entry) -> Log:
-    """A log of these entries that has looked at them, on a store behind a network."""
-    files = Sleepy(log_of(*written).files.url)
-    log = Log(files, "app")
-    assert log.newest() == written[-1]
-    files.requests.clear()
-    return log
-
-
-def go_on(log: Log, *written: Entry) -> None:
-    """Another driver writes these entries, and all before the last two are collected."""
-    files = MemoryFiles(log.files.url)
-    for entry in written:
-        files.create(log.path(entry.number), codec.to_bytes(entry))
-    for number in Log(files, "app").numbers()[:-2]:
-        files.delete(log.path(number))
-
-
-class TestAskingByName:
-    def test_a_store_behind_a_network_is_listed_when_the_last_time_is_long_ago(self, passing: Clocks) -> None:
-        log = far_log(entry_of(1), entry_of(2))
-        for _ in range(3):
-            passing.pass_by(logs.TRUST / 4)
-            assert log.newest() == entry_of(2)
-        assert log.files.requests == {"GET": 3}
-        passing.pass_by(logs.TRUST / 4)
-        assert log.newest() == entry_of(2)
-        assert log.files.requests == {"GET": 4, "LIST": 1}
-
-    @pytest.mark.parametrize("clock", ["wall", "boot"])
-    @pytest.mark.parametrize("seconds", [logs.TRUST, -1.0])
-    def test_each_clock_alone_says_that_it_is_long_ago_or_was_set_back(
-        self, passing: Clocks, clock: str, seconds: float
-    ) -> None:
-        log = far_log(entry_of(1))
-        setattr(passing, clock, getattr(passing, clock) + seconds)
-        go_on(log, entry_of(2), entry_of(3), entry_of(4))
-        assert log.newest() == entry_of(4)
-
-    def test_a_process_that_slept_while_the_store_answered_does_not_believe_it(self, passing: Clocks) -> None:
-        log = far_log(entry_of(1))
-        log.files.meanwhile(
-            lambda: passing.pass_by(logs.TRUST), lambda: go_on(log, entry_of(2), entry_of(3), entry_of(4))
-        )
-        assert log.newest() == entry_of(4)
-
-    def test_a_listing_is_as_old_as_its_request(self, passing: Clocks) -> None:
-        files = Sleepy(log_of(entry_of(1)).files.url)
-        log = Log(files, "app")
-        files.meanwhile(
-            lambda: go_on(log, entry_of(2), entry_of(3)),
-            lambda: passing.pass_by(logs.TRUST),
-        )
-        log.newest()
-        go_on(log, entry_of(4), entry_of(5), entry_of(6))
-        assert log.newest() == entry_of(6)
-
-    def test_a_driver_that_wins_a_number_soon_after_a_listing_looks_no_more(self, passing: Clocks) -> None:
-        log = far_log(entry_of(1))
-        log.append(entry_of(2))
-        assert log.files.requests == {"PUT": 1}
-        assert log.newest() == entry_of(2)
-
-    @pytest.mark.parametrize("epoch", [1, 2])
-    def test_a_driver_that_slept_before_its_entry_was_written_looks(self, passing: Clocks, epoch: int) -> None:
-        log = far_log(entry_of(1))
-        log.files.meanwhile(
-            lambda: passing.pass_by(logs.TRUST),
-            lambda: go_on(log, *(entry_of(number, epoch) for number in range(2, 6))),
-        )
-        error = CommitUnknownError if epoch == 1 else FencedError
-        with pytest.raises(error):
-            log.append(entry_of(2))
-
-    def test_a_look_of_others_by_the_same_log_does_not_vouch_for_a_number(self, passing: Clocks) -> None:
-        log = far_log(entry_of(1))
-        log.files.meanwhile(
-            lambda: passing.pass_by(logs.TRUST),
-            lambda: go_on(log, *map(entry_of, range(2, 6))),
-            log.newest,
-        )
-        with pytest.raises(CommitUnknownError):
-            log.append(entry_of(2))
-
-    def test_a_log_that_knows_later_entries_vouches_for_no_number_before_them(self, passing: Clocks) -> None:
-        log = far_log(entry_of(5))
-        with pytest.raises(CommitUnknownError):
-            log.append(entry_of(3))
-
-    def test_an_entry_that_took_long_to_make_has_the_time_at_which_it_was_made(self, passing: Clocks) -> None:
-        log = far_log(entry_of(1))
-        times = []
-        for seconds in (next_entry.SLOW / 2, next_entry.SLOW * 2):
-
-            def change(newest: Entry, seconds: float = seconds) -> Entry:
-                passing.pass_by(seconds)
-                return newest.follower(7)
-
-            next_entry.append(log, lambda: core.newest(log), change)
-            times.append(core.newest(log).time)
-        assert times == [7, 7 + 2 * next_entry.SLOW * 1e6]
 
 
 class TestReading:

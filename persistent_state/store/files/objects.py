@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from inspect import signature
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -23,12 +24,11 @@ _IN_ONE_PUT: dict[str, dict[str, Any]] = {
     "abfs": {},
 }
 
-_IN_ONE_GET: dict[str, dict[str, Any]] = {
-    # Else its client asks for the size of each file first, and for a file that is absent it lists the folder of that name.
-    "s3": {"max_concurrency": 1},
-    "gs": {},
-    "abfs": {},
-}
+_IN_ONE_GET = {"max_concurrency": 1}
+"""The option by which a client of S3 asks for no size before a file, and for no listing where it is absent.
+
+s3fs has it since 2026.3, and asked for neither before.
+"""
 
 _COPYING = ("s3", "gs")
 """The protocols whose clients can let a store copy a file, and wait until it has. Azure's does not wait."""
@@ -66,7 +66,7 @@ class ObjectFiles(RemoteFiles):
         self._checked(path)
         with self._asking(path, may_be_absent=True):
             client, place = self._reach(path)
-            return pa.py_buffer(client.cat_file(place, **_IN_ONE_GET[self.url.partition("://")[0]]))
+            return pa.py_buffer(client.cat_file(place, **_in_one_get(client)))
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
         self._checked(path)
@@ -104,3 +104,9 @@ class ObjectFiles(RemoteFiles):
 
     def leftovers(self, folder: str, now_us: int) -> Ages:
         return []
+
+
+def _in_one_get(client: Any) -> dict[str, int]:
+    """Return the options by which a client reads a file in one request."""
+    taken = signature(client._cat_file).parameters if hasattr(client, "_cat_file") else {}
+    return _IN_ONE_GET if _IN_ONE_GET.keys() <= taken.keys() else {}
