@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -134,14 +133,8 @@ class KafkaSource(Subscription, TimeReplayableSource):
             raise InvalidInputError(f"{max_bytes_per_batch=}; give at least 1.")
         self.max_bytes_per_batch = max_bytes_per_batch
         self._has_key = key is not None
-        self._reader: consumer.Reader | None = None
-        self._news: consumer.News | None = None
         self.commit_offsets = commit_offsets
         self._transform = transform
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Consumers can't be pickled either.
-        return {**super().__getstate__(), "_reader": None, "_news": None}
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -257,15 +250,6 @@ class KafkaSource(Subscription, TimeReplayableSource):
             known |= {name: (sizes.get(places[name], usual), now) for name in old}
         return {name: known[name][0] for name in begins}
 
-    def await_news(self, seconds: float, stopping: threading.Event) -> None:
-        if self._news is None:
-            self._news = consumer.News(self._asking, self._consumer_options())
-        ends = {(each.topic, each.number): each.end for each in self.partitions.values()}
-        self._news.await_beyond(ends, seconds, stopping)
-
-    def stay_open(self) -> None:
-        self._stays_open = True
-
     def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:
         return {offsets.partition_name for offsets in split}
 
@@ -284,11 +268,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
         sizes: dict[str, int] = defaultdict(int)
         size = 0
         left = {(offsets.topic, offsets.partition): offsets for offsets in split}
-        client = repr(self), self._asking, self._consumer_options()
-        if self._stays_open and self._reader is None:
-            self._reader = consumer.Reader(*client)
-        read = consumer.records(*client, left) if self._reader is None else self._reader.read(left)
-        for offsets, messages in read:
+        for offsets, messages in consumer.records(repr(self), self._asking, self._consumer_options(), left):
             queue = waiting[offsets.partition_name]
             queue += messages
             came = consumer.size_of(messages)

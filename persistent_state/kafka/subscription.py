@@ -33,9 +33,6 @@ GAP = "gap"
 """The key of a journal line that records a loss. Every other line records a topic."""
 TOPIC, PARTITION, OFFSET, TIME = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
 
-BELIEVED = 0.5
-"""Seconds for which a source that stays open believes what it knows of topics, their first offsets and open transactions."""
-
 SETTLING = 10.0
 """Seconds that a run to the end waits for transactions that are open when it begins."""
 
@@ -53,7 +50,7 @@ class _State:
     `last_reach` holds the newest reach's journal lines, start and ends. The partitions `held` are not read on, and none is
     read beyond the offsets `within`. `pending` holds for each partition with an open transaction where that begins, and since
     when that is known, by a clock that only counts seconds. `sizes` holds about how many bytes a record of each partition has,
-    and when that was asked, by the same clock. `looked` is when topics were last looked up, by the same clock.
+    and when that was asked, by the same clock.
     """
 
     topics: dict[str, TopicRecord]
@@ -69,7 +66,6 @@ class _State:
     within: Mapping[str, int] | None = None
     pending: dict[str, tuple[int, float]] = field(default_factory=dict)
     sizes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    looked: float | None = None
 
 
 class Subscription:
@@ -115,7 +111,6 @@ class Subscription:
         self.group = group
         self.options = checked_options(repr(self), options)
         self._opened_state: _State | None = None
-        self._stays_open = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._topic_names!r}, {self.bootstrap_servers!r})"
@@ -234,10 +229,7 @@ class Subscription:
             StoreUnavailableError: No broker answers.
         """
         state = self._state
-        if self._are_believed() and (believed := self._ask_again(self._with_ends)) is not None:
-            state.partitions = believed
-        elif not (state.is_frozen and state.partitions):
-            state.looked = time.monotonic()
+        if not (state.is_frozen and state.partitions):
             state.partitions = (
                 self._settled(start) if state.is_frozen else self._ask_again(lambda: self._look_up(start))
             )
@@ -305,26 +297,6 @@ class Subscription:
     def _limited(self, begins: Mapping[str, int], lags: Mapping[str, int]) -> Mapping[str, int]:
         """Return how many offsets of each partition a micro-batch reads, of those that there are from `begins` on."""
         return shared(lags, self.max_offsets_per_batch, sum(lags.values()))
-
-    def _are_believed(self) -> bool:
-        """Return whether all but the ends of partitions may be as it was when topics were last looked up."""
-        state = self._state
-        is_near = state.looked is not None and time.monotonic() < state.looked + BELIEVED
-        return self._stays_open and is_near and not state.is_frozen and bool(state.partitions)
-
-    def _with_ends(self) -> dict[str, Partition] | None:
-        """Return the partitions with the ends that they have now; None if one ends before its former end."""
-        known = self._state.partitions
-        spec = library().admin.OffsetSpec.latest()
-        with self._asking():
-            asked = dict.fromkeys([(each.topic, each.number) for each in known.values()], spec)
-            newest = offsets(self._admin, asked, self.options.get("isolation.level", COMMITTED) == COMMITTED)
-        ends = {name: newest[each.topic, each.number] for name, each in known.items()}
-        if any(ends[name] < each.end for name, each in known.items()):
-            return None
-        return {
-            name: replace(each, end=ends[name], written=max(ends[name], each.written)) for name, each in known.items()
-        }
 
     def _settled(self, start: Mapping[str, int]) -> dict[str, Partition]:
         """Return the partitions as they are when the transactions have ended that are open now, or after `SETTLING`."""

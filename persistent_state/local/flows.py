@@ -11,6 +11,7 @@ from persistent_state.drive.planner import Planner
 from persistent_state.local.pace import Pace
 from persistent_state.local.pool import Calls
 from persistent_state.local.turns import Turns
+from persistent_state.run.failures import as_exception
 from persistent_state.run.feeds import Feed, flows_of, meetings
 from persistent_state.run.reports import Listener
 from persistent_state.run.setup import Setup
@@ -57,18 +58,16 @@ class _Loop:
     def _run(self, until: Mapping[str, int] | None) -> None:
         try:
             self._read(until)
-        except Exception as error:
+        except BaseException as error:
             # What fails because the flow is being stopped is no failure.
             if not self._stopping.is_set():
-                self.error = error
+                self.error = as_exception(error)
         finally:
             self.begun = None
 
     def _read(self, until: Mapping[str, int] | None) -> None:
         to_the_end = self._setup.to_the_end or until is not None
-        source = copied(self._source)
-        source.stay_open()
-        planner = Planner(self._flow, source, self._entry.epoch, self._most, until, to_the_end)
+        planner = Planner(self._flow, copied(self._source), self._entry.epoch, self._most, until, to_the_end)
         offset, number = planner.first(), 0
         while not self._stopping.is_set():
             asked = time.monotonic()
@@ -77,8 +76,10 @@ class _Loop:
                 self.is_idle = True
                 if to_the_end:
                     return
-                self._pace.await_news(planner.source)
+                self._pace.await_look()
                 continue
+            if self._stopping.is_set():
+                return
             self.is_idle, self.begun = False, asked
             self._turns.take(planner.parts(offset, now_us, new_id), number, planner.source.places)
             offset, number = newest, number + 1

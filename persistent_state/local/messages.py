@@ -12,6 +12,7 @@ import io
 import mmap
 import os
 import pickle
+import select
 import socket
 import struct
 import tempfile
@@ -179,6 +180,12 @@ class Channel:
         self._socket.sendall(message.data)
         for file in message.files:
             socket.send_fds(self._socket, [b"\0"], [file.descriptor])
+
+    def has_news(self, seconds: float) -> bool:
+        """Wait for something to receive, at most these seconds or for the end, and return whether it came."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
 
     def receive(self) -> Message:
         """Wait for a message, and return it.

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.files import Files
 
 NEAR_SECONDS = 0.015
@@ -16,7 +15,7 @@ FAR_SECONDS = 1.0
 """The same where each entry and file is a request to a store behind a network."""
 
 LOOK_SECONDS = 0.2
-"""The least time between two looks at a source that has nothing to read, unless it says that there is news."""
+"""The least time between two looks at a source that has nothing to read."""
 
 
 def seconds_between(files: Files, trigger: int | None) -> float:
@@ -48,9 +47,9 @@ class Pace:
         self._always = trigger is not None
         self._stopping, self._now = stopping, now
 
-    def await_news(self, source: TimeReplayableSource) -> None:
-        """Wait for something to read. A look at the source costs requests, and so does a look at the log for a newer driver."""
-        source.await_news(self._idle_seconds, self._stopping)
+    def await_look(self) -> None:
+        """Wait until the source may be looked at again, which had nothing to read. A look costs requests."""
+        self._stopping.wait(self._idle_seconds)
 
     def await_next(self, begun: float, is_behind: bool) -> None:
         """Wait until the next micro-batch may begin, after one that began at the time `begun`.

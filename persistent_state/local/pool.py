@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from queue import Empty, LifoQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from persistent_state.errors import StateError
@@ -125,9 +125,19 @@ class Worker:
     def _ask(self, message: Message) -> object:
         try:
             self._channel.send(message)
+            # Processes that it has forked may outlive it, and hold the other end open.
+            while not self._channel.has_news(LOOK_SECONDS):
+                if not self.is_alive and not self._channel.has_news(0.0):
+                    raise EOFError
             answer = self._channel.receive()
         except (EOFError, OSError) as error:
             raise _DiedError from error
+        except StateError:
+            raise
+        except BaseException:
+            # No later call may take the rest of the answer for its own.
+            self.kill()
+            raise
         made, raised = AnswerUnpickler(answer).load()
         if raised is not None:
             raise raised
@@ -143,8 +153,7 @@ class Pool:
         # Workers end with the thread that has started them, so it lives as long as the pool.
         self._starter = ThreadPoolExecutor(1, "persistent-state workers")
         self._sent = to_call(known, ())
-        # The one that was free last: it has open what it read by.
-        self._free: LifoQueue[Worker] = LifoQueue()
+        self._free: SimpleQueue[Worker] = SimpleQueue()
         self._all: set[Worker] = set()
         self._lock = threading.Lock()
         self.is_closed = False
@@ -231,9 +240,8 @@ class Calls:
             return [future.result() for future in futures]
         finally:
             # After an error nothing of a turn that is void is left under way.
-            for future in futures:
-                future.cancel()
-            wait(futures)
+            # One that is cancelled is not waited for: a closed pool says of none that it is done.
+            wait([future for future in futures if not future.cancel()])
 
     def cancel(self) -> None:
         """Let the calls fail that are under way, and those that come."""

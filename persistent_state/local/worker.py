@@ -15,7 +15,6 @@ from typing import Any
 
 from persistent_state.errors import InvalidInputError, StateError, raised
 from persistent_state.local.messages import CallUnpickler, Channel, Message, to_answer
-from persistent_state.sources.base import TimeReplayableSource
 
 _PR_SET_PDEATHSIG = 1
 
@@ -63,13 +62,19 @@ def _answer(channel: Channel) -> None:
         )
         channel.send(to_answer((None, refused)))
         return
-    for source in (each for each in known if isinstance(each, TimeReplayableSource)):
-        source.stay_open()
     # What was imported stays, and the garbage collector need not look at it after each call.
     gc.freeze()
     channel.send(to_answer((None, None)))
     while True:
-        channel.send(_answer_to(channel.receive(), known))
+        channel.send(_answer_next(channel, known))
+
+
+def _answer_next(channel: Channel, known: Sequence[Any]) -> Message:
+    try:
+        message = channel.receive()
+    except StateError as error:
+        return to_answer((None, error))
+    return _answer_to(message, known)
 
 
 def _answer_to(message: Message, known: Sequence[Any]) -> Message:

@@ -33,6 +33,13 @@ def of_engine(error: object, of: str) -> StateError | None:
     return None
 
 
+def as_exception(error: BaseException) -> Exception:
+    """Return an error as an Exception, which a panic of a library in Rust and a `sys.exit` in a user's function are not."""
+    if isinstance(error, Exception):
+        return error
+    return StateError(f"it raised {raised(error)}; nothing is lost. Fix the cause, then start again.")
+
+
 @contextmanager
 def naming(what: str, kind: type[StateError]) -> Iterator[None]:
     """Raise an error of user code in this block as an error of `kind` that names `what` raised it, and where."""

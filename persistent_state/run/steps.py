@@ -17,6 +17,7 @@ from persistent_state.metrics.of_run import Work
 from persistent_state.protocol import commits, holding
 from persistent_state.protocol.next_entry import newest_own
 from persistent_state.run.commit import committing
+from persistent_state.run.failures import as_exception
 from persistent_state.run.progress import hand_on, progress_of
 from persistent_state.run.reports import Listener
 from persistent_state.run.setup import Setup
@@ -117,8 +118,8 @@ class Stepper:
         try:
             if self._begin_due():
                 self._settled = woken
-        except Exception as error:
-            self._fail(None, error)
+        except BaseException as error:
+            self._fail(None, as_exception(error))
         if time.monotonic() > self._kept + KEEP_SECONDS:
             self._kept = time.monotonic()
             # If it fails, the engine is lost, and the next step says so.
@@ -166,8 +167,8 @@ class Stepper:
             committer = self._setup.committer(due.flow, entry.epoch, self._listener, self._log, self._turn)
             self._jobs.take(entry, due, committer)
             self._committed.add(due.step.flow)
-        except Exception as error:
-            self._fail(due.step.flow, error)
+        except BaseException as error:
+            self._fail(due.step.flow, as_exception(error))
         finally:
             self.under_way.pop(due.step.flow, None)
             self.wake()

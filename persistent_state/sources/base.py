@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
@@ -353,23 +352,6 @@ class TimeReplayableSource(ABC):
             Their names. None, by default: any partition.
         """
         return None
-
-    def await_news(self, seconds: float, stopping: threading.Event) -> None:
-        """Wait until there may be more than `reach` has last seen. By default wait all of the time.
-
-        The driver calls it when there was nothing to read, and then asks `reach`, whatever this has waited for.
-
-        Args:
-            seconds: The most seconds to wait.
-            stopping: Ends the wait when it is set.
-        """
-        stopping.wait(seconds)
-
-    def stay_open(self) -> None:  # noqa: B027
-        """Keep open what `read` and `reach` need from one call to the next. By default nothing is done.
-
-        `Local` calls it for the objects by which its driver and its workers read for as long as they live.
-        """
 
     @abstractmethod
     def read(self, split: Any) -> Iterator[Chunk]:

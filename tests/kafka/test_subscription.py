@@ -41,7 +41,7 @@ from persistent_state.batch.advance import advance
 from persistent_state.inputs import Inputs
 from persistent_state.kafka import Json, subscription, topics
 from persistent_state.kafka.consumer import OffsetRange
-from persistent_state.kafka.subscription import BELIEVED, merge_journals
+from persistent_state.kafka.subscription import merge_journals
 from persistent_state.protocol import commits
 from persistent_state.run import running
 from persistent_state.run.feeds import Feed, pending
@@ -724,38 +724,3 @@ def test_a_run_to_the_end_waits_a_little_for_transactions_that_are_open(world: W
     before = waited
     assert source.reach(reach.ends, everything=False).ends == reach.ends
     assert waited == before
-
-
-def test_a_source_that_stays_open_asks_for_ends_alone_between_two_looks_at_its_topics(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    for name in ("describe_topics", "list_offsets"):
-        ask = getattr(Admin, name)
-        monkeypatch.setattr(Admin, name, lambda *a, ask=ask, name=name, **k: asked.append(name) or ask(*a, **k))
-    log = world.make("t", 2, records=50)
-    source = KafkaSource("t", "nowhere:9")
-    source.open([], {})
-    source.stay_open()
-    assert ends(source) == {"t-0": 50, "t-1": 50}
-    asked.clear()
-    log.partitions[0][1], log.partitions[1][1] = 60, 70
-    log.stable[1] = 55
-    reach = source.reach({"t-0": 50, "t-1": 40}, everything=False)
-    assert (reach.ends, asked) == ({"t-0": 60, "t-1": 55}, ["list_offsets"])
-    # An end that falls is one of another topic, or one that another leader knows: all is asked again.
-    log.stable[1] = 45
-    reach = source.reach({"t-0": 60, "t-1": 45}, everything=False)
-    assert (reach.ends, reach.lag) == ({"t-0": 60, "t-1": 45}, {"t-0": 0, "t-1": 25})
-    assert asked.count("describe_topics") == 1
-    # New partitions, and deleted topics, are handed soon.
-    log.partitions.append([0, 5])
-    assert ends(source, reach.ends) == reach.ends
-    world.passes(BELIEVED)
-    assert ends(source, reach.ends) == {**reach.ends, "t-2": 5}
-    source = KafkaSource("t", "nowhere:9")
-    source.open([], {})
-    for number in range(2):
-        asked.clear()
-        source.reach({}, everything=False)
-        assert "describe_topics" in asked, number

@@ -36,6 +36,7 @@ from persistent_state import (
     PersistentState,
     PersistentTask,
     RunningValues,
+    StateError,
     TaskFailedError,
     ValuesAtClock,
     read_state,
@@ -227,6 +228,20 @@ def test_a_failure_starts_the_run_again_from_the_global_clock(tmp_path: Path) ->
     running = application(tmp_path, sink=RunningValues(fails, as_="arrow")).run(Local(), drain=True)
     assert running.restarts == 2
     assert state(tmp_path) == expected(30)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_what_is_no_exception_ends_no_run_well(tmp_path: Path, error: BaseException) -> None:
+    for file in range(3):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+
+    def hear(progress: Any) -> None:
+        raise error
+
+    said = problem(lambda: application(tmp_path, max_restarts=0).run(Local(), drain=True, on_progress=hear), StateError)
+    assert type(error).__name__ in said
+    application(tmp_path).run(Local(), drain=True)
+    assert state(tmp_path) == expected(30), "no message was passed over"
 
 
 def test_joins_are_those_of_a_loop_over_all_rows(tmp_path: Path) -> None:

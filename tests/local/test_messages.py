@@ -104,7 +104,7 @@ def test_a_process_that_may_open_no_other_file_says_so_and_takes_the_next_messag
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         os.close(newest)
-    assert said == "a process has too many open files; raise the limit (ulimit -n), then start again."
+    assert said == f"process={os.getpid()} has too many open files; raise the limit (ulimit -n), then start again."
     message = there.receive()
     assert message.data == b"second"
     assert Blob.from_bytes(message.files[0].content[start:end]) == blob(0, 0)

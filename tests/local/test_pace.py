@@ -10,7 +10,6 @@ import pytest
 
 from persistent_state.event_time.durations import positive
 from persistent_state.local.pace import FAR_SECONDS, LOOK_SECONDS, NEAR_SECONDS, Pace, seconds_between
-from persistent_state.sources.rate import RateSource
 from persistent_state.store.files import Files, MemoryFiles, open_files
 from persistent_state.store.files.remote import RemoteFiles
 from tests.waiting import PATIENCE
@@ -70,7 +69,7 @@ def test_an_idle_source_is_looked_at_as_often_as_the_store_allows(files: Files, 
     stopping = Stopping()
     for trigger in (None, 60_000_000):
         before = stopping.now
-        Pace(files, trigger, stopping).await_news(RateSource(1))
+        Pace(files, trigger, stopping).await_look()
         assert stopping.now == pytest.approx(before + seconds)
 
 
@@ -81,7 +80,7 @@ def test_a_stop_ends_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     idle = Pace(Far("memory://"), None, stopping)
     waits = [
         threading.Thread(target=pace.await_next, args=(time.monotonic(), False)),
-        threading.Thread(target=idle.await_news, args=(RateSource(1),)),
+        threading.Thread(target=idle.await_look),
     ]
     for each in waits:
         each.start()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,42 @@ def test_a_worker_that_was_killed_while_it_waited_costs_no_call_a_try(pool: Pool
             os.kill(pid, signal.SIGKILL)
         until(lambda: not any(map(alive, pool.pids)), "the deaths")
     assert calls.each(len, ["", "a"]) == [0, 1]
+
+
+def test_a_worker_whose_children_outlive_it_is_seen_to_be_dead(pool: Pool, tmp_path: Path) -> None:
+    def forks(place: str) -> None:
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+        with Path(place).open("a") as children:
+            print(child, file=children)
+        os._exit(7)
+
+    try:
+        with pytest.raises(DeathsError, match="with exit status 7"):
+            Calls(pool).each(forks, [str(tmp_path / "children")])
+    finally:
+        children = [int(line) for line in (tmp_path / "children").read_text().splitlines()]
+        lived = [*map(alive, children)]
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+    assert lived == [True] * DEATHS, "they held the ends of sockets open"
+
+
+def test_calls_that_wait_for_a_worker_fail_when_the_pool_is_closed(pool: Pool) -> None:
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            Calls(pool).each(time.sleep, [60.0] * 8)
+        except BaseException as error:
+            raised.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    until(lambda: pool.threads._work_queue.qsize() == 6, "calls that wait")
+    pool.close()
+    caller.join(10.0)
+    assert [type(error) for error in raised] in ([StoppedError], [CancelledError])
 
 
 def test_workers_keep_memory_for_the_next_call_unless_the_user_says_how(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,14 @@ CHAINS = 2
 """Chains of victims that run side by side: a start of Spark keeps one core busy."""
 
 
+def tries(point: str) -> range:
+    """Return as many numbers as there are tries to meet a step.
+
+    How many files of kept clocks a collection writes and deletes depends on those of the drivers before it.
+    """
+    return range(TRIES if " kept" in point else 1)
+
+
 @dataclass
 class Chain:
     """Drivers one after the other over one store and one growing stream."""
@@ -78,12 +86,11 @@ class Chain:
             return self.kill_group()
         if point.startswith(JVM):
             return self.kill_jvm(point.removeprefix(f"{JVM} "))
-        # How many files of kept clocks a collection writes and deletes depends on those of the drivers before it.
-        tries, status = TRIES if " kept" in point else 1, 0
-        while tries and status == 0:
+        for _ in tries(point):
             self._prepare(point)
             status = self._start("--die", point, *self._from_call(point)).wait(PATIENCE)
-            tries -= 1
+            if status != 0:
+                break
         assert status == -signal.SIGKILL, f"{point}: {self._log()}"
         check_cut(self.folder, self.stream)
 
@@ -101,12 +108,19 @@ class Chain:
 
     def kill_jvm(self, point: str) -> None:
         """Start the next driver, see its JVM die at a step, and the driver end and say why."""
-        self._prepare(point)
         out = self.folder / "out"
         killed = out.read_text().count(KILLED) if out.exists() else 0
-        victim = self._start("--die", point, "--of", "jvm", *self._from_call(point), alone=True)
-        log = self.folder / "log"
-        until(lambda: out.read_text().count(KILLED) > killed, f"{point}: the end of the JVM", victim, log)
+
+        def is_killed() -> bool:
+            return out.exists() and out.read_text().count(KILLED) > killed
+
+        for _ in tries(point):
+            self._prepare(point)
+            victim = self._start("--die", point, "--of", "jvm", *self._from_call(point), alone=True)
+            until(lambda victim=victim: is_killed() or victim.poll() is not None, f"{point}: the end of the JVM")
+            if is_killed():
+                break
+        assert is_killed(), f"{point}: {self._log()}"
         status = victim.wait(PATIENCE)
         # Only what is done after all queries have ended needs no JVM. The last collection of a run is.
         if not point.startswith("close") and not (point.startswith("collect") and status == 0):
