@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from persistent_state.store.files import Files
 
-NEAR_SECONDS = 0.015
+NEAR_SECONDS = 0.1
 """The least time from one micro-batch to the next on a local disk: each takes an entry of the log, and files."""
 
 FAR_SECONDS = 1.0
