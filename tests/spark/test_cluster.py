@@ -129,9 +129,14 @@ def copy(files: Files, to: Path) -> None:
 MASTERS = ["spark://host:7077", "yarn", "k8s://https://host:443"]
 
 
-def stub(master: str) -> Any:
+class Stub(SimpleNamespace):
     """A session of a cluster, as far as it is asked before anything starts."""
-    return SimpleNamespace(sparkContext=SimpleNamespace(master=master, defaultParallelism=2))
+
+    readStream: Any = None
+
+
+def stub(master: str) -> Any:
+    return Stub(sparkContext=SimpleNamespace(master=master, defaultParallelism=2))
 
 
 @pytest.mark.parametrize("master", MASTERS)
