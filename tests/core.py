@@ -15,6 +15,7 @@ from persistent_state.application import Application
 from persistent_state.batch.packets import Answers, Basis, Blob, Content, Report, Step
 from persistent_state.batch.plan import FlowPlan, InputPlan, Plan
 from persistent_state.drive import local, turn
+from persistent_state.drive.local import Held
 from persistent_state.drive.turn import DueStep, Part
 from persistent_state.errors import InvalidInputError, refuse
 from persistent_state.event_time.clocks import END, Settings
@@ -160,6 +161,7 @@ def answers(
     now: int = 0,
     channels: Mapping[str, bool] | None = None,
     placed: bool = True,
+    held: Held | None = None,
 ) -> Answers:
     """What parts and shards make of the next rows of the only partition, read in so many parts, perhaps without positions."""
     flow, newest = alone(plan), log.newest()
@@ -174,14 +176,13 @@ def answers(
         combine(flow, basis.of_part(part, None), part, count, [chunk(first + low, rows.slice(low, high - low), placed)])
         for part, (low, high) in enumerate(itertools.pairwise(bounds))
     ]
-    return merged(flow, sent)
+    return merged(flow, sent, held)
 
 
-def merged(plan: Plan | FlowPlan, sent: Sequence[tuple[list[Blob], Report]]) -> Answers:
-    """What the shards make of what the parts sent, and the parts' reports."""
-    return local.merge(
-        alone(plan), (through_bytes(each) for blobs, report in sent for each in (*blobs, report)), {}, new_id
-    )
+def merged(plan: Plan | FlowPlan, sent: Sequence[tuple[list[Blob], Report]], held: Held | None = None) -> Answers:
+    """What the shards, which may remember what they hold, make of what the parts sent, and the parts' reports."""
+    messages = (through_bytes(each) for blobs, report in sent for each in (*blobs, report))
+    return local.merge(alone(plan), messages, {} if held is None else held, new_id)
 
 
 def through_bytes(sent: Blob | Report) -> Blob | Report:

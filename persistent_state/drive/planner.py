@@ -36,7 +36,8 @@ class Planner:
     """A planner of a flow's micro-batches for the driver of an epoch. A micro-batch has at most `most` parts.
 
     It goes up to the positions `until`, if they are given. With `to_the_end` it goes up to the end that the source has when it
-    is first asked, and once it is there nothing is new any more. It can be pickled before its first call.
+    is first asked, and once it is there nothing is new any more. It can plan by another `log`.
+    It can be pickled before its first call.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Planner:
         most: int,
         until: Mapping[str, int] | None = None,
         to_the_end: bool = False,
+        log: Log | None = None,
     ) -> None:
         self.flow, self.source, self.to_the_end = flow, source, to_the_end
         self._epoch, self._most, self._until = epoch, most, until
-        self._log = Log(flow.first.files, flow.first.application)
+        self._log = log or Log(flow.first.files, flow.first.application)
         self._reach = Reach({})
         self._listed: dict[str, bool] = {}
         self._ended: set[str] = set()
@@ -98,8 +100,9 @@ class Planner:
             more={name for name, left in self._reach.lag.items() if left},
         )
         step, _ = graph.changed_step(entry, self.flow)
-        tick = max(self._tick(before["ends"], now()), int(step is not None))
-        newest = {"ends": self._ends(before["ends"]), "tick": before["tick"] + tick}
+        ends = self._ends(before["ends"])
+        tick = self._has_news(before["ends"], now(), has_moved=ends != before["ends"]) or step is not None
+        newest = {"ends": ends, "tick": before["tick"] + tick}
         self._quiet = entry if newest == before else None
         return newest
 
@@ -175,8 +178,8 @@ class Planner:
                 self.source.freeze()
             self._opened = True
 
-    def _tick(self, start: Mapping[str, int], now: int) -> int:
-        """Return 1 if a micro-batch is due although nothing arrived.
+    def _has_news(self, start: Mapping[str, int], now: int, has_moved: bool) -> bool:
+        """Return whether a micro-batch is due although nothing arrived.
 
         The channels changed, those of an input became idle, or people are to hear of a transaction that stays open.
         """
@@ -198,6 +201,4 @@ class Planner:
                 self._idle_for[name] = idle_after
         pending, was_hung = self._reach.pending.items(), self._hung
         self._hung = {name for name, seconds in pending if self.to_the_end or seconds >= HUNG}
-        is_news = changed or bool({*self._idle_for} - was_idle) or bool(self._hung - was_hung)
-        has_moved = self._ends(start) != start
-        return int(not has_moved and is_news)
+        return not has_moved and (changed or bool({*self._idle_for} - was_idle) or bool(self._hung - was_hung))

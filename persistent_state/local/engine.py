@@ -210,7 +210,8 @@ class LocalJobs:
         """Take a step, and commit it, as `Jobs.take` does."""
         assert self._calls is not None, "it is open"
         parts = turn.step(entry, due, now=now_us(), most=self._most)
-        Turns(self._calls, committer, None, self._setup.running_of(due.flow)).take(parts, due.step.clock)
+        turns = Turns(self._calls, due.flow, committer.commit, None, self._setup.running_of(due.flow))
+        turns.take(parts, due.step.clock)
 
     def cancel(self) -> None:
         """Let the steps fail that are under way, unless they are being committed already."""

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Mapping
 
-from persistent_state.batch.plan import FlowPlan
+from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.drive.planner import Planner
 from persistent_state.local.pace import Pace
 from persistent_state.local.pool import Calls
 from persistent_state.local.turns import Turns
+from persistent_state.run.commit import GatheringCommitter, committing
 from persistent_state.run.failures import as_exception
 from persistent_state.run.feeds import Feed, flows_of, meetings
 from persistent_state.run.reports import Listener
@@ -30,10 +31,8 @@ class _Loop:
         self.has_committed = self.is_idle = False
         self.begun: float | None = None
         self._setup, self._most, self._entry, self._flow, self._source = setup, most, entry, flow, feed.source
-        committer = setup.committer(flow, entry.epoch, Listener(setup.writer, setup.on_progress))
-        self._turns = Turns(calls, committer, feed.source, setup.running_of(flow))
+        self._calls, self._listener = calls, Listener(setup.writer, setup.on_progress)
         self._stopping = threading.Event()
-        self._pace = Pace(setup.files, setup.trigger, self._stopping)
         self._thread = threading.Thread()
 
     def start(self, until: Mapping[str, int] | None) -> None:
@@ -67,7 +66,16 @@ class _Loop:
 
     def _read(self, until: Mapping[str, int] | None) -> None:
         to_the_end = self._setup.to_the_end or until is not None
-        planner = Planner(self._flow, copied(self._source), self._entry.epoch, self._most, until, to_the_end)
+        flow, gathered = self._flow, None if to_the_end else self._gathering()
+        committer = gathered or self._setup.committer(flow, self._entry.epoch, self._listener)
+        log, commit = (None, committer.commit) if gathered is None else (gathered.log, gathered.gather)
+        if gathered is not None:
+            unsynced = flow.first.files.unsynced
+            assert unsynced is not None, "it gathers"
+            flow = flow.with_files(unsynced)
+        turns = Turns(self._calls, flow, commit, self._source, self._setup.running_of(flow))
+        pace = Pace(self._setup.files, self._setup.trigger, self._stopping, gathers=gathered is not None)
+        planner = Planner(self._flow, copied(self._source), self._entry.epoch, self._most, until, to_the_end, log)
         offset, number = planner.first(), 0
         while not self._stopping.is_set():
             asked = time.monotonic()
@@ -76,17 +84,36 @@ class _Loop:
                 self.is_idle = True
                 if to_the_end:
                     return
-                self._pace.await_look()
+                self._write(gathered, pace)
+                pace.await_look()
                 continue
             if self._stopping.is_set():
-                return
+                break
             self.is_idle, self.begun = False, asked
-            self._turns.take(planner.parts(offset, now_us, new_id), number, planner.source.places)
+            turns.take(planner.parts(offset, now_us, new_id), number, planner.source.places)
             offset, number = newest, number + 1
+            self._write(gathered, pace)
             self.has_committed, self.begun = True, None
             if not to_the_end:
                 self.is_idle = True
-                self._pace.await_next(asked, planner.is_behind)
+                pace.await_next(asked, planner.is_behind)
+        self._write(gathered, pace, is_last=True)
+
+    def _gathering(self) -> GatheringCommitter | None:
+        """Return what gathers the flow's micro-batches, if somebody gets the values of each: they need not wait for commits."""
+        plan, files = self._flow.first, self._setup.files
+        if not any(self._setup.running_of(self._flow).values()) or self._setup.trigger is not None:
+            return None
+        if files.unsynced is None or plan.delivery == AT_MOST_ONCE or plan.upstream:
+            return None
+        return self._setup.gathering_committer(self._flow, self._entry.epoch, self._listener)
+
+    def _write(self, gathered: GatheringCommitter | None, pace: Pace, is_last: bool = False) -> None:
+        """Commit what was gathered, if that is due, or if it `is_last`."""
+        if gathered is not None and (is_last or pace.is_commit_due):
+            with committing():
+                gathered.write()
+            pace.has_committed()
 
 
 class LocalFlows:

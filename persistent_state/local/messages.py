@@ -182,7 +182,7 @@ class Channel:
             socket.send_fds(self._socket, [b"\0"], [file.descriptor])
 
     def has_news(self, seconds: float) -> bool:
-        """Wait for something to receive, at most these seconds or for the end, and return whether it came."""
+        """Wait at most these seconds for something to receive, or for the other end to close, and return whether that came."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(1000 * seconds))

@@ -1,7 +1,8 @@
-"""The pace of a flow on this machine: how soon a micro-batch may follow another, and how long an idle flow waits."""
+"""The pace of a flow on this machine: how soon a micro-batch or commit may follow another, and how long an idle flow waits."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,10 @@ from collections.abc import Callable
 from persistent_state.store.files import Files
 
 NEAR_SECONDS = 0.1
-"""The least time from one micro-batch to the next on a local disk: each takes an entry of the log, and files."""
+"""The least time from one commit to the next on a local disk: each takes an entry of the log, and files."""
+
+GATHERED_SECONDS = 0.01
+"""The least time from one micro-batch to the next where those between two commits are gathered in memory."""
 
 FAR_SECONDS = 1.0
 """The same where each entry and file is a request to a store behind a network."""
@@ -33,6 +37,7 @@ class Pace:
         trigger: The microseconds between two micro-batches; None leaves that to the store.
         stopping: Is set when the flow is to end.
         now: Returns seconds of any one clock.
+        gathers: Whether micro-batches are gathered between commits.
     """
 
     def __init__(
@@ -41,11 +46,23 @@ class Pace:
         trigger: int | None,
         stopping: threading.Event,
         now: Callable[[], float] = time.monotonic,
+        gathers: bool = False,
     ) -> None:
-        self._seconds = seconds_between(files, trigger)
-        self._idle_seconds = max(LOOK_SECONDS, seconds_between(files, None))
+        self._commit_seconds = seconds_between(files, trigger)
+        self._seconds = GATHERED_SECONDS if gathers else self._commit_seconds
+        self._idle_seconds = 2 * GATHERED_SECONDS if gathers else max(LOOK_SECONDS, seconds_between(files, None))
         self._always = trigger is not None
         self._stopping, self._now = stopping, now
+        self._committed = -math.inf
+
+    @property
+    def is_commit_due(self) -> bool:
+        """Return whether what was gathered is to be committed now."""
+        return self._now() >= self._committed + self._commit_seconds
+
+    def has_committed(self) -> None:
+        """Note that a commit was made."""
+        self._committed = self._now()
 
     def await_look(self) -> None:
         """Wait until the source may be looked at again, which had nothing to read. A look costs requests."""

@@ -52,6 +52,11 @@ class DeathsError(Exception):
         super().__init__(way)
         self.item, self.way = item, way
 
+    def sentence(self, of: str, remedy: str) -> str:
+        """Return the error as words, with what the workers died of, and the beginning of what to do."""
+        died = f"{DEATHS} workers in a row died of {of}, the last one {self.way}"
+        return f"{died}. {remedy}, or mend the code that ends the process."
+
 
 class StoppedError(StateError):
     """The call was cancelled, because the run or this start of it ends."""

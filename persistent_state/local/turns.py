@@ -7,17 +7,17 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from persistent_state.batch.packets import Answers, Descriptor
-from persistent_state.batch.plan import Plan
+from persistent_state.batch.packets import Advance, Answers, Descriptor
+from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import read_values
 from persistent_state.drive import local
 from persistent_state.drive.local import Alone, Held, OfShard
 from persistent_state.drive.turn import Part
 from persistent_state.edges.output_rows import output_rows
 from persistent_state.errors import StateError, TaskFailedError
-from persistent_state.local.pool import DEATHS, Calls, DeathsError
+from persistent_state.local.pool import Calls, DeathsError
 from persistent_state.outputs import RunningValues
-from persistent_state.run.commit import Committer, committing
+from persistent_state.run.commit import committing
 from persistent_state.run.failures import naming
 from persistent_state.run.wall_clock import new_id
 from persistent_state.sinks.given_types import given_types
@@ -30,17 +30,22 @@ MOST_PARTITIONS = 3
 """The number of partitions that an error names."""
 
 
+Commit: TypeAlias = Callable[[Answers], tuple[Advance, Mapping[str, Sequence[Descriptor]]]]
+"""Commits a turn, or gathers it. It returns what the flow has come to, and by task what its shards have made."""
+
+
 class Turns:
     """The turns of one flow of a start. Workers know the plans of the flow's tasks and its `source`, which is not open."""
 
     def __init__(
         self,
         calls: Calls,
-        committer: Committer,
+        flow: FlowPlan,
+        commit: Commit,
         source: TimeReplayableSource | None,
         running: Mapping[str, Sequence[RunningValues]],
     ) -> None:
-        self._calls, self._committer, self._flow = calls, committer, committer.flow
+        self._calls, self._flow, self._commit = calls, flow, commit
         self._source, self._running = source, running
         self._held: Held = {}
 
@@ -58,7 +63,7 @@ class Turns:
         """
         answers = self._answers(parts, places)
         with committing():
-            after, made = self._committer.commit(answers)
+            after, made = self._commit(answers)
             for plan in self._flow.tasks:
                 if outputs := self._running.get(plan.name):
                     _call_outputs(plan, outputs, after.clock, made[plan.name], number)
@@ -67,11 +72,8 @@ class Turns:
         try:
             return local.run(self._flow, parts, self._source, self._held, new_id, self._calls.each)
         except DeathsError as error:
-            raise TaskFailedError(
-                f"{self._flow.title}: {DEATHS} workers in a row died of {_named(error.item, places)}, the last one "
-                f"{error.way}. Give the machine more memory, the source smaller micro-batches, or mend the code that ends "
-                "the process."
-            ) from None
+            of, remedy = _named(error.item, places), "Give the machine more memory, the source smaller micro-batches"
+            raise TaskFailedError(f"{self._flow.title}: {error.sentence(of, remedy)}") from None
 
 
 def _named(item: object, places: Places) -> str:

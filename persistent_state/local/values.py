@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persistent_state.batch.packets import to_ipc
 from persistent_state.errors import StateError, TaskFailedError
-from persistent_state.local.pool import DEATHS, Calls, DeathsError
+from persistent_state.local.pool import Calls, DeathsError
 from persistent_state.run.failures import naming
 from persistent_state.run.start_checks import check_pickles
 from persistent_state.sinks.values import (
@@ -95,10 +95,7 @@ class WorkerValues:
                 made += self.calls.each(function, items[low : low + self.most])
         except DeathsError as error:
             item: Item = error.item  # type: ignore[assignment]
-            raise TaskFailedError(
-                f"{DEATHS} workers in a row died of {named(item)}, the last one {error.way}. Give the machine more memory, or "
-                "mend the code that ends its process."
-            ) from None
+            raise TaskFailedError(error.sentence(named(item), "Give the machine more memory")) from None
         return made
 
 

@@ -40,6 +40,7 @@ from persistent_state.event_time.clocks import END, Settings
 from persistent_state.event_time.positions import newest_read
 from persistent_state.inputs import journals_of
 from persistent_state.protocol import graph
+from persistent_state.protocol.gathered import GatheringLog
 from persistent_state.protocol.global_clock import Keeping, move_clock
 from persistent_state.protocol.next_entry import amend, append, newest_own
 from persistent_state.protocol.tidy import tidy_flow, without_old_spans
@@ -192,10 +193,12 @@ def commit(
     new_id: Callable[[], str],
     keeping: Keeping,
     to_the_end: bool = False,
+    gathers: bool = False,
 ) -> tuple[Entry, Advance]:
     """Make a micro-batch, or a step of a flow that other tasks feed, part of the state: one new entry, or nothing.
 
-    `to_the_end` is True if the run ends at the present end of the sources.
+    `to_the_end` is True if the run ends at the present end of the sources. With `gathers` the log, a `GatheringLog`, has the
+    entry in memory.
 
     Returns:
         The entry, and where the micro-batch has moved its flow.
@@ -241,6 +244,9 @@ def commit(
                 after = replace(after, stepped=step.clock, cuts=(*after.cuts, step.clock))
         return _with_batch(log, newest, answers.descriptors, after, now, new_id, keeping)
 
+    if gathers:
+        assert isinstance(log, GatheringLog), log
+        return log.gather(change, answers.descriptors), after
     return append(log, partial(newest_own, log, epoch), change), after
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 from persistent_state.batch.packets import Advance, Answers, Descriptor, new_notes
@@ -14,9 +16,11 @@ from persistent_state.batch.plan import FlowPlan
 from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics.of_run import Work
 from persistent_state.protocol import commits, holding
+from persistent_state.protocol.gathered import GatheringLog
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.run.progress import Progress, hand_on, progress_of
 from persistent_state.run.wall_clock import new_id, now_us
+from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 
 _logger = logging.getLogger("persistent_state")
@@ -87,30 +91,82 @@ class Committer:
         """
         with self._turn:
             began = time.monotonic()
-            entry, after = commits.commit(
-                self._log,
-                self._epoch,
-                self.flow.first.settings,
-                answers,
-                now=now_us(),
-                new_id=new_id,
-                keeping=self._keeping,
-                to_the_end=self._to_the_end,
-            )
+            entry, after = self._commit(answers)
+        self._report(entry, after, answers, time.monotonic() - began)
+        return after, _by_task(self.flow, answers)
+
+    def _commit(self, answers: Answers, gathers: bool = False) -> tuple[Entry, Advance]:
+        return commits.commit(
+            self._log,
+            self._epoch,
+            self.flow.first.settings,
+            answers,
+            now=now_us(),
+            new_id=new_id,
+            keeping=self._keeping,
+            to_the_end=self._to_the_end,
+            gathers=gathers,
+        )
+
+    def _report(self, entry: Entry, after: Advance, answers: Answers, seconds: float) -> None:
+        """Report what was committed within these seconds."""
         for note in new_notes(answers.reports, self._noted):
             _logger.warning("%s", note)
-        self._listener.measure(_work(self.flow, answers, after, now_us(), time.monotonic() - began))
-        by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in self.flow.tasks}
-        for descriptor in answers.descriptors:
-            by_task[descriptor.task].append(descriptor)
+        self._listener.measure(_work(self.flow, answers, after, now_us(), seconds))
         holder = holding.holder(entry, self._settings)
         waits_for = holding.sentence(holding.among_pending(holder, self.flow.id, after.pending or ()))
-        for name, made in by_task.items():
+        for name, made in _by_task(self.flow, answers).items():
             copies = sum(descriptor.copies for descriptor in made)
             # What is new in a shard is in its runs.
             made_updates = any(descriptor.runs for descriptor in made)
             hand_on(progress_of(entry, after, name, waits_for, copies, made_updates), self._listener)
-        return after, by_task
+
+
+class GatheringCommitter(Committer):
+    """A committer that gathers micro-batches in a `GatheringLog`, and commits them together."""
+
+    def __init__(
+        self, flow: FlowPlan, epoch: int, keeping: Keeping, settings: Mapping[str, Settings], listener: Hears
+    ) -> None:
+        self.log = GatheringLog(flow.first.files, flow.first.application, epoch)
+        super().__init__(flow, epoch, keeping, settings, listener, self.log)
+        self._gathered: list[tuple[Advance, Answers]] = []
+
+    def gather(self, answers: Answers) -> tuple[Advance, dict[str, list[Descriptor]]]:
+        """Take in a micro-batch, and return what `commit` returns. It is reported when it is in the log.
+
+        Raises:
+            StateError: It does not follow from those that were gathered before.
+        """
+        _, after = self._commit(answers, gathers=True)
+        self._gathered.append((after, answers))
+        return after, _by_task(self.flow, answers)
+
+    def write(self) -> None:
+        """Commit what was gathered, and report it as one micro-batch.
+
+        Raises:
+            StateError: It was not committed, or the user's function of progress raised.
+        """
+        gathered, self._gathered = self._gathered, []
+        if not gathered:
+            return
+        began, counts = time.monotonic(), Counter[str]()
+        entry = self.log.write()
+        for after, _ in gathered:
+            counts.update(after.counts)
+        together = Answers(
+            [report for _, answers in gathered for report in answers.reports],
+            [descriptor for _, answers in gathered for descriptor in answers.descriptors],
+        )
+        self._report(entry, replace(gathered[-1][0], counts=counts), together, time.monotonic() - began)
+
+
+def _by_task(flow: FlowPlan, answers: Answers) -> dict[str, list[Descriptor]]:
+    by_task: dict[str, list[Descriptor]] = {plan.name: [] for plan in flow.tasks}
+    for descriptor in answers.descriptors:
+        by_task[descriptor.task].append(descriptor)
+    return by_task
 
 
 def _work(flow: FlowPlan, answers: Answers, after: Advance, now: int, commit_seconds: float) -> Work:

@@ -23,7 +23,7 @@ from persistent_state.inputs import AnySource
 from persistent_state.outputs import RunningValues, ValuesAtClock
 from persistent_state.protocol import takeover
 from persistent_state.protocol.global_clock import Keeping
-from persistent_state.run.commit import Committer, Hears
+from persistent_state.run.commit import Committer, GatheringCommitter, Hears
 from persistent_state.run.feeds import FedTask, Feed, feeds_of
 from persistent_state.run.progress import Progress
 from persistent_state.run.wall_clock import new_id, now_us
@@ -90,6 +90,10 @@ class Setup:
     ) -> Committer:
         """Return what commits the micro-batches and steps of a flow, and reports each to the listener."""
         return Committer(flow, epoch, self.keeping, self.settings, listener, log, turn, self.to_the_end)
+
+    def gathering_committer(self, flow: FlowPlan, epoch: int, listener: Hears) -> GatheringCommitter:
+        """Return what gathers the micro-batches of a flow, commits them together, and reports that to the listener."""
+        return GatheringCommitter(flow, epoch, self.keeping, self.settings, listener)
 
     def running_of(self, flow: FlowPlan) -> dict[str, Sequence[RunningValues]]:
         """Return the outputs of running values of a flow's tasks, by task."""

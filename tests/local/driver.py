@@ -6,17 +6,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from persistent_state import Local, ParquetSink
+from persistent_state import Local, ParquetSink, RunningValues
 from tests.spark import pipeline, stream
 
 
-def of_stream(folder: Path, shards: int = 2, **more: Any) -> Any:
+def of_stream(folder: Path, shards: int = 2, running: bool = False, **more: Any) -> Any:
     """Three tasks over the stream in a folder, which share a source."""
     app = stream.application(folder, shards=shards, interval="10 seconds", tasks=(), **more)
     source = stream.FileSource(folder / "stream", timestamp="ts", schema=stream.SCHEMA, max_files_per_batch=2)
     for task in stream.THREE:
-        app.add(task, source, sink=ParquetSink(folder / "out" / task.task_name))
+        sinks: list[Any] = [ParquetSink(folder / "out" / task.task_name)]
+        app.add(task, source, sink=[*sinks, RunningValues(nothing, as_="arrow")] if running else sinks)
     return app
+
+
+def of_running(folder: Path, shards: int = 2) -> Any:
+    """The tasks of `of_stream`, of which each has running values: their micro-batches are gathered between commits."""
+    return of_stream(folder, shards, running=True)
 
 
 def of_graph(folder: Path, shards: int = 2) -> Any:
@@ -25,8 +31,12 @@ def of_graph(folder: Path, shards: int = 2) -> Any:
     return pipeline.application(folder, shards, outputs=sinks)
 
 
+def nothing(values: Any, batch: int) -> None:
+    """Take running values."""
+
+
 def main(kind: str, folder: str, how: str, workers: str = "2", shards: str = "2") -> None:
-    app = {"stream": of_stream, "graph": of_graph}[kind](Path(folder), int(shards))
+    app = {"stream": of_stream, "running": of_running, "graph": of_graph}[kind](Path(folder), int(shards))
     if how == "start":
         print("starts", flush=True)
         app.start(Local(int(workers))).await_termination()

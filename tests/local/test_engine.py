@@ -42,6 +42,7 @@ from persistent_state import (
     read_state,
 )
 from persistent_state.engine import Progress
+from persistent_state.local import pace
 from persistent_state.local.pool import StoppedError
 from persistent_state.local.settings import Local as Settings
 from persistent_state.run import supervisor
@@ -214,6 +215,42 @@ def test_running_values_come_with_each_micro_batch_as_arrow(tmp_path: Path) -> N
 
     application(tmp_path, sink=RunningValues(take, as_="arrow")).run(Local())
     assert given == [(batch, expected(10 * batch + 10)) for batch in range(3)]
+
+
+def test_running_values_do_not_wait_for_a_commit_and_a_stop_commits_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "NEAR_SECONDS", 3600.0)
+    log, given, progress = Log(open_files(str(tmp_path / "store")), "shops"), list[dict[str, int]](), list[Progress]()
+
+    def take(values: Values, batch: int) -> None:
+        given.append({row["shop"]: row["value"] for each in values.batches() for row in each.to_pylist()})
+
+    app = application(tmp_path, sink=RunningValues(take, as_="arrow"))
+    write(tmp_path / "in", 0, range(10))
+    running = app.start(Local(), on_progress=progress.append)
+    for file in range(1, 4):
+        until(lambda file=file: len(given) == file, "the values")
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+    until(lambda: len(given) == 4, "the values")
+    assert given == [expected(10 * number + 10) for number in range(4)]
+    until(lambda: len(progress) == 1, "the first commit, which is not waited for")
+    newest = log.newest()
+    assert newest is not None
+    assert newest.flows["PerShop"].progress.batch == 1
+    running.stop()
+    last = log.newest()
+    assert last is not None
+    assert last.flows["PerShop"].progress.batch == 4
+    assert sum(each.messages for each in progress) == 40
+    assert progress[-1].batch == 4
+    # Each of the clocks that the last three have reached has an entry of its own, and takes its turns along.
+    assert last.number <= newest.number + 3
+    assert {path.name for path in (tmp_path / "store/shops/runs/PerShop").iterdir()} <= {
+        Path(path).name for number in log.numbers() for path in log.read(number).files()
+    }
+    assert app.run(Local(), drain=True)
+    assert state(tmp_path) == expected(40)
 
 
 def test_a_failure_starts_the_run_again_from_the_global_clock(tmp_path: Path) -> None:

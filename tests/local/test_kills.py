@@ -32,8 +32,8 @@ LIVES = soak_or(ci=4, soak=80)
 MAIN = "from tests.local.driver import main; import sys; main(*sys.argv[1:])"
 
 
-def start(folder: Path, how: str, workers: int, shards: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", MAIN, "stream", str(folder), how, str(workers), str(shards)]
+def start(folder: Path, how: str, workers: int, shards: int, kind: str = "stream") -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", MAIN, kind, str(folder), how, str(workers), str(shards)]
     return subprocess.Popen(command, env=without_spark(folder), cwd=folder)
 
 
@@ -59,7 +59,7 @@ def test_a_store_is_exact_by_any_number_of_workers_and_shards_whatever_is_killed
     chance, sent, killed = random.Random(41), Stream(tmp_path / "stream", seed=41), list[int]()
     for life in range(LIVES):
         sent.grow(files=6)
-        driver = start(tmp_path, "start", life % 3 + 1, chance.randint(1, 3))
+        driver = start(tmp_path, "start", life % 3 + 1, chance.randint(1, 3), ("running", "stream")[life % 2])
         try:
             until(lambda driver=driver: workers_of(driver.pid), "the workers", driver)
             wanted = entries(tmp_path) + chance.randrange(8)

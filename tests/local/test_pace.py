@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from persistent_state.event_time.durations import positive
-from persistent_state.local.pace import FAR_SECONDS, LOOK_SECONDS, NEAR_SECONDS, Pace, seconds_between
+from persistent_state.local.pace import FAR_SECONDS, GATHERED_SECONDS, LOOK_SECONDS, NEAR_SECONDS, Pace, seconds_between
 from persistent_state.store.files import Files, MemoryFiles, open_files
 from persistent_state.store.files.remote import RemoteFiles
 from tests.waiting import PATIENCE
@@ -71,6 +72,22 @@ def test_an_idle_source_is_looked_at_as_often_as_the_store_allows(files: Files, 
         before = stopping.now
         Pace(files, trigger, stopping).await_look()
         assert stopping.now == pytest.approx(before + seconds)
+
+
+def test_what_is_gathered_is_committed_as_rarely_as_without(tmp_path: Path) -> None:
+    stopping, commits = Stopping(), list[float]()
+    pace = Pace(open_files(str(tmp_path)), None, stopping, lambda: stopping.now, gathers=True)
+    for _ in range(100):
+        begun = stopping.now
+        if pace.is_commit_due:
+            pace.has_committed()
+            commits.append(begun)
+        pace.await_next(begun, is_behind=False)
+    assert stopping.now == pytest.approx(100 * GATHERED_SECONDS)
+    assert commits[0] == 0, "the first is not waited for"
+    between = [after - before for before, after in itertools.pairwise(commits)]
+    assert len(between) >= 8
+    assert between == pytest.approx([NEAR_SECONDS + GATHERED_SECONDS / 2] * len(between), abs=0.51 * GATHERED_SECONDS)
 
 
 def test_a_stop_ends_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,11 @@ from persistent_state.drive.turn import Part
 from persistent_state.inputs import Inputs
 from persistent_state.local.turns import Turns
 from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.gathered import GatheringLog
 from persistent_state.sources.base import Reach
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
-from tests.simulation.oracle import Batch, Oracle
+from tests.simulation.oracle import Batch, Oracle, Stage
 from tests.simulation.source import WorldSource
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Engine:
     rng: Random = field(default_factory=Random)
     happened: Counter[str] = field(default_factory=Counter)
     held: dict[str, Held] = field(default_factory=dict)
+    gathers: bool = False
+    """Whether turns are gathered in memory, and committed together."""
 
     @property
     def most(self) -> int:
@@ -64,7 +67,8 @@ class Engines:
         planner = self.rng.choice([each for each in (SPARK, LOCAL, DRIVER) if each != before] * 3 + [LOCAL])
         workers = self.rng.choice([1, 2, 3]) if planner == LOCAL else self.rng.choice([0, 2])
         self.happened[f"{planner} after {before}"] += before is not None
-        return Engine(planner, workers, self.rng, self.happened, self.held[planner])
+        gathers = planner == LOCAL and self.rng.random() < 0.6
+        return Engine(planner, workers, self.rng, self.happened, self.held[planner], gathers)
 
 
 @dataclass
@@ -113,6 +117,39 @@ class Calls:
             return
 
 
+class Gathering(GatheringLog):
+    """A log that gathers turns, and tells the oracle what each makes of the entry before it, as only it knows."""
+
+    def __init__(self, log: Log, epoch: int, oracle: Oracle) -> None:
+        super().__init__(log.files, log.application, epoch)
+        self._oracle = oracle
+        self._stages: list[Stage] = []
+
+    def gather(self, change: Callable[[Entry], Entry], made: Sequence[Descriptor]) -> Entry:
+        stage: Stage
+
+        def noted(newest: Entry) -> Entry:
+            stage.entry = change(newest)
+            return stage.entry
+
+        stage = Stage(super().newest())
+        entry = super().gather(noted, made)
+        self._stages.append(stage)
+        return entry
+
+    def judged_by(self, judge: Callable[[Entry], None]) -> None:
+        """Let the turn that was gathered last be judged by this when it is in the log."""
+        self._stages[-1].judge = judge
+
+    def append(self, entry: Entry) -> None:
+        last = next((i for i, stage in enumerate(self._stages) if stage.entry is entry), None)
+        if last is not None:
+            self._oracle.gathered[entry.number].append(self._stages[: last + 1])
+        super().append(entry)
+        if last is not None:
+            del self._stages[: last + 1]
+
+
 @dataclass
 class Committer:
     """Commits the turns of a flow in a world, in the place of a run's."""
@@ -126,21 +163,33 @@ class Committer:
     def commit(self, answers: Answers) -> tuple[Advance, Mapping[str, list[Descriptor]]]:
         """Commit what the parts and shards of a turn have answered."""
         entry, after = self.world._commit(self.actor, self.log, self.flow, answers)
+        self.world.oracle.claim(entry)
+        self._judge(entry, after, answers)
+        return after, {}
+
+    def gather(self, answers: Answers) -> tuple[Advance, Mapping[str, list[Descriptor]]]:
+        """Gather what the parts and shards of a turn have answered."""
+        assert isinstance(self.log, Gathering)
+        _, after = self.world._commit(self.actor, self.log, self.flow, answers, gathers=True)
+        self.log.judged_by(lambda entry: self._judge(entry, after, answers))
+        return after, {}
+
+    def _judge(self, entry: Entry, after: Advance, answers: Answers) -> None:
         oracle = self.world.oracle
-        oracle.claim(entry)
         if self.is_batch:
             oracle.counted(self.flow, entry, after.counts)
         for name in self.flow.by_name:
             values = [each.values for each in answers.descriptors if each.task == name and each.values]
             oracle.emitted(name, entry, after.clock, values)
-        return after, {}
 
 
 def turns_of(world: World, actor: Actor, log: Log, flow: FlowPlan, source: WorldSource | Inputs | None) -> Turns:
     """Return the turns of a flow as `Local` takes them. Its shards remember what they held in earlier starts."""
-    committer: Any = Committer(world, actor, log, flow, source is not None)
+    committer = Committer(world, actor, log, flow, source is not None)
     calls: Any = Calls(world, actor, actor.engine)
-    turns = Turns(calls, committer, source, {})
+    gathers = isinstance(log, Gathering)
+    flow = flow.with_files(flow.first.files.unsynced) if gathers else flow
+    turns = Turns(calls, flow, committer.gather if gathers else committer.commit, source, {})
     turns._held = actor.engine.held[flow.id]
     return turns
 
@@ -148,12 +197,17 @@ def turns_of(world: World, actor: Actor, log: Log, flow: FlowPlan, source: World
 def read_by_planner(world: World, actor: Actor, log: Log, flow: FlowPlan) -> None:
     """Read a flow's source to the end of what there is, as a loop of `Local` does."""
     source, partitions = world._source(flow, world.rng.choice([2, world.most_rows]))
-    planner, collector = Planner(flow, source, actor.epoch, actor.engine.most), Collector(log)
+    collector, gathered = Collector(log), None
+    if actor.engine.gathers and not flow.first.upstream:
+        log = gathered = Gathering(log, actor.epoch, world.oracle)
+    planner = Planner(flow, source, actor.epoch, actor.engine.most, log=log)
     turns, offset, number = turns_of(world, actor, log, flow, source), planner.first(), 0
     while True:
         partitions.grow(world.rng, world.most_rows)
         planner.to_the_end = partitions.is_complete
         newest = planner.latest(offset, lambda: world.now)
+        if gathered is not None and (newest == offset or actor.engine.rng.random() < 0.3):
+            world.oracle.claim(gathered.write())
         if newest == offset:
             if partitions.is_complete and offset["ends"] == partitions.visible:
                 return

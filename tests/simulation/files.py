@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ class Disk:
         self.files: dict[str, pa.Buffer] = {}
         self.folders: dict[str, set[str]] = {}
         self.torn: dict[str, int] = {}
+        self.unsynced: dict[str, Stage | None] = {}
+        """The files that a power cut may take, and who has made them."""
         self.tears = 0
         self.watch: Callable[[str], None] = lambda path: None
         self.unwatch: Callable[[str], None] = lambda path: None
@@ -45,9 +48,18 @@ class Disk:
             del self.torn[path]
         if path in self.files:
             self.unwatch(path)
+            self.unsynced.pop(path, None)
             folder, _, name = path.rpartition("/")
             del self.files[path]
             self.folders[folder].discard(name)
+
+    def lose(self, stage: Stage, rng: Random) -> int:
+        """Take some of the files that somebody has made who is killed by a power cut, and return how many."""
+        lost = [path for path, by in self.unsynced.items() if by is stage and rng.random() < 0.5]
+        for path in lost:
+            del self.unsynced[path]
+            self.delete(path)
+        return len(lost)
 
     def tear(self, path: str, now: int) -> None:
         """Leave what a writer had written of a file when it was killed."""
@@ -99,6 +111,20 @@ class StagedFiles(PlainFiles):
 
     stage: Stage | None = field(default=None, compare=False, repr=False)
     lists_late: bool = field(default=False, compare=False)
+    syncs: bool = True
+
+    @property
+    def unsynced(self) -> StagedFiles:
+        return replace(self, syncs=False)
+
+    def sync(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._do("sync", path, lambda path=path: self.disk.unsynced.pop(path, None))
+
+    def create(self, path: str, data: Any) -> None:
+        super().create(path, data)
+        if not self.syncs:
+            self.disk.unsynced[path] = self.stage
 
     @property
     def lists_at_once(self) -> bool:

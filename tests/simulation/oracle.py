@@ -248,6 +248,14 @@ class Past:
     """The sinks of lives before."""
 
 
+@dataclass
+class Stage:
+    """A turn that was gathered with others: what it makes of the entry before it, and what else is to be judged of it then."""
+
+    entry: Entry
+    judge: Callable[[Entry], None] = lambda entry: None
+
+
 class Oracle:
     """The judge of a world: `hear` is called with every new entry, `claim` with what a driver was told it committed."""
 
@@ -267,6 +275,8 @@ class Oracle:
         self.starting: dict[str, tuple[Terms, Sequence[FlowPlan], set[str], Places, Places]] = {}
         """By writer, what a driver that is starting says."""
         self.batches: dict[tuple[str, int, int], Batch] = {}
+        self.gathered: dict[int, list[Sequence[Stage]]] = defaultdict(list)
+        """By the number of an entry: the turns that it would commit if it were of this or that thread."""
         self.delivered: dict[tuple[str, int, int], list[Sent]] = {}
         """What Spark delivered in a micro-batch that it has planned."""
         self.readings: dict[tuple[str, str], dict[Place, Any]] = {}
@@ -336,8 +346,21 @@ class Oracle:
         self.seals[entry.number] = hashlib.sha256(data).hexdigest()
         self.entries[entry.number] = entry
         self.times[entry.number] = entry.time
-        self.newest = entry
         self._files_exist(entry)
+        made = (stages for stages in self.gathered.pop(entry.number, ()) if stages[-1].entry == entry)
+        stages = next(made, [Stage(entry)])
+        self.happened["turns were committed together"] += len(stages) > 1
+        was = before
+        for stage in stages:
+            is_now = entry if stage is stages[-1] else stage.entry
+            self._hear(was, is_now)
+            stage.judge(is_now)
+            was = is_now
+        self._keep(before, entry)
+
+    def _hear(self, before: Entry | None, entry: Entry) -> None:
+        """An entry was made, or what a turn would have made if it had an entry of its own."""
+        self.newest = entry
         if before is not None and entry.timeline != before.timeline:
             self._rewind(before, entry)
         elif before is None or entry.epoch != before.epoch:
@@ -362,6 +385,9 @@ class Oracle:
         self._states(before, entry)
         self.sinks.hear(before, entry)
         self.graphs.hear(before, entry)
+
+    def _keep(self, before: Entry | None, entry: Entry) -> None:
+        """Know what is kept from an entry on."""
         assert self.terms is not None
         self.kept.hear(before, entry, self.terms.keeping)
         if entry.number in self.kept.then:

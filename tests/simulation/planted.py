@@ -69,6 +69,7 @@ from persistent_state.protocol import (
     tidy,
 )
 from persistent_state.protocol.collect import Collector
+from persistent_state.protocol.gathered import GatheringLog
 from persistent_state.setup import graph as tasks_graph
 from persistent_state.store import (
     blocks,
@@ -2671,6 +2672,37 @@ BUGS = (
             "(digest(cached, ground.clock) == ground.runs or "
             "all(int(run.file.path.rpartition('/')[2].partition('-')[0]) < sender.epoch for run in cached))",
         ),
+        theme="engines",
+    ),
+    bug(
+        "named before it is safe",
+        "The entry of turns that were gathered names files that a power cut may take.",
+        GatheringLog._make_durable,
+        ("self.files.sync([*sorted(runs), *sorted(self._sides)])", "pass"),
+        theme="engines",
+    ),
+    bug(
+        "clocks of one entry",
+        "The entry of turns that were gathered moves the global clock twice: nobody can read the first of the two clocks.",
+        GatheringLog.write,
+        ("newest.clock != entry.clock != following.clock", "False"),
+        theme="engines",
+    ),
+    bug(
+        "turns as they were gathered",
+        "Turns are not made again of what others have appended since they were gathered, which is lost.",
+        GatheringLog.gather,
+        (
+            "self._changes.append(change)",
+            "self._changes.append(lambda newest: replace(entry, number=newest.number + 1, previous=newest.checksum))",
+        ),
+        theme="engines",
+    ),
+    bug(
+        "runs of a turn that are named go",
+        "Runs of turns that were gathered are deleted when they are in the log.",
+        GatheringLog._make_durable,
+        ("self._runs -= runs", "pass"),
         theme="engines",
     ),
 )

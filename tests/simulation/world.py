@@ -842,6 +842,8 @@ class World:
                     thread.wake = self.step + self.rng.choice([0, 30, 500])
                 continue
             self._end(thread)
+        if self.engines is not None and self.engines.rng.random() < 0.5:
+            self.engines.happened["a power cut took files"] += self.disk.lose(actor, self.engines.rng)
 
     def _end(self, thread: Thread) -> None:
         """End a process, or one of its threads, unless it is done. It may still have sent what is pending."""
@@ -1416,7 +1418,9 @@ class World:
         entry, _ = self._commit(actor, log, flow, Answers(reports, descriptors))
         self.oracle.claim(entry)
 
-    def _commit(self, actor: Actor, log: Log, flow: FlowPlan, answers: Answers) -> tuple[Entry, Advance]:
+    def _commit(
+        self, actor: Actor, log: Log, flow: FlowPlan, answers: Answers, gathers: bool = False
+    ) -> tuple[Entry, Advance]:
         return commits.commit(
             log,
             actor.epoch,
@@ -1425,6 +1429,7 @@ class World:
             now=self.now,
             new_id=self.new_id,
             keeping=actor.terms.keeping,
+            gathers=gathers,
         )
 
     def _reach(

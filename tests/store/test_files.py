@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from persistent_state.errors import ExistsError, InvalidInputError, StoreUnavailableError
-from persistent_state.store.files import Files, open_files
+from persistent_state.store.files import Files, MemoryFiles, open_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # These forks only make system calls.
 
@@ -234,6 +234,28 @@ class TestLocalDisk:
         assert disk.linked == ([] if prepared == "taken" else [True])
         assert {f"{files.url}/a/b/c", f"{files.url}/a/b", f"{files.url}/a", files.url} <= disk.safe_names
 
+    def test_what_is_not_synced_survives_a_power_cut_once_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files = open_files(str(tmp_path / "store"))
+        unsynced = files.unsynced
+        assert unsynced is not None
+        files.create("a/b/other", b"")
+        disk = Disk({f"{files.url}/a/b", f"{files.url}/a", files.url})
+        with disk.watching(monkeypatch):
+            for name in "cde":
+                unsynced.create(f"a/b/{name}", b"mine")
+            assert disk.linked == [False] * 3, "a file has its name before its bytes are safe"
+            assert not {f"{files.url}/a/b/{name}" for name in "cde"} & disk.safe_names
+            with pytest.raises(ExistsError):
+                unsynced.create("a/b/c", b"next")
+            files.sync(["a/b/c", "a/b/d"])
+        assert {f"{files.url}/a/b/{name}" for name in "cd"} <= disk.safe_names
+        assert disk.synced == {f"{files.url}/a/b{name}" for name in ("/c", "/d", "")}
+        with pytest.raises(StoreUnavailableError):
+            files.sync(["a/b/c", "a/b/gone"])
+        assert MemoryFiles("memory://").unsynced is None
+
     @pytest.mark.parametrize("call", ["open", "write", "fsync", "link", "mkdir"])
     def test_a_disk_that_fails_leaves_nothing_behind(
         self, local: Files, monkeypatch: pytest.MonkeyPatch, call: str
@@ -347,7 +369,7 @@ class Disk:
         self.safe_names = safe_names
         self.linked: list[bool] = []  # Was the file's content safe when it was given its name?
         self._open: dict[int, str] = {}
-        self._synced: set[str] = set()
+        self.synced: set[str] = set()
 
     @contextmanager
     def watching(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -359,19 +381,19 @@ class Disk:
             return file
 
         def written(file: int, data: bytes) -> int:
-            self._synced.discard(self._open[file])
+            self.synced.discard(self._open[file])
             return write(file, data)
 
         def synced(file: int) -> None:
             fsync(file)
             place = self._open[file]
-            self._synced.add(place)
+            self.synced.add(place)
             if os.path.isdir(place):
                 self.safe_names |= {os.path.join(place, name) for name in os.listdir(place)}
 
         def linked(source: str, target: str) -> None:
             link(source, target)
-            self.linked.append(source in self._synced)
+            self.linked.append(source in self.synced)
 
         with monkeypatch.context() as patched:
             for name, call in (("open", opened), ("write", written), ("fsync", synced), ("link", linked)):

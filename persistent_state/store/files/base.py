@@ -54,6 +54,19 @@ class Files(ABC):
         """Return whether a listing shows every file that was made before it. Where it may not, a file is asked for by name."""
         return self.near
 
+    @property
+    def unsynced(self) -> Files | None:
+        """The same files, of which a power cut may take those that are made, until `sync`; None if all are safe at once."""
+        return None
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Let files that `unsynced` has made survive a power cut.
+
+        Raises:
+            StoreUnavailableError: The store failed, or one of them is gone.
+        """
+        assert not paths, f"all files of {self!r} are safe at once"
+
     @abstractmethod
     def create(self, path: str, data: BytesLike) -> None:
         """Make a file of these bytes. Everyone sees all of it or none; of several creators of a name one wins.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -24,6 +26,21 @@ _durable_folders: set[str] = set()
 class LocalFiles(Files):
     """Files of a local disk; the url is an absolute path. The file system must have hard links."""
 
+    _syncs: ClassVar[bool] = True
+    """False if files need not survive a power cut yet."""
+
+    @property
+    def unsynced(self) -> Files:
+        return UnsyncedFiles(self.url)
+
+    def sync(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            with self._asking(path):
+                _sync(os.path.join(self.url, self._checked(path)))
+        for folder in {os.path.dirname(path) for path in paths}:
+            with self._asking(folder):
+                _sync(os.path.join(self.url, folder))
+
     def create(self, path: str, data: BytesLike) -> None:
         target = os.path.join(self.url, self._checked_new(path))
         folder = os.path.dirname(target)
@@ -32,13 +49,14 @@ class LocalFiles(Files):
             try:
                 with translating(OSError, partial(self._before_link, path)):
                     _make_folder(folder)
-                    _write(temporary, data)
+                    _write(temporary, data, self._syncs)
                 won = self._link(temporary, target)
             finally:
                 with suppress(OSError):
                     os.unlink(temporary)
             # The loser syncs the folder as well: it relies on the winner's file, and the winner may die before its own sync.
-            _sync_folder(folder)
+            if self._syncs:
+                _sync(folder)
         if not won:
             raise self._taken(path)
 
@@ -103,27 +121,34 @@ class LocalFiles(Files):
         return True
 
 
+class UnsyncedFiles(LocalFiles):
+    """Files of a local disk of which a power cut may take those that are made here, until `sync`."""
+
+    _syncs = False
+
+
 def stamp_of(found: os.stat_result) -> Stamp:
     """Return what changes when the file is written to."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _write(place: str, data: BytesLike) -> None:
-    """Make a new file of these bytes, on the disk when this returns."""
+def _write(place: str, data: BytesLike, syncs: bool) -> None:
+    """Make a new file of these bytes; if it `syncs`, on the disk when this returns."""
     file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         left = memoryview(data).cast("B")
         while left:
             # Some file systems take one large piece ten times slower than many small ones.
             left = left[os.write(file, left[: 1 << 20]) :]
-        os.fsync(file)
+        if syncs:
+            os.fsync(file)
     finally:
         os.close(file)
 
 
-def _sync_folder(folder: str) -> None:
-    """Make the names in a folder survive a power cut."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(place: str) -> None:
+    """Make a file, or the names in a folder, survive a power cut."""
+    file = os.open(place, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:
@@ -143,5 +168,5 @@ def _make_folder(folder: str) -> None:
         os.mkdir(folder)
     # A parent that may not be read was there long before the store.
     with suppress(PermissionError):
-        _sync_folder(parent)
+        _sync(parent)
     _durable_folders.add(folder)
