@@ -38,7 +38,7 @@ class GatheringLog(Log):
         self._epoch = epoch
         self._changes: list[Change] = []
         self._made: Entry | None = None
-        """What the changes have made of the newest entry, in its place."""
+        """The entry that the changes have made, in the place of the newest one."""
         self._runs: set[str] = set()
         """The runs of these turns. Later turns replace most of them."""
         self._sides: set[str] = set()
@@ -111,7 +111,7 @@ class GatheringLog(Log):
         self._sides = set()
 
     def _delete_unnamed(self) -> None:
-        """Delete the files that no entry has ever named, so that nobody can need them. If that fails, a collection does it."""
+        """Delete the files that no entry has ever named, so that no reader needs them. If that fails, a collection does it."""
         unnamed, self._runs, self._values = [*self._runs, *self._values], set(), set()
         with suppress(StoreUnavailableError):
             self.files.for_each(self.files.delete, unnamed)

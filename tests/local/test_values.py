@@ -157,7 +157,7 @@ def test_a_function_of_which_each_worker_dies_or_that_raises_ends_a_drain_and_na
     said = refused(partial(dies, tmp_path / "deaths", 10**6), TaskFailedError)
     assert said == (
         "task=PerShop, sink='totals': 3 workers in a row died of its function of map_parts() for part=0, the last one by "
-        "signal 9, as when memory is short. Give the machine more memory, or mend the code that ends its process."
+        "signal 9, as when memory is short. Give the machine more memory, or mend the code that ends the process."
     )
     # Three for each try: the drain may have begun before the first one.
     assert (tmp_path / "deaths").read_text() in ("xxx", "xxxxxx")

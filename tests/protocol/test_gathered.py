@@ -89,7 +89,7 @@ def test_turns_are_one_entry_and_what_none_names_is_gone() -> None:
     newest = core.newest(driver.beside)
     for stamps in ([1, 2], [3], [4, 5, 6]):
         driver.gather(stamps)
-        assert core.newest(driver.beside) == newest, "nobody else sees them"
+        assert core.newest(driver.beside) == newest, "no one else sees them"
         assert driver.log.newest() != newest
     assert len(driver.run_files()) == 3
     entry = driver.log.write()

@@ -118,7 +118,7 @@ class Calls:
 
 
 class Gathering(GatheringLog):
-    """A log that gathers turns, and tells the oracle what each makes of the entry before it, as only it knows."""
+    """A log that gathers turns, and lets the oracle know what each makes of the entry before it."""
 
     def __init__(self, log: Log, epoch: int, oracle: Oracle) -> None:
         super().__init__(log.files, log.application, epoch)

@@ -54,7 +54,7 @@ class Disk:
             self.folders[folder].discard(name)
 
     def lose(self, stage: Stage, rng: Random) -> int:
-        """Take some of the files that somebody has made who is killed by a power cut, and return how many."""
+        """Take files of an actor who is killed by a power cut, and return how many."""
         lost = [path for path, by in self.unsynced.items() if by is stage and rng.random() < 0.5]
         for path in lost:
             del self.unsynced[path]

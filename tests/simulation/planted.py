@@ -2683,7 +2683,7 @@ BUGS = (
     ),
     bug(
         "clocks of one entry",
-        "The entry of turns that were gathered moves the global clock twice: nobody can read the first of the two clocks.",
+        "The entry of turns that were gathered moves the global clock twice, and no one can read the first of the two.",
         GatheringLog.write,
         ("newest.clock != entry.clock != following.clock", "False"),
         theme="engines",
