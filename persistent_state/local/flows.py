@@ -100,7 +100,7 @@ class _Loop:
         self._write(gathered, pace, is_last=True)
 
     def _gathering(self) -> GatheringCommitter | None:
-        """Return what gathers the flow's micro-batches, where a function gets the values of each: they need not wait for commits."""
+        """Return what gathers the flow's micro-batches, where a function gets the values of each, which need no commit."""
         plan, files = self._flow.first, self._setup.files
         if not any(self._setup.running_of(self._flow).values()) or self._setup.trigger is not None:
             return None
