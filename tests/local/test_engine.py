@@ -54,6 +54,7 @@ from tests.sentences import problem
 from tests.spark import pipeline, stream, test_joins
 from tests.spark.sessions import ROOT
 from tests.spark.stream import Stream
+from tests.spark.test_metrics import told_by
 from tests.waiting import PATIENCE, until
 
 SECOND = 1_000_000
@@ -201,6 +202,32 @@ def test_a_run_goes_on_as_files_come_and_a_handle_drains_it(tmp_path: Path) -> N
     for clock, values in given:
         assert values == expected((clock - START) // SECOND)
     assert sum(each.messages for each in progress) == 60
+
+
+def test_a_run_tells_what_deliveries_take_but_for_those_that_fail_and_counts_its_requests(tmp_path: Path) -> None:
+    write(tmp_path / "in", 0, range(35))
+    given = list[int]()
+    failures = iter([True, False])
+
+    def take(values: Values, clock: int) -> None:
+        if next(failures, False):
+            raise OSError("the place is down")
+        given.append(clock)
+
+    running = application(tmp_path, sink=ValuesAtClock(take, as_="arrow")).start(Local(), metrics=0)
+    assert running.metrics_url is not None
+
+    def told() -> dict[tuple[str, ...], float] | None:
+        assert running.metrics_url is not None
+        found = told_by(running.metrics_url.removesuffix("/metrics"))
+        return found if found.get(("delivery_seconds_count", "function take", "PerShop")) else None
+
+    found = until(told, "a delivery", lambda: running.is_active)
+    running.stop()
+    assert given == [START + 30 * SECOND]
+    assert found["delivery_seconds_count", "function take", "PerShop"] == 1
+    assert found["delivery_seconds_sum", "function take", "PerShop"] > 0
+    assert min(found["store_requests_total", kind] for kind in ("PUT", "GET", "LIST")) > 0
 
 
 def test_running_values_come_with_each_micro_batch_as_arrow(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from persistent_state.errors import StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics.of_run import Work
 from persistent_state.run.monitor import LONG_SECONDS, Monitor
+from persistent_state.store.files.base import KINDS
 from persistent_state.store.log import Log
 from tests import core
 from tests.metrics.test_of_store import parsed
@@ -90,6 +91,25 @@ def test_it_tells_the_metrics_of_the_run_and_of_its_store(monitor: Monitor, worl
     assert told["restarts_total"] == {(): 1}
     # From its beginning to the first commit, and from the failure to the second.
     assert told["recovery_seconds_count"] == {(): 2}
+
+
+def test_it_counts_deliveries_and_the_requests_of_its_process_to_its_own_store(
+    monitor: Monitor, world: TwoTasks
+) -> None:
+    before, files = told_by(monitor), world.log.files
+    assert before["store_requests_total"].keys() == {(kind,) for kind in KINDS}
+    assert "delivery_seconds_count" not in before
+    for name in ("x/1", "x/2", "x/3"):
+        files.create(name, b"")
+    core.memory().create("x/1", b"")
+    files.delete("x/1")
+    monitor.hear_delivery("A", "sink", 1.5)
+    told = told_by(monitor)
+    grown = {kind: told["store_requests_total"][kind,] - before["store_requests_total"][kind,] for kind in KINDS}
+    assert (grown["PUT"], grown["DELETE"], grown["HEAD"]) == (3, 1, 0)
+    # The look at the log that answers is counted, too.
+    assert grown["LIST"] >= 1
+    assert told["delivery_seconds_sum"] == {("sink", "A"): 1.5}
 
 
 def test_it_tells_which_queries_wait_for_messages(monitor: Monitor) -> None:
