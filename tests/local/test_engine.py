@@ -44,7 +44,8 @@ from persistent_state import (
 from persistent_state.engine import Progress
 from persistent_state.local.pool import StoppedError
 from persistent_state.local.settings import Local as Settings
-from persistent_state.run import supervisor
+from persistent_state.run import garbage, supervisor
+from persistent_state.run.wall_clock import now_us
 from persistent_state.sinks import Sink, Values
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -228,6 +229,25 @@ def test_a_run_tells_what_deliveries_take_but_for_those_that_fail_and_counts_its
     assert found["delivery_seconds_count", "function take", "PerShop"] == 1
     assert found["delivery_seconds_sum", "function take", "PerShop"] > 0
     assert min(found["store_requests_total", kind] for kind in ("PUT", "GET", "LIST")) > 0
+
+
+def test_replaced_files_stay_for_the_grace_that_the_application_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def oldest(grace: str) -> int:
+        """Run twice, and return the oldest entry of the log that is left when a collection comes 90 seconds later."""
+        (folder := tmp_path / grace).mkdir()
+        write(folder / "in", 0, range(30))
+        application(folder).run(Local(1))
+        write(folder / "in", 1, range(30, 60))
+        with monkeypatch.context() as later:
+            later.setattr(garbage, "now_us", lambda: now_us() + 90 * SECOND)
+            application(folder, grace=grace).run(Local(1))
+        assert state(folder) == expected(50)
+        return min(Log(open_files(str(folder / "store")), "shops").numbers())
+
+    assert oldest("1 minute") > 1
+    assert oldest("2 minutes") == 1
 
 
 def test_running_values_come_with_each_micro_batch_as_arrow(tmp_path: Path) -> None:
