@@ -65,8 +65,8 @@ class Application:
             between them.
         retain: Older checkpoints that are kept, as pairs of durations (every, span): with `("1 hour", "2 days")` the last
             checkpoint of each hour, for two days of event time.
-        grace: How long files and log entries stay that were replaced, by the wall clock, since somebody may be reading them. At
-            least a minute, and behind a network ten. docs/stores.md says what it costs, and who relies on it.
+        grace: How long files and log entries stay that were replaced, by the wall clock, as a reader may need them. At least a
+            minute, and behind a network ten. docs/stores.md says what it costs, and who relies on it.
         shards: How many tasks of Spark write the state, by default Spark's parallelism. It may change at any start. Under
             `Local` the default is what the store has, and one for each worker of the first start. The first start on Spark
             after `Local` also keeps what the store has.

@@ -56,8 +56,8 @@ class Delivery:
     """One output of a task on its way to its sink. Call `open` first, then `start`, `stop`, and `drain` if wanted.
 
     A running delivery tries a sink that fails again without end. A draining one gives up after `tries` more failures in a row,
-    and `error` is then what the sink failed with. `on_given` is told of each clock that the sink has: the task, the output, and
-    the seconds that it took. The thread is not a `LogWorker`, because its waits grow with the failures of
+    and `error` is then what the sink failed with. `on_given` is called for each clock that the sink has: with the task, the
+    output and the seconds that it took. The thread is not a `LogWorker`, because its waits grow with the failures of
     the sink, and because it ends by itself when a drain has delivered everything.
     """
 

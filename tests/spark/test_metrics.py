@@ -51,7 +51,7 @@ def write(folder: Path, name: str, *seconds: int) -> None:
     (folder / f".{name}").rename(folder / name)
 
 
-def told_by(url: str) -> dict[tuple[str, ...], float]:
+def values_at(url: str) -> dict[tuple[str, ...], float]:
     """The values of a run's metrics, by their names and labels, without the application."""
     text = ask(f"{url}/metrics", "application/openmetrics-text")[2]
     return {
@@ -85,7 +85,7 @@ def test_a_run_tells_its_metrics_until_it_ends(
 
         def await_metric(value: float, *metric: str) -> dict[tuple[str, ...], float]:
             def told() -> dict[tuple[str, ...], float] | None:
-                return found if (found := told_by(url)).get(metric) == value else None
+                return found if (found := values_at(url)).get(metric) == value else None
 
             return until(told, f"{metric}={value}")
 
@@ -98,7 +98,7 @@ def test_a_run_tells_its_metrics_until_it_ends(
         await_metric(5, "messages_total", "Words")
         await_metric(2, "delivery_seconds_count", "console", "Words")
         told = until(
-            lambda: found if (found := told_by(url))["step_seconds_count", "Total"] >= 2 else None, "the steps"
+            lambda: found if (found := values_at(url))["step_seconds_count", "Total"] >= 2 else None, "the steps"
         )
         assert told["delivery_seconds_sum", "console", "Words"] > 0
         assert min(told["store_requests_total", kind] for kind in ("PUT", "GET", "LIST")) > 0
