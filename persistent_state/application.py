@@ -65,6 +65,8 @@ class Application:
             between them.
         retain: Older checkpoints that are kept, as pairs of durations (every, span): with `("1 hour", "2 days")` the last
             checkpoint of each hour, for two days of event time.
+        grace: How long files and log entries stay that were replaced, by the wall clock, as a reader may need them. At least a
+            minute, and behind a network ten. docs/stores.md says what it costs, and who relies on it.
         shards: How many tasks of Spark write the state, by default Spark's parallelism. It may change at any start. Under
             `Local` the default is what the store has, and one for each worker of the first start. The first start on Spark
             after `Local` also keeps what the store has.
@@ -98,6 +100,7 @@ class Application:
     max_jump: Duration | None = None
     retained_checkpoints: int = 10
     retain: Sequence[tuple[Duration, Duration]] = ()
+    grace: Duration = "10 minutes"
     shards: int | None = None
     scratch: str | None = None
     max_restarts: int = 5
@@ -435,6 +438,7 @@ class Application:
         if not self.added:
             raise InvalidInputError(f"application {self.name} has no task; add one.")
         files = open_files(self.store, self.storage_options)
+        refuse(checks.of_grace(self.grace, files))
         shards = self.shards or shards or (1 if engine is None else engine.shards(Log(files, self.name)))
         take_up_schemas(self.name, self.added, files)
         plans = self._plans(files, shards, columns_of)
@@ -468,10 +472,10 @@ class Application:
         )
 
     def _keeping(self) -> Keeping:
-        """Return which checkpoints are kept.
+        """Return what is kept, and for how long.
 
         Raises:
-            InvalidInputError: A rule of `retain` is not valid.
+            InvalidInputError: A rule of `retain` is not valid, or `grace` is too short.
         """
         rules = []
         for rule in self.retain:
@@ -485,7 +489,8 @@ class Application:
                     f"retain has {rule!r}, which keeps nothing: the second duration is to be at least the first."
                 )
             rules.append((every, span))
-        return Keeping(self.retained_checkpoints, retain=tuple(rules))
+        refuse(checks.of_grace(self.grace))
+        return Keeping(self.retained_checkpoints, grace=duration("grace", self.grace), retain=tuple(rules))
 
     def _with_parts(self, argument: str, names: Sequence[str]) -> list[str]:
         """Return names of tasks with those of the tasks of the graph that an ordered one is.

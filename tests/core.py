@@ -312,6 +312,11 @@ def plan_rewind(log: Log, to: int, action: str | None = None) -> RewindPlan:
     return rewind.plan(log, to, choose)
 
 
+def keeping_at_once(clocks: int, *, grace: int, retain: tuple[tuple[int, int], ...]) -> Keeping:
+    """What an application keeps, but for the time for which replaced files stay: they may go at once."""
+    return Keeping(clocks, 0, retain)
+
+
 def collect(log: Log, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
     """What goes at the first collection of a process."""
     return Collector(log).collect(epoch, now=now, keeping=keeping)

@@ -22,6 +22,7 @@ from persistent_state import (
     PersistentTask,
     RateSource,
     StateError,
+    application,
     errors,
     open_store,
 )
@@ -33,7 +34,7 @@ from persistent_state.open_state import read_state
 from persistent_state.protocol.commits import close
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.run import running
-from persistent_state.store.files import Files, open_files
+from persistent_state.store.files import Files, MemoryFiles, open_files
 from persistent_state.store.log import Log
 from tests import core
 from tests.setup.tasks import ROWS, ByMessage, Task, Visits, refused
@@ -44,7 +45,7 @@ class TestApplications:
         "text", ["10", "ten seconds", "1.5 hours", "-1 seconds", "3 fortnights", "", "10s", 10, None]
     )
     def test_a_duration_that_is_none(self, text: Any) -> None:
-        names = ["checkpoint_interval", "allowed_delay", "max_ahead"]
+        names = ["checkpoint_interval", "allowed_delay", "max_ahead", "grace"]
         if text is not None:
             names += ["idle_after", "max_jump"]
         for name in names:
@@ -102,6 +103,24 @@ class TestApplications:
     )
     def test_rules_of_which_clocks_are_kept(self, rule: Any, told: str) -> None:
         refused(lambda: Application("app", "store", retain=[("1 hour", "2 days"), rule]), told)
+
+    def test_a_grace_in_which_nobody_can_read(self) -> None:
+        refused(
+            lambda: Application("app", "store", grace="59 seconds"),
+            "grace='59 seconds' is too short: others may still read what was replaced; give at least '1 minute'.",
+        )
+
+    def test_a_grace_in_which_a_store_may_list_its_files_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class FarFiles(MemoryFiles):
+            near = False
+
+        monkeypatch.setattr(application, "open_files", FarFiles)
+        app = Application("app", "memory://far", grace="9 minutes").add(Visits(), RateSource(1))
+        refused(
+            lambda: app.start(Local()),
+            "grace='9 minutes' is too short for store='memory://far', which is behind a network: others may still read what "
+            "was replaced; give at least '10 minutes'.",
+        )
 
     def test_no_task_at_all(self) -> None:
         spark: Any = None

@@ -14,7 +14,7 @@ HISTOGRAM = "histogram"
 SECONDS = "seconds"
 BYTES = "bytes"
 
-BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 """The upper bounds of a histogram's buckets, in seconds."""
 
 
@@ -204,6 +204,14 @@ COMMIT_SECONDS = _measure(
     "flow",
     kind=HISTOGRAM,
 )
+DELIVERY_SECONDS = _measure(
+    "delivery_seconds",
+    "The time of a delivery: to read the values at a clock, to give them to the sink, and to note in the log that the sink has "
+    "them. One that failed is not counted.",
+    "task",
+    "output",
+    kind=HISTOGRAM,
+)
 RECOVERY_SECONDS = _measure(
     "recovery_seconds",
     "The time from the beginning of the run, or from a failure, to the next commit.",
@@ -232,6 +240,7 @@ OF_RUN: Sequence[Measure] = (
     MICRO_BATCH_SECONDS,
     STEP_SECONDS,
     COMMIT_SECONDS,
+    DELIVERY_SECONDS,
     RECOVERY_SECONDS,
     RESTARTS,
     MESSAGES,
@@ -240,3 +249,14 @@ OF_RUN: Sequence[Measure] = (
     IDLE,
 )
 """The metrics that only the run itself knows, all since it began."""
+
+REQUESTS = _measure(
+    "store_requests",
+    "The requests of the driver's process to the store: PUT, GET, LIST, HEAD or DELETE. Those of workers, and of Spark's "
+    "process that plans micro-batches, are not counted.",
+    "kind",
+    kind=COUNTER,
+)
+
+OF_PROCESS: Sequence[Measure] = (REQUESTS,)
+"""The metrics of the process of a run, since it began."""

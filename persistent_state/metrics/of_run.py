@@ -85,6 +85,10 @@ class RunMetrics:
         if since is not None:
             self._record(measures.RECOVERY_SECONDS.at(now - since, self._application))
 
+    def record_delivery(self, task: str, output: str, seconds: float) -> None:
+        """Record that the sink of an output has a clock, and how long that took."""
+        self._record(measures.DELIVERY_SECONDS.at(seconds, self._application, task, output))
+
     def _record(self, sample: Sample) -> None:
         for record in self._recorders:
             record(sample)

@@ -100,7 +100,8 @@ class _Instruments:
             elif measure.kind == HISTOGRAM:
                 made = meter.create_histogram(*about, explicit_bucket_boundaries_advisory=BUCKETS)
                 self._counted[measure] = made.record
-        on_demand = [measure for measure in (*measures.OF_STORE, *measures.OF_RUN) if measure not in self._counted]
+        every = (*measures.OF_STORE, *measures.OF_PROCESS, *measures.OF_RUN)
+        on_demand = [measure for measure in every if measure not in self._counted]
         self._turn, self._waiting, self._round = threading.Lock(), {*on_demand}, list[tuple[Telemetry, list[Sample]]]()
         for measure in on_demand:
             make: Any = meter.create_observable_counter if measure.kind == COUNTER else meter.create_observable_gauge

@@ -56,15 +56,24 @@ class Delivery:
     """One output of a task on its way to its sink. Call `open` first, then `start`, `stop`, and `drain` if wanted.
 
     A running delivery tries a sink that fails again without end. A draining one gives up after `tries` more failures in a row,
-    and `error` is then what the sink failed with. The thread is not a `LogWorker`, because its waits grow with the failures of
+    and `error` is then what the sink failed with. `on_given` is called for each clock that the sink has: with the task, the
+    output and the seconds that it took. The thread is not a `LogWorker`, because its waits grow with the failures of
     the sink, and because it ends by itself when a drain has delivered everything.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, output: ValuesAtClock, tries: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        output: ValuesAtClock,
+        tries: int,
+        on_given: Callable[[str, str, float], None] = lambda task, output, seconds: None,
+    ) -> None:
         self._engine = engine
         self._plan = plan
         self._place = OutputSink(plan, output)
         self._tries = tries
+        self._on_given = on_given
         self._giver = self._place.giver(self._write, now_us)
         engine.check_output(plan, output)
         self._thread = threading.Thread()
@@ -224,14 +233,18 @@ class Delivery:
         """Give the sink the next clock, and return whether there was one."""
         if (error := self._take_refusal()) is not None:
             raise error
+        began = time.monotonic()
         try:
-            return self._giver.give_next(self._epoch())
+            is_given = self._giver.give_next(self._epoch())
         except FencedError:
             # This driver itself may have fenced the epoch, by a restart: then the same clock is due in the new epoch. If
             # another driver did, the supervisor finds out and stops this delivery.
             if is_draining:
                 raise
             return False
+        if is_given:
+            self._on_given(self._plan.name, self._giver.output, time.monotonic() - began)
+        return is_given
 
     def _open(self) -> None:
         _here.is_delivering = True

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from persistent_state.errors import StateError
 from persistent_state.event_time.clocks import Settings
+from persistent_state.metrics import measures
 from persistent_state.metrics.exposition import Counts, Samples
 from persistent_state.metrics.measures import Sample
 from persistent_state.metrics.of_run import RunMetrics, Work
@@ -85,6 +86,10 @@ class Monitor:
         """Take in a commit."""
         self._metrics.record_commit(work, time.monotonic())
 
+    def hear_delivery(self, task: str, output: str, seconds: float) -> None:
+        """Take in that the sink of an output has a clock."""
+        self._metrics.record_delivery(task, output, seconds)
+
     def fail(self) -> None:
         """Take in a failure after which the run starts again."""
         self._metrics.begin_recovery(time.monotonic())
@@ -104,7 +109,8 @@ class Monitor:
         with self._turn:
             self._metrics.record_idle(self._idle())
             samples, _ = of_application(self._log, self._settings)
-        return samples
+        requests = self._log.files.requests_by_kind().items()
+        return [*samples, *(measures.REQUESTS.at(count, self._log.application, kind) for kind, count in requests)]
 
     def _idle(self) -> Mapping[str, bool]:
         if self._run is None or self._run.failure is not None:

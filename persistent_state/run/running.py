@@ -212,7 +212,7 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         start_checks.check_start(setup, newest, table)
         all_deliveries = Deliveries(
             [
-                Delivery(engine, part.plan, output, setup.max_restarts)
+                Delivery(engine, part.plan, output, setup.max_restarts, monitor.hear_delivery)
                 for part in setup.parts
                 for output in part.outputs.at_clock
             ]

@@ -17,6 +17,7 @@ from monoids import Max, Min, Monoid, Product, Sum
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FAIL, KEEP, InputPlan, Plan, needs_order
 from persistent_state.edges import parts as in_order
 from persistent_state.errors import InvalidInputError
+from persistent_state.event_time.durations import Duration, duration, show_duration
 from persistent_state.event_time.inputs import UNNAMED
 from persistent_state.inputs import Input
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -32,8 +33,24 @@ from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.files import FileSource
 from persistent_state.sources.schemas import ONE_NAME_EACH, name_twice
 from persistent_state.sources.tasks import TaskSource
+from persistent_state.store.files import Files
 from persistent_state.task import LOCAL_TIMESTAMP, BaseTask, PersistentTask, check_process_message, instance_of
 from persistent_state.windows import length
+
+LEAST_GRACE = 60_000_000
+"""Microseconds for which replaced files stay at least. A collection comes once a minute."""
+
+LEAST_GRACE_FAR = 600_000_000
+"""The same where a listing may be late: there a driver that slept could not see that its number was used and collected."""
+
+
+def of_grace(grace: Duration, files: Files | None = None) -> Iterator[str]:
+    """Refuse a time for replaced files that is too short: for any store, or for the one with these files."""
+    is_far = files is not None and not files.lists_at_once
+    least = LEAST_GRACE_FAR if is_far else LEAST_GRACE
+    if duration("grace", grace) < least:
+        where = f" for store={shown(files.url)!r}, which is behind a network" if files is not None and is_far else ""
+        yield f"{grace=} is too short{where}: others may still read what was replaced; give at least {show_duration(least)!r}."
 
 
 def of_task(task: object) -> Iterator[str]:

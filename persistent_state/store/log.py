@@ -34,9 +34,9 @@ TRIES = 5
 MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
 
-MOST_AGE = 600_000_000
+MOST_AGE = 60_000_000
 """Microseconds after a base in which entries are not whole. An entry stays as long as one that follows from it, and so do the
-files that it names: those that were replaced long ago are to go."""
+files that it names: those that were replaced long ago are to go, and a minute is as often as they are collected."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ from persistent_state.engine import Progress
 from persistent_state.local import pace
 from persistent_state.local.pool import StoppedError
 from persistent_state.local.settings import Local as Settings
-from persistent_state.run import supervisor
+from persistent_state.run import garbage, supervisor
+from persistent_state.run.wall_clock import now_us
 from persistent_state.sinks import Sink, Values
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -55,6 +56,7 @@ from tests.sentences import problem
 from tests.spark import pipeline, stream, test_joins
 from tests.spark.sessions import ROOT
 from tests.spark.stream import Stream
+from tests.spark.test_metrics import values_at
 from tests.waiting import PATIENCE, until
 
 SECOND = 1_000_000
@@ -202,6 +204,53 @@ def test_a_run_goes_on_as_files_come_and_a_handle_drains_it(tmp_path: Path) -> N
     for clock, values in given:
         assert values == expected((clock - START) // SECOND)
     assert sum(each.messages for each in progress) == 60
+
+
+def test_metrics_show_what_deliveries_take_but_for_those_that_fail_and_count_requests(tmp_path: Path) -> None:
+    write(tmp_path / "in", 0, range(35))
+    given = list[int]()
+    failures = iter([True, False])
+
+    def take(values: Values, clock: int) -> None:
+        if next(failures, False):
+            raise OSError("the place is down")
+        given.append(clock)
+
+    running = application(tmp_path, sink=ValuesAtClock(take, as_="arrow")).start(Local(), metrics=0)
+    assert running.metrics_url is not None
+
+    url = running.metrics_url.removesuffix("/metrics")
+
+    def deliveries(of: str) -> float:
+        return sum(value for (name, *_), value in values_at(url).items() if name == f"delivery_seconds_{of}")
+
+    try:
+        until(lambda: deliveries("count"), "a delivery", lambda: running.is_active)
+        assert (deliveries("count"), deliveries("sum") > 0) == (1, True)
+        requests = values_at(url)
+    finally:
+        running.stop()
+    assert given == [START + 30 * SECOND]
+    assert min(requests["store_requests_total", kind] for kind in ("PUT", "GET", "LIST")) > 0
+
+
+def test_replaced_files_stay_for_the_grace_that_the_application_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def oldest(grace: str) -> int:
+        """Run twice, and return the oldest entry of the log that is left when a collection comes 90 seconds later."""
+        (folder := tmp_path / grace).mkdir()
+        write(folder / "in", 0, range(30))
+        application(folder).run(Local(1))
+        write(folder / "in", 1, range(30, 60))
+        with monkeypatch.context() as later:
+            later.setattr(garbage, "now_us", lambda: now_us() + 90 * SECOND)
+            application(folder, grace=grace).run(Local(1))
+        assert state(folder) == expected(50)
+        return min(Log(open_files(str(folder / "store")), "shops").numbers())
+
+    assert oldest("1 minute") > 1
+    assert oldest("2 minutes") == 1
 
 
 def test_running_values_come_with_each_micro_batch_as_arrow(tmp_path: Path) -> None:

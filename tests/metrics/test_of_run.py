@@ -56,6 +56,19 @@ def test_the_lag_is_that_of_the_newest_micro_batch_by_input_and_partition() -> N
     }
 
 
+def test_deliveries_are_counted_by_task_and_output_from_five_milliseconds_to_ten_minutes() -> None:
+    run = Run()
+    for seconds in (0.004, 0.007, 590):
+        run.record_delivery("A", "sink", seconds)
+    run.record_delivery("B", "sink", 700)
+    assert values(run, measures.DELIVERY_SECONDS, "_count") == {("A", "sink"): 3, ("B", "sink"): 1}
+    assert values(run, measures.DELIVERY_SECONDS, "_sum") == {("A", "sink"): 590.011, ("B", "sink"): 700}
+    name = f"{measures.DELIVERY_SECONDS.in_queries}_bucket"
+    buckets = [sample for metric in run.collect() for sample in metric.samples if sample.name == name]
+    of_a = {float(sample.labels["le"]): sample.value for sample in buckets if sample.labels["task"] == "A"}
+    assert (of_a[0.005], of_a[0.01], of_a[300], of_a[600]) == (1, 2, 2, 3)
+
+
 def test_a_recovery_is_from_the_first_failure_to_the_next_commit() -> None:
     run, work = Run(), Work("A", False, 1, 0, 1, 1)
     assert values(run, measures.RESTARTS) == {(): 0}
@@ -80,6 +93,7 @@ def test_promtool_has_nothing_against_it() -> None:
     run.begin_recovery(0)
     for is_step in (False, True):
         run.record_commit(Work("A", is_step, 100, 10, 1.5, 0.25, ("",), {"orders-0": 5}), 1)
+    run.record_delivery("A", "sink", 0.5)
     registry.register(run)
     text = prometheus_client.generate_latest(registry)
     names = {line.split()[2] for line in text.decode().splitlines() if line.startswith("# TYPE")}

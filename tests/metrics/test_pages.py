@@ -34,10 +34,10 @@ def names_in(text: str) -> set[str]:
     return {re.sub(r"_(bucket|count|sum)$", "", name) for name in found}
 
 
-EVERY = [*measures.OF_STORE, *measures.OF_RUN]
+EVERY = [*measures.OF_STORE, *measures.OF_RUN, *measures.OF_PROCESS]
 
 
-@pytest.mark.parametrize("of", [measures.OF_STORE, measures.OF_RUN], ids=["store", "run"])
+@pytest.mark.parametrize("of", [measures.OF_STORE, [*measures.OF_RUN, *measures.OF_PROCESS]], ids=["store", "job"])
 def test_the_page_has_a_row_for_each_metric(of: Sequence[Measure]) -> None:
     assert "\n".join(rows(of)) in PAGE
 

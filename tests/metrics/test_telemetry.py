@@ -70,6 +70,7 @@ def test_it_is_told_what_the_endpoint_answers_with_units_as_it_names_them(reader
     assert monitor.url is None
     monitor.serve()
     monitor.hear(WORK)
+    monitor.hear_delivery("A", "sink", 0.5)
     run = Run()
     run.idle = {"A": True}
     monitor.watch(run)
@@ -81,9 +82,10 @@ def test_it_is_told_what_the_endpoint_answers_with_units_as_it_names_them(reader
         assert found.values(sample.of)[sample.labels[1:]] == sample.value
         (application,) = {point.attributes["application"] for point in found.points(sample.of).values()}
         assert application == "app"
-    told = {sample.of.name for sample in samples} | {each.name for each in measures.OF_RUN if "step_" not in each.name}
-    assert found.metrics.keys() == told
-    for measure in (*measures.OF_STORE, *measures.OF_RUN):
+    of_job = {*measures.OF_RUN, *measures.OF_PROCESS} - {measures.STEP_SECONDS}
+    assert found.metrics.keys() == {each.name for each in {*of_job, *(sample.of for sample in samples)}}
+    assert found.values(measures.REQUESTS)["GET",] > 0
+    for measure in (*measures.OF_STORE, *of_job):
         if (metric := found.metrics.get(measure.name)) is not None:
             assert metric.unit == {"seconds": "s", "bytes": "By", "": ""}[measure.unit], measure
             assert metric.description == measure.help

@@ -11,6 +11,7 @@ from persistent_state.errors import StateError, StoreUnavailableError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.metrics.of_run import Work
 from persistent_state.run.monitor import LONG_SECONDS, Monitor
+from persistent_state.store.files.base import KINDS
 from persistent_state.store.log import Log
 from tests import core
 from tests.metrics.test_of_store import parsed
@@ -42,7 +43,7 @@ def monitor(world: TwoTasks) -> Iterator[Monitor]:
     monitor.close()
 
 
-def told_by(monitor: Monitor) -> dict[str, dict[tuple[str, ...], float]]:
+def values_at(monitor: Monitor) -> dict[str, dict[tuple[str, ...], float]]:
     """The values of each metric by its labels, in the order of their names, without the application."""
     status, _, text = ask(f"{monitor.url}/metrics", "application/openmetrics-text")
     assert status == 200
@@ -77,14 +78,14 @@ def test_a_run_is_ready_if_it_commits_or_has_nothing_to_read(monitor: Monitor) -
 
 
 def test_it_tells_the_metrics_of_the_run_and_of_its_store(monitor: Monitor, world: TwoTasks) -> None:
-    assert "global_clock_seconds" not in told_by(monitor)
+    assert "global_clock_seconds" not in values_at(monitor)
     for task in world.plans:
         world.read(task, {"x": 25}, "x")
     monitor.hear(Work("A", False, 100, 10, 1.5, 0.25))
     monitor.fail()
     monitor.restart()
     monitor.hear(Work("A", False, 100, 10, 1.5, 0.25))
-    told = told_by(monitor)
+    told = values_at(monitor)
     assert told["global_clock_seconds"] == {(): 20}
     assert told["messages_total"] == {("A",): 200}
     assert told["restarts_total"] == {(): 1}
@@ -92,16 +93,35 @@ def test_it_tells_the_metrics_of_the_run_and_of_its_store(monitor: Monitor, worl
     assert told["recovery_seconds_count"] == {(): 2}
 
 
+def test_it_counts_deliveries_and_the_requests_of_its_process_to_its_own_store(
+    monitor: Monitor, world: TwoTasks
+) -> None:
+    before, files = values_at(monitor), world.log.files
+    assert before["store_requests_total"].keys() == {(kind,) for kind in KINDS}
+    assert "delivery_seconds_count" not in before
+    for name in ("x/1", "x/2", "x/3"):
+        files.create(name, b"")
+    core.memory().create("x/1", b"")
+    files.delete("x/1")
+    monitor.hear_delivery("A", "sink", 1.5)
+    after = values_at(monitor)
+    grown = {kind: after["store_requests_total"][kind,] - before["store_requests_total"][kind,] for kind in KINDS}
+    assert (grown["PUT"], grown["DELETE"], grown["HEAD"]) == (3, 1, 0)
+    # The look at the log that answers is counted, too.
+    assert grown["LIST"] >= 1
+    assert after["delivery_seconds_sum"] == {("sink", "A"): 1.5}
+
+
 def test_it_tells_which_queries_wait_for_messages(monitor: Monitor) -> None:
-    assert "idle" not in told_by(monitor)
+    assert "idle" not in values_at(monitor)
     run = Run()
     monitor.watch(run)
     run.idle = {"A": True, "B": False}
-    assert told_by(monitor)["idle"] == {("A",): 1, ("B",): 0}
+    assert values_at(monitor)["idle"] == {("A",): 1, ("B",): 0}
     run.idle = {"B": True}
-    assert told_by(monitor)["idle"] == {("A",): 0, ("B",): 1}
+    assert values_at(monitor)["idle"] == {("A",): 0, ("B",): 1}
     run.failure = StoreUnavailableError("the store is away; try again.")
-    assert told_by(monitor)["idle"] == {("A",): 0, ("B",): 0}
+    assert values_at(monitor)["idle"] == {("A",): 0, ("B",): 0}
 
 
 def test_a_spark_that_is_lost_hides_nothing(monitor: Monitor) -> None:
@@ -115,16 +135,16 @@ def test_a_spark_that_is_lost_hides_nothing(monitor: Monitor) -> None:
             pass
 
     monitor.watch(Lost())
-    assert told_by(monitor)["readable"] == {(): 1}
+    assert values_at(monitor)["readable"] == {(): 1}
 
 
 def test_a_channel_that_is_idle_by_the_settings_holds_nothing(monitor: Monitor, world: TwoTasks) -> None:
     world.read("B", {"x": 100}, "x")
     world.read("A", {"x": 25, "y": 31}, "xy")
     world.read("A", {"x": 35}, "xy", now=1_000_000)
-    assert told_by(monitor)["waits_for"] == {("y", "", "A", "behind"): 1}
+    assert values_at(monitor)["waits_for"] == {("y", "", "A", "behind"): 1}
     world.read("A", {"x": 45}, "xy", now=9_000_000)
-    assert told_by(monitor)["waits_for"] == {("x", "", "A", "behind"): 1}
+    assert values_at(monitor)["waits_for"] == {("x", "", "A", "behind"): 1}
 
 
 def test_a_store_that_is_damaged_leaves_what_the_run_knows(monitor: Monitor, world: TwoTasks) -> None:
@@ -132,7 +152,7 @@ def test_a_store_that_is_damaged_leaves_what_the_run_knows(monitor: Monitor, wor
     world.log.files.delete(world.log.path(newest.number))
     world.log.files.create(world.log.path(newest.number), b"{}")
     monitor.hear(Work("A", False, 100, 10, 1.5, 0.25))
-    told = told_by(monitor)
+    told = values_at(monitor)
     assert told["readable"] == {(): 0}
     assert told["messages_total"] == {("A",): 100}
 
@@ -142,10 +162,10 @@ def test_a_store_that_refuses_leaves_what_the_run_knows(world: TwoTasks) -> None
     monitor = Monitor(Log(files, "app"), {}, ("127.0.0.1", 0))
     monitor.serve()
     try:
-        assert told_by(monitor)["readable"] == {(): 1}
+        assert values_at(monitor)["readable"] == {(): 1}
         files.refused[:] = [""]
         monitor.hear(Work("A", False, 100, 10, 1.5, 0.25))
-        told = told_by(monitor)
+        told = values_at(monitor)
         assert told["readable"] == {(): 0}
         assert told["messages_total"] == {("A",): 100}
     finally:

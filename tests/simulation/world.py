@@ -552,6 +552,11 @@ class World:
         if self.engines:
             # `Planner` says itself how long nothing has come of an input, which the oracle does not follow.
             of_inputs = {name: (delay, None) for name, (delay, _) in of_inputs.items()}
+        keeping = self.keeping
+        if keeping.grace:
+            # Each start may say another. Not of the same random numbers, so that worlds without a grace stay what they were.
+            grace = Random(f"grace {self.seed} {len(self.actors)}").choice([0, 50, 500])
+            keeping = replace(keeping, grace=grace)
         return Terms(
             interval=rng.choice([10, 15, 40, *([self.interval] * (0 if self.theme == "restless" else 2))]),
             delay=self.delay if rng.random() < 0.8 else rng.choice([0, 50, 200]),
@@ -559,7 +564,7 @@ class World:
             ahead=self.ahead,
             jump=self.jump,
             believe=3,
-            keeping=self.keeping,
+            keeping=keeping,
             alignment=self.alignment,
             inputs=of_inputs,
         )

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, open_files
 from persistent_state.store.log import Log
 from persistent_state.store.verify import verify
+from tests import core
 from tests.soak import soak_or
 from tests.spark import sessions, stream
 from tests.spark.conftest import Launch
@@ -55,7 +55,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are short, and collections of the tests' own drivers many."""
     monkeypatch.setattr(backoff, "LONGEST_WAIT", 0.1)
     monkeypatch.setattr(garbage, "EVERY_SECONDS", 0.3)
-    monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
+    monkeypatch.setattr(application, "Keeping", core.keeping_at_once)
 
 
 def newest(folder: Path) -> Entry:

@@ -15,7 +15,15 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from monoids import Sum
-from persistent_state import Application, Changes, FileSource, InvalidInputError, NonWindowState, PersistentTask
+from persistent_state import (
+    Application,
+    Changes,
+    ConsoleSink,
+    FileSource,
+    InvalidInputError,
+    NonWindowState,
+    PersistentTask,
+)
 from persistent_state.metrics import measures
 from tests.metrics.test_server import ask
 from tests.metrics.test_telemetry import Collected
@@ -43,7 +51,7 @@ def write(folder: Path, name: str, *seconds: int) -> None:
     (folder / f".{name}").rename(folder / name)
 
 
-def told_by(url: str) -> dict[tuple[str, ...], float]:
+def values_at(url: str) -> dict[tuple[str, ...], float]:
     """The values of a run's metrics, by their names and labels, without the application."""
     text = ask(f"{url}/metrics", "application/openmetrics-text")[2]
     return {
@@ -66,7 +74,7 @@ def test_a_run_tells_its_metrics_until_it_ends(
     folder.mkdir()
     write(folder, "0.parquet", 5, 25)
     app = Application("words", str(tmp_path / "store"), checkpoint_interval="10 seconds", shards=1)
-    app.add(Words(), FileSource(folder, timestamp="ts", schema=SCHEMA))
+    app.add(Words(), FileSource(folder, timestamp="ts", schema=SCHEMA), ConsoleSink())
     app.add(Total(), Changes("Words"))
     running = app.start(spark, metrics=0)
     try:
@@ -77,7 +85,7 @@ def test_a_run_tells_its_metrics_until_it_ends(
 
         def await_metric(value: float, *metric: str) -> dict[tuple[str, ...], float]:
             def told() -> dict[tuple[str, ...], float] | None:
-                return found if (found := told_by(url)).get(metric) == value else None
+                return found if (found := values_at(url)).get(metric) == value else None
 
             return until(told, f"{metric}={value}")
 
@@ -88,9 +96,12 @@ def test_a_run_tells_its_metrics_until_it_ends(
         await_metric(40, "global_clock_seconds")
         # A commit is seen before its metrics are.
         await_metric(5, "messages_total", "Words")
+        await_metric(2, "delivery_seconds_count", "console", "Words")
         told = until(
-            lambda: found if (found := told_by(url))["step_seconds_count", "Total"] >= 2 else None, "the steps"
+            lambda: found if (found := values_at(url))["step_seconds_count", "Total"] >= 2 else None, "the steps"
         )
+        assert told["delivery_seconds_sum", "console", "Words"] > 0
+        assert min(told["store_requests_total", kind] for kind in ("PUT", "GET", "LIST")) > 0
         assert told["messages_total", "Words"] == 5
         assert told["late_and_bad_rows", "late", "Words"] == 1
         assert told["micro_batch_seconds_count", "Words"] == told["commit_seconds_count", "Words"] >= 2

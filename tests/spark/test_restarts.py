@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -39,10 +38,10 @@ from persistent_state import (
 )
 from persistent_state.drive import backoff
 from persistent_state.engine.run import queries
-from persistent_state.protocol.global_clock import Keeping
 from persistent_state.store import kept_entries
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from tests import core
 from tests.spark import stream
 from tests.spark.stream import NAME, Balance, Journal, Stream, aside, check_cut, check_end, state
 from tests.waiting import until
@@ -344,7 +343,7 @@ def test_what_another_start_would_meet_again_is_not_tried_again(
 def test_runs_of_a_few_micro_batches_leave_nothing_behind_that_nobody_needs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "Keeping", partial(Keeping, grace=0))
+    monkeypatch.setattr(application, "Keeping", core.keeping_at_once)
     source = numbers(tmp_path / "in", [1], [2])
     for _ in range(3):
         app = Application(

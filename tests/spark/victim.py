@@ -50,10 +50,10 @@ from persistent_state.batch.packets import Answers
 from persistent_state.drive import backoff
 from persistent_state.protocol import commits, takeover
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.global_clock import Keeping
 from persistent_state.run import garbage
 from persistent_state.run.progress import Progress
 from persistent_state.store.files import Ages, BytesLike, Files, LocalFiles, Names
+from tests import core
 from tests.spark import beside, pipeline, stream
 from tests.spark.faults import FaultyFiles, Schedule, Stumbles, StumblingFiles
 from tests.spark.sessions import new_session
@@ -175,7 +175,7 @@ def watch(steps: Steps) -> None:
         return WatchedFiles(os.path.abspath(url))
 
     setattr(application, "open_files", open_files)  # noqa: B010
-    setattr(application, "Keeping", partial(Keeping, grace=0))  # noqa: B010
+    setattr(application, "Keeping", core.keeping_at_once)  # noqa: B010
     garbage.EVERY_SECONDS = 0.3
     for phase, (place, name) in PHASES.items():
         setattr(place, name, steps.phase(phase, getattr(place, name)))

@@ -694,9 +694,30 @@ def test_the_counted_store_counts_the_requests_that_a_server_of_s3_gets(servers:
         yield
 
     with Proxy(server.ports) as proxy:
-        for _ in zip(made(files_of(server, name, proxy.ports)), made(counted), strict=True):
+        files = files_of(server, name, proxy.ports)
+        before = files.requests_by_kind()
+        for _ in zip(made(files), made(counted), strict=True):
             sent = Counter(kind_of(asked) for asked, _ in proxy.seen)
             assert sent == counted.requests, [asked for asked, _ in proxy.seen]
+        known = {kind: count - before[kind] for kind, count in files.requests_by_kind().items()}
+        # Metrics do not know that the client lists the folder above one that is not there.
+        assert sent == {**known, "LIST": known["LIST"] + 1}
+
+
+@pytest.mark.parametrize("kind", NEAR + FAR)
+def test_each_request_is_counted_by_its_kind(files: Files) -> None:
+    before = files.requests_by_kind()
+    files.create("a/b", b"0123456789")
+    with pytest.raises(ExistsError):
+        files.create("a/b", b"other")
+    files.read("a/b")
+    files.list("a")
+    files.modified("a/b")
+    files.delete("a/b")
+    after = files.requests_by_kind()
+    grown = {kind: count - before[kind] for kind, count in after.items() if count > before[kind]}
+    # The memory of a process has no times.
+    assert grown == {"PUT": 2, "GET": 1, "LIST": 1, "DELETE": 1, **({} if "memory" in files.url else {"HEAD": 1})}
 
 
 @pytest.mark.parametrize("kind", FAR)

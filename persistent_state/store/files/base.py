@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -29,6 +30,12 @@ AT_ONCE = 16
 
 TEMPORARY = ".tmp-"
 """The first characters of a temporary file's name."""
+
+KINDS = ("PUT", "GET", "LIST", "HEAD", "DELETE")
+"""The kinds of requests to a store, by the words of object stores: make, read, list, look at and delete a file."""
+
+_counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+"""By url and kind: how many requests this process has made."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,17 @@ class Files(ABC):
         """
         return None
 
+    def requests_by_kind(self) -> Mapping[str, int]:
+        """Return how many requests of each of `KINDS` this process has made below this url, since it began.
+
+        A request that a client makes again by itself counts once.
+        """
+        return {kind: _counts.get((self.url, kind), 0) for kind in KINDS}
+
+    def _count(self, kind: str, requests: int) -> None:
+        # Without a lock: the interpreter switches threads where something is called, and nothing is called here.
+        _counts[self.url, kind] += requests
+
     def _checked(self, path: str) -> str:
         if any(part in ("", ".", "..") for part in path.split("/")):
             raise InvalidInputError(f"path={path!r} is not one inside the store; write it as 'a/b/c'.")
@@ -176,7 +194,11 @@ class Files(ABC):
             raise InvalidInputError(f"path={path!r} has a temporary file's name; begin it with something else.")
         return self._checked(path)
 
-    def _asking(self, path: str, may_be_absent: bool = False) -> AbstractContextManager[None]:
+    def _asking(
+        self, kind: str, path: str, may_be_absent: bool = False, requests: int = 1
+    ) -> AbstractContextManager[None]:
+        """Count requests of a kind, and translate what their client raises: every method of a store asks within this."""
+        self._count(kind, requests)
         return translating(self._foreign, partial(self._as_ours, path, may_be_absent))
 
     def _as_ours(self, path: str, may_be_absent: bool, error: Exception) -> Exception:

@@ -32,7 +32,7 @@ class HdfsFiles(RemoteFiles):
 
     def create(self, path: str, data: BytesLike) -> None:
         folder, slash, _ = self._checked_new(path).rpartition("/")
-        with self._asking(path):
+        with self._asking("PUT", path):
             client, place = self._reach(path)
             _, temporary = self._reach(f"{folder}{slash}{TEMPORARY}{secrets.token_hex(8)}")
             won = False
@@ -54,7 +54,7 @@ class HdfsFiles(RemoteFiles):
 
     def _open(self, path: str, **part: int) -> pa.Buffer:
         self._checked(path)
-        with self._asking(path, may_be_absent=True):
+        with self._asking("GET", path, may_be_absent=True):
             client, place = self._reach(path)
             answer = client._call("OPEN", path=place, redirect=False, **part)
             if "Location" in answer.headers:
@@ -69,7 +69,7 @@ class HdfsFiles(RemoteFiles):
 
     def modified(self, path: str) -> float:
         self._checked(path)
-        with self._asking(path, may_be_absent=True):
+        with self._asking("HEAD", path, may_be_absent=True):
             client, place = self._reach(path)
             made: float = client.info(place)["modificationTime"] / 1e3
             return made
@@ -78,7 +78,7 @@ class HdfsFiles(RemoteFiles):
         """Name and time of change, in seconds, of what is directly in a folder."""
         if folder:
             self._checked(folder)
-        with self._asking(folder), suppress(FileNotFoundError):
+        with self._asking("LIST", folder), suppress(FileNotFoundError):
             client, place = self._reach(folder)
             # The name is empty when the folder is a file.
             return [

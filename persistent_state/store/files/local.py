@@ -45,7 +45,7 @@ class LocalFiles(Files):
         target = os.path.join(self.url, self._checked_new(path))
         folder = os.path.dirname(target)
         temporary = os.path.join(folder, TEMPORARY + secrets.token_hex(8))
-        with self._asking(path):
+        with self._asking("PUT", path):
             try:
                 with translating(OSError, partial(self._before_link, path)):
                     _make_folder(folder)
@@ -61,36 +61,36 @@ class LocalFiles(Files):
             raise self._taken(path)
 
     def read(self, path: str) -> pa.Buffer:
-        with self._asking(path, may_be_absent=True):
+        with self._asking("GET", path, may_be_absent=True):
             return pa.memory_map(os.path.join(self.url, self._checked(path))).read_buffer()
 
     def stamp(self, path: str) -> Stamp:
-        with self._asking(path, may_be_absent=True):
+        with self._asking("HEAD", path, may_be_absent=True):
             return stamp_of(os.stat(os.path.join(self.url, self._checked(path))))
 
     def list(self, folder: str) -> Names:
         return [name for name in self._names(folder) if not name.startswith(TEMPORARY)]
 
     def delete(self, path: str) -> None:
-        with self._asking(path), suppress(FileNotFoundError):
+        with self._asking("DELETE", path), suppress(FileNotFoundError):
             os.unlink(os.path.join(self.url, self._checked(path)))
 
     def leftovers(self, folder: str, now_us: int) -> Ages:
         found = []
         for name in self._names(folder):
             if name.startswith(TEMPORARY):
-                with self._asking(folder), suppress(FileNotFoundError):
+                with self._asking("HEAD", folder), suppress(FileNotFoundError):
                     modified_ns = os.stat(os.path.join(self.url, folder, name)).st_mtime_ns
                     found.append((name, (now_us - modified_ns // 1000) / 1e6))
         return found
 
     def modified(self, path: str) -> float:
-        with self._asking(path, may_be_absent=True):
+        with self._asking("HEAD", path, may_be_absent=True):
             return os.stat(os.path.join(self.url, self._checked(path))).st_mtime
 
     def _names(self, folder: str) -> Names:
         place = os.path.join(self.url, self._checked(folder)) if folder else self.url
-        with self._asking(folder), suppress(FileNotFoundError):
+        with self._asking("LIST", folder), suppress(FileNotFoundError):
             return sorted(os.listdir(place))
         return []
 

@@ -16,6 +16,9 @@ from persistent_state.store.files.remote import RemoteFiles, status
 _LARGEST_PUT = 5 * 2**30
 """Bytes that S3 takes in one PUT."""
 
+NAMES_AT_ONCE = 1000
+"""The most names in one answer to a LIST. Behind a full one the client asks for the next."""
+
 _IN_ONE_PUT: dict[str, dict[str, Any]] = {
     # If a file comes in parts, not every store that speaks this protocol asks for the condition when it joins them.
     "s3": {"chunksize": _LARGEST_PUT},
@@ -49,7 +52,7 @@ class ObjectFiles(RemoteFiles):
                 f"path={path!r} has {size} bytes, more than an object store takes at once; use more shards."
             )
         self._checked_new(path)
-        with self._asking(path):
+        with self._asking("PUT", path):
             client, place = self._reach(path)
             try:
                 client.pipe_file(place, bytes(data), mode="create", **_IN_ONE_PUT[self.url.partition("://")[0]])
@@ -64,13 +67,13 @@ class ObjectFiles(RemoteFiles):
 
     def read(self, path: str) -> pa.Buffer:
         self._checked(path)
-        with self._asking(path, may_be_absent=True):
+        with self._asking("GET", path, may_be_absent=True):
             client, place = self._reach(path)
             return pa.py_buffer(client.cat_file(place, **_in_one_get(client)))
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
         self._checked(path)
-        with self._asking(path, may_be_absent=True):
+        with self._asking("GET", path, may_be_absent=True, requests=len(ranges)):
             client, place = self._reach(path)
             begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
             answers = client.cat_ranges([place] * len(ranges), begins, ends, batch_size=AT_ONCE)
@@ -88,7 +91,7 @@ class ObjectFiles(RemoteFiles):
         if not other.url.startswith(f"{protocol}://") or other.options != self.options:
             return False
         self._checked_new(new)
-        with other._asking(path, may_be_absent=True):
+        with other._asking("PUT", path, may_be_absent=True):
             (client, place), (_, origin) = self._reach(new), other._reach(other._checked(path))
             client.cp_file(origin, place)
         return True
@@ -96,9 +99,10 @@ class ObjectFiles(RemoteFiles):
     def list(self, folder: str) -> Names:
         if folder:
             self._checked(folder)
-        with self._asking(folder), suppress(FileNotFoundError):
+        with self._asking("LIST", folder), suppress(FileNotFoundError):
             client, place = self._reach(folder)
-            names = (name.rstrip("/") for name in client.ls(place, detail=False, refresh=True))
+            names = [name.rstrip("/") for name in client.ls(place, detail=False, refresh=True)]
+            self._count("LIST", max(0, len(names) - 1) // NAMES_AT_ONCE)
             return sorted({name[len(place) + 1 :] for name in names if name.startswith(f"{place}/")})
         return []
 

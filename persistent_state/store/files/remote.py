@@ -66,13 +66,13 @@ class RemoteFiles(Files):
 
     def delete(self, path: str) -> None:
         self._checked(path)
-        with self._asking(path), suppress(FileNotFoundError):
+        with self._asking("DELETE", path), suppress(FileNotFoundError):
             client, place = self._reach(path)
             client.rm_file(place)
 
     def modified(self, path: str) -> float:
         self._checked(path)
-        with self._asking(path, may_be_absent=True):
+        with self._asking("HEAD", path, may_be_absent=True):
             client, place = self._reach(path)
             made: float = client.modified(place).timestamp()
             return made
