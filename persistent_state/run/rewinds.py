@@ -19,6 +19,7 @@ import pyarrow as pa
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
 from persistent_state.drive.output_sink import OutputSink
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreRefusedError
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -96,7 +97,10 @@ def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
         StateError: The store or a source does not answer, or is damaged.
     """
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    planned = protocol.plan(log, clock_named(log, to), _choose(parts, _by_named(parts, actions)))
+    choose, at = _choose(parts, _by_named(parts, actions)), clock_named(log, to)
+    asked = _asked(parts, newest_entry(setup.files, setup.application))
+    last = {(each.task, each.output): each.furthest for each in asked if each.action != REFUSE}
+    planned = _with_refusals(protocol.plan(log, at, choose, last), asked)
     planned = _with_what_is_left_out(setup, parts, planned)
     first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
@@ -107,6 +111,45 @@ def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
     outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
     rebuilt = tuple(task.name for task in setup.plans if table.of[task.name].kind == REBUILT)
     return replace(planned, outputs=tuple(outputs), reads=tuple(reads), rebuilt=rebuilt)
+
+
+def _asked(parts: ByOutput, newest: Entry) -> list[OutputPlan]:
+    """Ask each sink how far it is, and return the answers as the `furthest` of plans.
+
+    A sink that has followed a rewind of which the log does not know has the action `REFUSE`. What keeps no record and can't go
+    back is not asked, and what does not answer is left out: the log says what they may have.
+    """
+
+    def ask(output: OutputPlan) -> OutputPlan:
+        plan, given = parts[output.task, output.output]
+        place = OutputSink(plan, given)
+        try:
+            origin = place.origin(newest.timeline)
+            last = place.sink.last_clock(origin) if isinstance(place.sink, RecordingSink) else None
+            return replace(output, furthest=last) if last is not None or place.sink.can_rewind(origin) else output
+        except FencedError:
+            return replace(
+                output,
+                action=REFUSE,
+                furthest=None,
+                why=f"task={plan.named}: sink={output.output!r} has values of a timeline to which "
+                f"application={plan.application} has never come: the store was brought back from a copy from before a rewind; "
+                "bring back a newer one, or give it a place of its own",
+            )
+        except (StateError, OSError) as error:
+            # What is wrong with the place is said when it is opened.
+            _logger.warning("task=%s, sink=%r: it does not say how far it is: %s", plan.named, output.output, error)
+            return output
+
+    outputs = [OutputPlan(task, output, NONE, BEGINNING, None) for task, output in parts]
+    return _at_once(ask, outputs, "say how far it is", "The log says what it may have.")
+
+
+def _with_refusals(planned: RewindPlan, asked: Sequence[OutputPlan]) -> RewindPlan:
+    """Return a plan in which the outputs that are refused by their sinks are refused."""
+    refused = {(each.task, each.output): each for each in asked if each.action == REFUSE}
+    outputs = (refused.pop((each.task, each.output), each) for each in planned.outputs)
+    return replace(planned, outputs=(*outputs, *refused.values()))
 
 
 def _fates(setup: Setup, first: Entry) -> Fates:
