@@ -326,7 +326,7 @@ class ClockWriter(Ledger):
             return None if gives_all and clock != BEGINNING else len(above.keys)
 
     def highest_clock(self) -> int:
-        """Return the highest clock of rows in the topic; `BEGINNING` if there is none. Nothing is changed by that.
+        """Return the highest clock of rows in the topic; `BEGINNING` if it has no rows. Nothing is changed by that.
 
         Raises:
             FencedError: The task's record is of a later timeline.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from persistent_state.errors import FencedError, InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING, is_among, or_none, with_more
+from persistent_state.event_time.clocks import BEGINNING, END, is_among, or_none, with_more
 from persistent_state.formatting import clock_of_rewind, full_clock, show_clock
 from persistent_state.protocol.next_entry import amend, newest_own
 from persistent_state.store import kept_entries
@@ -335,6 +335,8 @@ class Giver:
             return BEGINNING
         if self.task not in newest.tasks:
             return newest.clock
-        outputs = newest.tasks[self.task].outputs
-        own = newest.flow_of(self.task).progress.clock
+        outputs, flow = newest.tasks[self.task].outputs, newest.flow_of(self.task)
+        # Under another delivery no sink is given a clock above the global one. If it has one, the store is an older copy.
+        is_at_least_once = self.delivery == AT_LEAST_ONCE or flow.source.again != END
+        own = flow.progress.clock if is_at_least_once else BEGINNING
         return max(newest.clock, own, outputs.furthest, outputs[self.output].delivered)

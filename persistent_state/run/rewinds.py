@@ -114,35 +114,40 @@ def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
 
 
 def _asked(parts: ByOutput, newest: Entry) -> list[OutputPlan]:
-    """Ask each sink how far it is, and return the answers as the `furthest` of plans.
+    """Ask each sink how far it is, and return plans whose `furthest` is the answer.
 
-    A sink that has followed a rewind of which the log does not know has the action `REFUSE`. What keeps no record and can't go
-    back is not asked, and what does not answer is left out: the log says what they may have.
+    It is None of a sink that does not answer or does not say, if it can go back: it may have more than the log knows. It is
+    `BEGINNING` where the log's word has to do. A sink that has followed a rewind of which the log does not know is refused.
     """
 
     def ask(output: OutputPlan) -> OutputPlan:
         plan, given = parts[output.task, output.output]
         place = OutputSink(plan, given)
+        if not isinstance(place.sink, RecordingSink):
+            return output
         try:
-            origin = place.origin(newest.timeline)
-            last = place.sink.last_clock(origin) if isinstance(place.sink, RecordingSink) else None
-            return replace(output, furthest=last) if last is not None or place.sink.can_rewind(origin) else output
+            last = place.sink.last_clock(place.origin(newest.timeline))
         except FencedError:
-            return replace(
-                output,
-                action=REFUSE,
-                furthest=None,
-                why=f"task={plan.named}: sink={output.output!r} has values of a timeline to which "
-                f"application={plan.application} has never come: the store was brought back from a copy from before a rewind; "
-                "bring back a newer one, or give it a place of its own",
+            why = (
+                f"task={plan.named}: sink={output.output!r} has values of a timeline to which application={plan.application} "
+                "has never come: the store was brought back from a copy from before a rewind; bring back a newer one, or give "
+                "it a place of its own"
             )
+            return replace(output, action=REFUSE, furthest=None, why=why)
         except (StateError, OSError) as error:
-            # What is wrong with the place is said when it is opened.
+            if isinstance(error, InvalidInputError) and not isinstance(error, StoreRefusedError):
+                # The start, or the count of its rows, says what is wrong with the place.
+                return replace(output, furthest=BEGINNING)
             _logger.warning("task=%s, sink=%r: it does not say how far it is: %s", plan.named, output.output, error)
             return output
+        return output if last is None else replace(output, furthest=last)
 
-    outputs = [OutputPlan(task, output, NONE, BEGINNING, None) for task, output in parts]
-    return _at_once(ask, outputs, "say how far it is", "The log says what it may have.")
+    outputs = []
+    for (task, output), (plan, given) in parts.items():
+        place = OutputSink(plan, given)
+        known = None if place.sink.can_rewind(place.origin()) else BEGINNING
+        outputs.append(OutputPlan(task, output, NONE, known, None))
+    return _at_once(ask, outputs, "say how far it is", "It goes back, if it can.")
 
 
 def _with_refusals(planned: RewindPlan, asked: Sequence[OutputPlan]) -> RewindPlan:
