@@ -19,7 +19,7 @@ from persistent_state.formatting import Clock, full_clock
 from persistent_state.open_rows import OpenChanges as OpenChanges
 from persistent_state.open_rows import OpenState as OpenState
 from persistent_state.ordered import InOrderTask
-from persistent_state.protocol import branch, naming
+from persistent_state.protocol import backup, branch, naming
 from persistent_state.protocol.naming import clock_named
 from persistent_state.show import html
 from persistent_state.show.history import history
@@ -323,6 +323,49 @@ class OpenApplication:
         )
         for note in branch.notes(entry, new):
             _logger.warning("%s", note)
+        return entry.clock
+
+    def backup(
+        self,
+        to: str,
+        last: int = 7,
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+        to_storage_options: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Copy the newest clock to a store of backups, as `docs/backup.md` says. Only files that are not there are copied.
+
+        The application may run meanwhile, and its own store is only read. A call that is interrupted leaves no backup, and the
+        next one goes on.
+
+        Args:
+            to: The folder or URL of the store of backups. There the application has the same name.
+            last: How many clocks are kept there. Older ones go.
+            on_progress: Called after each file with the number of bytes that are copied, and of those that are to be.
+            to_storage_options: What fsspec needs to open `to`.
+
+        Returns:
+            The clock, in microseconds UTC.
+
+        Raises:
+            InvalidInputError: There is no such application, or no clock yet, or the place has something else than its backups.
+            DamagedError: A file is not what was written.
+            StoreUnavailableError: A store does not answer. Do it again.
+            CommitUnknownError: The store of backups did not answer. Do it again.
+
+        Example:
+            >>> open_store("tests/fixtures/store-v1").application("app").backup("memory://backups")
+            Traceback (most recent call last):
+            ...
+            persistent_state.errors.InvalidInputError: app keeps no clock yet; start it once, and it keeps its newest.
+        """
+        entry = backup.backup(
+            Log(self.files, self.name),
+            Log(open_files(to, to_storage_options), self.name),
+            last,
+            now=_now_us(),
+            show=on_progress or (lambda done, size: None),
+        )
         return entry.clock
 
     def history(self) -> pa.Table:

@@ -198,6 +198,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     fork.set_defaults(run=_branch)
 
+    copy = command("backup", "copy what is new at the newest clock to a store of backups")
+    copy.add_argument("application", metavar="APP")
+    copy.add_argument("--to", metavar="STORE", required=True, help="the store of backups")
+    copy.add_argument(
+        "--to-storage-options", metavar="JSON|@FILE", default="{}", help="the options of the store of --to"
+    )
+    copy.add_argument("--last", metavar="N", type=_count, default=7, help="how many clocks to keep there (default: 7)")
+    copy.set_defaults(run=_backup)
+
     back = commands.add_parser(
         "rewind",
         help="take an application back to a kept clock, with its outputs",
@@ -482,6 +491,27 @@ def _branch(arguments: argparse.Namespace) -> int:
     text = (
         f"application={arguments.new} is a branch of application={arguments.application} at clock={full_clock(clock)}"
     )
+    _print([to_json(made) if arguments.json else text])
+    return 0
+
+
+def _backup(arguments: argparse.Namespace) -> int:
+    copied = 0
+    with _progress() as show_progress:
+
+        def on_progress(done: int, all: int) -> None:
+            nonlocal copied
+            copied = done
+            show_progress(f"{size(done)} of {size(all)}")
+
+        clock = _opened(arguments).backup(
+            arguments.to,
+            arguments.last,
+            on_progress=on_progress,
+            to_storage_options=_storage_options(arguments.to_storage_options, "--to-storage-options"),
+        )
+    made = {"application": arguments.application, "clock": clock, "store": arguments.to, "bytes": copied}
+    text = f"application={arguments.application} is backed up at clock={full_clock(clock)}; {size(copied)} were new"
     _print([to_json(made) if arguments.json else text])
     return 0
 

@@ -148,6 +148,11 @@ class KafkaSink(RecordingSink):
         sink._origin = origin
         return sink._writer().count_above(clock)
 
+    def last_clock(self, origin: Origin) -> int | None:
+        sink = copy.copy(self)
+        sink._origin = origin
+        return sink._writer().highest_clock()
+
     @property
     def _encoder(self) -> Encode:
         assert self._origin is not None, "open comes first"

@@ -314,9 +314,7 @@ class ClockWriter(Ledger):
                 partitions = consumer.list_topics(self.topic, ledger.PATIENCE).topics[self.topic].partitions
             places = [(self.bookkeeping, 0), *((self.topic, partition) for partition in partitions)]
             found = offsets(admin, dict.fromkeys(places, kafka.admin.OffsetSpec.latest()), is_committed=True)
-            end = found.pop((self.bookkeeping, 0))
-            with closing(self._consumer(moves)) as consumer:
-                bookkeeping = self._read_below(consumer, NOTHING_READ, end, ledger.PATIENCE, moves)
+            bookkeeping = self._bookkeeping_below(found.pop((self.bookkeeping, 0)), moves)
             last = self._parsed(bookkeeping)
             if max(last.clock, last.highest) <= clock:
                 return 0
@@ -326,6 +324,28 @@ class ClockWriter(Ledger):
             gives_all = clock < self._last_deleted(bookkeeping) or not above.is_all
             # At the beginning there is no value to give.
             return None if gives_all and clock != BEGINNING else len(above.keys)
+
+    def highest_clock(self) -> int:
+        """Return the highest clock of rows in the topic; `BEGINNING` if it has no rows. Nothing is changed by that.
+
+        Raises:
+            FencedError: The task's record is of a later timeline.
+            InvalidInputError: The topic is missing, or that of the bookkeeping might lose records.
+            StoreUnavailableError: The brokers do not answer now.
+        """
+        kafka, place = library(), (self.bookkeeping, 0)
+        with self._asking():
+            admin = kafka.admin.AdminClient(client_options(self.bootstrap_servers, self.options))
+            if not check(self.name, admin, self.topic, self.bookkeeping, self.bootstrap_servers, ledger.PATIENCE):
+                return BEGINNING
+            end = offsets(admin, {place: kafka.admin.OffsetSpec.latest()}, is_committed=True)[place]
+            last = self._task_record(self._bookkeeping_below(end, Moves()))
+        return max(last.clock, last.highest)
+
+    def _bookkeeping_below(self, end: int, moves: Moves) -> ledger.Bookkeeping:
+        """Return the records that are committed below an offset of the bookkeeping."""
+        with closing(self._consumer(moves)) as consumer:
+            return self._read_below(consumer, NOTHING_READ, end, ledger.PATIENCE, moves)
 
     def _keys_above(self, ends: Mapping[int, int], clock: int) -> Above:
         with self._needing("READ", self.topic):

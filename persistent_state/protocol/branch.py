@@ -241,10 +241,10 @@ class _Copies:
         """By the path of a list of files: the list of their copies."""
         for path in dict.fromkeys(file.path for pages in settled for file in pages.files):
             items = lists.read_file(source.files, files.pop(path))
-            files |= _listed(items)
+            files |= listed_files(items)
             self._lists[path] = self._write_list(path, items, epoch, new_id)
         for pages in settled:
-            files |= _listed(pages.tail)
+            files |= listed_files(pages.tail)
         self._files = [*files.values()]
 
     @property
@@ -259,7 +259,7 @@ class _Copies:
         def copy(file: Stored) -> None:
             nonlocal done
             path = self._path(file.path)
-            _copy(self._source.files, self._target.files, file, path, path in self._there)
+            copy_file(self._source.files, self._target.files, file, path, path in self._there)
             with lock:
                 done += file.length
                 tell(done, size)
@@ -316,12 +316,12 @@ class _Copies:
         return replace(task, stored=replace(task.stored, shards=shards), late_rows=self._late_rows(task.late_rows))
 
 
-def _listed(items: Iterable[str]) -> dict[str, Stored]:
+def listed_files(items: Iterable[str]) -> dict[str, Stored]:
     """Return the files that items of a list name, by path."""
     return {file.path: file for file in (side_from_json(item).file for item in items)}
 
 
-def _copy(source: Files, target: Files, stored: Stored, path: str, is_there: bool) -> None:
+def copy_file(source: Files, target: Files, stored: Stored, path: str, is_there: bool) -> None:
     """Copy a file, and verify the copy. One that is there already is only verified.
 
     Raises:
@@ -334,7 +334,7 @@ def _copy(source: Files, target: Files, stored: Stored, path: str, is_there: boo
                 return
             if _is_sound(source.read(stored.path), stored):
                 # It is not replaced: another call may be writing the entry that names it.
-                raise DamagedError(f"{path} is no copy of {stored.path}; delete it, and branch again.")
+                raise DamagedError(f"{path} is no copy of {stored.path}; delete it, and do it again.")
             raise stored.damage()
     data = source.read(stored.path)
     if not _is_sound(data, stored):

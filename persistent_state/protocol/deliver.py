@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from persistent_state.batch.plan import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE
 from persistent_state.errors import FencedError, InvalidInputError
-from persistent_state.event_time.clocks import BEGINNING, is_among, or_none, with_more
-from persistent_state.formatting import clock_of_rewind, full_clock
+from persistent_state.event_time.clocks import BEGINNING, END, is_among, or_none, with_more
+from persistent_state.formatting import clock_of_rewind, full_clock, show_clock
 from persistent_state.protocol.next_entry import amend, newest_own
 from persistent_state.store import kept_entries
 from persistent_state.store.entry import Entry, Owed
@@ -217,7 +217,8 @@ class Giver:
             elif is_fenced:
                 raise InvalidInputError(
                     f"it holds values of a timeline to which application={self.log.application} has never come; it is of "
-                    "another store: name a place of its own."
+                    "another store, or this one was brought back from a copy from before a rewind: bring back a newer copy, or "
+                    "name a place of its own."
                 )
             else:
                 break
@@ -229,10 +230,21 @@ class Giver:
             )
         if applied is not None and owed is None and applied > self._furthest(newest):
             raise InvalidInputError(
-                f"it holds clock={full_clock(applied)}, to which application={self.log.application} has never come; it is of "
-                "another store: name a place of its own."
+                f"it holds clock={full_clock(applied)}, to which application={self.log.application} has never come; "
+                f"{self._way_back(newest)}"
             )
         self._applied, self._timeline = applied, timeline
+
+    def _way_back(self, newest: Entry | None) -> str:
+        """Return what helps where the sink is ahead of the store."""
+        other = "it is of another store: name a place of its own."
+        if newest is None or newest.clock not in newest.kept or self.go_back is None:
+            return other
+        to = show_clock(newest.clock)
+        return (
+            "if the store was brought back from an older copy, take the application back to its newest clock, and the sink "
+            f'goes back too: persistent-state rewind MODULE:APP --to {to}, or rewind("{to}"). Else {other}'
+        )
 
     @property
     def not_empty(self) -> str:
@@ -323,6 +335,8 @@ class Giver:
             return BEGINNING
         if self.task not in newest.tasks:
             return newest.clock
-        outputs = newest.tasks[self.task].outputs
-        own = newest.flow_of(self.task).progress.clock
+        outputs, flow = newest.tasks[self.task].outputs, newest.flow_of(self.task)
+        # Under another delivery no sink is given a clock above the global one. If it has one, the store is an older copy.
+        is_at_least_once = self.delivery == AT_LEAST_ONCE or flow.source.again != END
+        own = flow.progress.clock if is_at_least_once else BEGINNING
         return max(newest.clock, own, outputs.furthest, outputs[self.output].delivered)

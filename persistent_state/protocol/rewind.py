@@ -10,6 +10,7 @@ delivery. What was above the clock is void: no later entry says anything of it. 
 - A clock of the old timeline above the kept clock is never taken for one of the new timeline.
 - The entry says what each output owes whose sink may have more than what is right: values above the kept clock, or values of a
   life of the task that is void. It goes back to the kept clock, or further, to the last clock that the log of then says it had.
+  A sink may have more than the log knows, as where the store was brought back from an older copy: so the sinks are asked.
   Until the log says that the output owes nothing, its sink is given no clock. Several rewinds that a sink has not followed are
   one to the lowest of their clocks, in the newest timeline: below that clock all these timelines are the same.
 """
@@ -17,7 +18,7 @@ delivery. What was above the clock is void: no later entry says anything of it. 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -53,8 +54,18 @@ It may raise an InvalidInputError if the output can't go back.
 """
 
 
-def plan(log: Log, to: int, choose: Choose) -> RewindPlan:
-    """Return the rewind to the newest kept clock at or below a time. `choose` says what each output does.
+LastClocks: TypeAlias = Mapping[tuple[str, str], int | None]
+"""By task and output: the last clock that a sink says it has; None if it does not say, and can go back."""
+
+
+def plan(log: Log, to: int, choose: Choose, last: LastClocks | None = None) -> RewindPlan:
+    """Return the rewind to the newest kept clock at or below a time.
+
+    Args:
+        log: The log of the application.
+        to: The time.
+        choose: Says what each output does.
+        last: What the sinks say they have. They may have more than the log knows.
 
     Raises:
         InvalidInputError: There is no such application, no such clock, or `choose` says so of an output.
@@ -70,7 +81,7 @@ def plan(log: Log, to: int, choose: Choose) -> RewindPlan:
         newest.epoch + 1,
         tuple(before.tasks),
         tuple(name for name in newest.tasks if name not in before.tasks),
-        tuple(_outputs_of(newest, before, choose)),
+        tuple(_outputs_of(newest, before, choose, last or {})),
         earlier_lives=tuple(
             name
             for name, was in before.tasks.items()
@@ -210,29 +221,39 @@ def _gone(clock: int) -> InvalidInputError:
     return InvalidInputError(f"clock={full_clock(clock)} is kept no more; plan again. Nothing changed.")
 
 
-def _outputs_of(newest: Entry, before: Entry, choose: Choose) -> Iterator[OutputPlan]:
-    """Yield what each output does at a rewind to the clock of an earlier entry.
+def _last_clocks(planned: RewindPlan) -> LastClocks:
+    """Return what the sinks said when a plan was made, of those that have something above its clock."""
+    return {(each.task, each.output): each.furthest for each in planned.outputs if each.action != NONE}
+
+
+def _outputs_of(newest: Entry, before: Entry, choose: Choose, last: LastClocks) -> Iterator[OutputPlan]:
+    """Yield what each output does at a rewind to the clock of an earlier entry, given what the sinks say they have.
 
     Raises:
         InvalidInputError: One can't go back.
     """
-    for task, output, furthest in _furthest(newest, before):
+    for task, output, furthest in _may_have(newest, before, last):
         owed, clock = newest.owed(task, output), _right_up_to(newest, before, task, output)
         if owed is not None:
             # A sink that has yet to follow an earlier rewind follows both at once.
             clock = min(clock, owed.clock)
             more = "has values that it owes to take back since an earlier rewind"
+        elif furthest <= clock:
+            more = f"may have values above clock={full_clock(clock)}, which it does not say"
         elif clock == before.clock:
             more = f"may have values at clock={full_clock(furthest)}, which is above the clock to go back to"
         elif clock > BEGINNING:
             more = f"may have values at clock={full_clock(furthest)}, and none above clock={full_clock(clock)} holds any more"
         else:
             more = f"may have values at clock={full_clock(furthest)}, and none holds any more"
-        choice = Choice(NONE) if furthest <= clock and owed is None else choose(task, output, more)
+        # What does not say how far it is may have more than the log knows.
+        is_ahead = furthest > clock or last.get((task, output), BEGINNING) is None
+        choice = choose(task, output, more) if is_ahead or owed is not None else Choice(NONE)
         if choice.action == AGAIN and task in newest.tasks:
             # It may have been behind.
             clock = min(clock, newest.tasks[task].outputs.delivered.get(output, clock))
-        has = furthest if furthest > BEGINNING and owed is None else None
+        is_known = furthest > clock or choice.action == NONE
+        has = furthest if furthest > BEGINNING and owed is None and is_known else None
         yield OutputPlan(task, output, choice.action, has, or_none(clock), why=choice.why, again_by=choice.again_by)
 
 
@@ -249,8 +270,22 @@ def _stood(before: Entry, task: str) -> int:
     return min(before.clock, before.flow_of(task).visited)
 
 
+def _may_have(newest: Entry, before: Entry, last: LastClocks) -> Iterator[tuple[str, str, int]]:
+    """Yield each output, with its task, and a bound of the clocks that its sink may have by the log and by what it says.
+
+    A sink of which the log knows nothing says that it has some if the store is older than the output.
+    """
+    unknown = {name: clock for name, clock in last.items() if clock not in (None, BEGINNING)}
+    for task, output, furthest in _furthest(newest, before):
+        clock = unknown.pop((task, output), None)
+        yield task, output, furthest if clock is None else max(furthest, clock)
+    for (task, output), clock in unknown.items():
+        assert clock is not None
+        yield task, output, clock
+
+
 def _furthest(newest: Entry, before: Entry) -> Iterator[tuple[str, str, int]]:
-    """Yield each output, with its task, and a bound of the clocks that its sink may have."""
+    """Yield each output that the log knows, with its task, and a bound of the clocks that its sink may have."""
     owing = {(name, output) for name, of_task in newest.owes.items() for output in of_task}
     for name, task in newest.tasks.items():
         outputs, was = task.outputs, before.tasks[name].outputs if name in before.tasks else OutputState()
@@ -302,7 +337,8 @@ def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now:
         base=0,
     )
     # A driver that runs may have given a sink more since the plan was made.
-    outputs = [*_outputs_of(newest, before, _as_planned(planned))]
+    last = _last_clocks(planned)
+    outputs = [*_outputs_of(newest, before, _as_planned(planned), last)]
     for each in outputs:
         if each.action == RETRACT:
             clock = BEGINNING if each.clock is None else each.clock
@@ -310,7 +346,7 @@ def _first_entry(log: Log, newest: Entry, planned: RewindPlan, writer: str, now:
     actions, had = defaultdict[str, dict[str, str]](dict), defaultdict[str, dict[str, int]](dict)
     for each in outputs:
         actions[each.task][each.output] = each.action
-    for name, output, furthest in _furthest(newest, before):
+    for name, output, furthest in _may_have(newest, before, last):
         if actions[name].get(output, NONE) != NONE:
             had[name][output] = furthest
     for name, task in back.tasks.items():

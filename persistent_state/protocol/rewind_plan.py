@@ -194,7 +194,14 @@ def _notes(plan: RewindPlan) -> Iterator[str]:
             "A sink that goes back further than to the clock is right no further. It is given the clocks above that again, as "
             "far as they are there."
         )
-    if plan.clock == plan.newest:
+    if plan.clock == plan.newest and any(
+        output.furthest is not None and output.furthest > plan.clock for output in back
+    ):
+        yield (
+            "Sinks are ahead of the store, as where it was brought back from an older copy. What they have above its newest "
+            "clock goes, and is made again of what is read again."
+        )
+    elif plan.clock == plan.newest:
         yield (
             "The clock is the newest, so none is void. A driver that runs is stopped all the same, and what it has read above "
             "the clock is read again."

@@ -19,6 +19,7 @@ import pyarrow as pa
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan, Plan
 from persistent_state.drive.output_sink import OutputSink
 from persistent_state.errors import FencedError, InvalidInputError, StateError, StoreRefusedError
+from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.formatting import Clock, full_clock
 from persistent_state.inputs import AnySource, check_again
 from persistent_state.kafka.connector import KafkaConnectorSource
@@ -96,7 +97,10 @@ def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
         StateError: The store or a source does not answer, or is damaged.
     """
     log, parts = Log(setup.files, setup.application), _by_output(setup.parts)
-    planned = protocol.plan(log, clock_named(log, to), _choose(parts, _by_named(parts, actions)))
+    choose, at = _choose(parts, _by_named(parts, actions)), clock_named(log, to)
+    asked = _asked(parts, newest_entry(setup.files, setup.application))
+    last = {(each.task, each.output): each.furthest for each in asked if each.action != REFUSE}
+    planned = _with_refusals(protocol.plan(log, at, choose, last), asked)
     planned = _with_what_is_left_out(setup, parts, planned)
     first = protocol.first_entry(log, planned)
     # What no start could go on from is not made.
@@ -107,6 +111,50 @@ def plan(setup: Setup, to: Clock, actions: Mapping[str, str]) -> RewindPlan:
     outputs = _at_once(count, planned.outputs, "tell its rows", "The plan is made without them.")
     rebuilt = tuple(task.name for task in setup.plans if table.of[task.name].kind == REBUILT)
     return replace(planned, outputs=tuple(outputs), reads=tuple(reads), rebuilt=rebuilt)
+
+
+def _asked(parts: ByOutput, newest: Entry) -> list[OutputPlan]:
+    """Ask each sink how far it is, and return plans whose `furthest` is the answer.
+
+    It is None of a sink that does not answer or does not say, if it can go back: it may have more than the log knows. It is
+    `BEGINNING` where the log's word has to do. A sink that has followed a rewind of which the log does not know is refused.
+    """
+
+    def ask(output: OutputPlan) -> OutputPlan:
+        plan, given = parts[output.task, output.output]
+        place = OutputSink(plan, given)
+        if not isinstance(place.sink, RecordingSink):
+            return output
+        try:
+            last = place.sink.last_clock(place.origin(newest.timeline))
+        except FencedError:
+            why = (
+                f"task={plan.named}: sink={output.output!r} has values of a timeline to which application={plan.application} "
+                "has never come: the store was brought back from a copy from before a rewind; bring back a newer one, or give "
+                "it a place of its own"
+            )
+            return replace(output, action=REFUSE, furthest=None, why=why)
+        except (StateError, OSError) as error:
+            if isinstance(error, InvalidInputError) and not isinstance(error, StoreRefusedError):
+                # The start, or the count of its rows, says what is wrong with the place.
+                return replace(output, furthest=BEGINNING)
+            _logger.warning("task=%s, sink=%r: it does not say how far it is: %s", plan.named, output.output, error)
+            return output
+        return output if last is None else replace(output, furthest=last)
+
+    outputs = []
+    for (task, output), (plan, given) in parts.items():
+        place = OutputSink(plan, given)
+        known = None if place.sink.can_rewind(place.origin()) else BEGINNING
+        outputs.append(OutputPlan(task, output, NONE, known, None))
+    return _at_once(ask, outputs, "say how far it is", "It goes back, if it can.")
+
+
+def _with_refusals(planned: RewindPlan, asked: Sequence[OutputPlan]) -> RewindPlan:
+    """Return a plan in which the outputs that are refused by their sinks are refused."""
+    refused = {(each.task, each.output): each for each in asked if each.action == REFUSE}
+    outputs = (refused.pop((each.task, each.output), each) for each in planned.outputs)
+    return replace(planned, outputs=(*outputs, *refused.values()))
 
 
 def _fates(setup: Setup, first: Entry) -> Fates:

@@ -263,6 +263,23 @@ class RecordingSink(Sink):
             StoreUnavailableError: The place does not answer now. It is asked again later.
         """
 
+    def last_clock(self, origin: Origin) -> int | None:
+        """Return the last clock that was written here; None, by default, if the sink does not say.
+
+        The plan of a rewind calls it, without `open`. It changes nothing. A store that was brought back from an older copy does
+        not know how far its sinks are. A sink that does not say goes back with each rewind.
+
+        Args:
+            origin: Whose values are written here, and their columns.
+
+        Returns:
+            The clock in microseconds UTC; -2**63 if no clock was written yet.
+
+        Raises:
+            FencedError: The sink has recorded a later timeline than that of the origin.
+        """
+        return None
+
     def records(self, task: str) -> frozenset[Hashable]:
         """Name the records that this sink keeps: by default one, its `name`, so that two sinks of one name are refused.
 

@@ -170,16 +170,34 @@ class DeltaSink(RecordingSink):
         with self._asking():
             if not DeltaTable.is_deltatable(self.url, self._options):
                 return 0
-            table = DeltaTable(self.url, storage_options=self._options)
-            self._check_table(table, origin.with_whole(_whole(table)))
-            if OWNER in table.metadata().configuration:
-                self._check_owner(table, origin)
+            table = self._checked(origin)
             # This brings pandas, which takes half a second.
             import pyarrow.dataset as ds
 
             kind, at = pa.int64() if CLOCK in _whole(table) else TIME, ds.field(CLOCK)
             above = at.is_valid() if clock == BEGINNING else at > pa.scalar(clock, pa.int64()).cast(kind)
             return int(table.to_pyarrow_dataset().count_rows(filter=above))
+
+    def last_clock(self, origin: Origin) -> int | None:
+        from deltalake import DeltaTable
+
+        with self._asking():
+            if not DeltaTable.is_deltatable(self.url, self._options):
+                return BEGINNING
+            table = self._checked(origin)
+            check_timeline(self.name, timeline := _timeline(table, origin), origin)
+            last = table.transaction_version(_owner_in(origin, timeline))
+        return BEGINNING if last is None else last
+
+    def _checked(self, origin: Origin) -> deltalake.DeltaTable:
+        """Return the table as it is now. Check its columns and its owner, if it has one."""
+        from deltalake import DeltaTable
+
+        table = DeltaTable(self.url, storage_options=self._options)
+        self._check_table(table, origin.with_whole(_whole(table)))
+        if OWNER in table.metadata().configuration:
+            self._check_owner(table, origin)
+        return table
 
     def _commit(self, table: deltalake.DeltaTable, origin: Origin, clock: int) -> deltalake.CommitProperties:
         """Return what a commit records: the clock in the timeline of the origin."""

@@ -189,6 +189,13 @@ class ParquetSink(RecordingSink):
         above = {each: timeline for each, timeline in markers.items() if each > clock}
         return int(self._dataset(self._data_files(above, None)).count_rows()) if above else 0
 
+    def last_clock(self, origin: Origin) -> int | None:
+        markers, rewinds = self._listed()
+        with suppress(FileNotFoundError):
+            self._as_in_table(origin)
+        check_timeline(self.name, max(rewinds, default=0), origin)
+        return max(_valid(markers, rewinds), default=BEGINNING)
+
     def clocks(self) -> list[int]:
         """Return the clocks that are in the table.
 

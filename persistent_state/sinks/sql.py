@@ -186,7 +186,19 @@ class SqlSink(RecordingSink):
             # To connect to it would make it.
             return 0
         with self._asking(), engine.begin() as connection:
-            return self._count_above(connection, clock) if self._is_recorded(connection, origin) else 0
+            return 0 if self._recorded(connection, origin) is None else self._count_above(connection, clock)
+
+    def last_clock(self, origin: Origin) -> int | None:
+        self._check_unique(origin)
+        engine = self._engine()
+        if _is_missing_file(engine):
+            return BEGINNING
+        with self._asking(), engine.begin() as connection:
+            record = self._recorded(connection, origin)
+        if record is None:
+            return BEGINNING
+        check_timeline(self.name, getattr(record, TIMELINE, 0), origin)
+        return int(record.clock)
 
     @contextmanager
     def _transaction(self, engine: Engine) -> Iterator[Connection]:
@@ -243,8 +255,8 @@ class SqlSink(RecordingSink):
                 "say history=True."
             )
 
-    def _is_recorded(self, connection: Connection, origin: Origin) -> bool:
-        """Return whether there is a record of the table. Check both as `open` does, and change nothing.
+    def _recorded(self, connection: Connection, origin: Origin) -> Row[Any] | None:
+        """Return the record of the table. Check both as `open` does, and change nothing.
 
         Without a record, no rewind takes anything back: the table is another's, or is new.
         """
@@ -255,13 +267,14 @@ class SqlSink(RecordingSink):
         if columns_there is not None:
             self._check_columns(connection, columns_there, origin)
         if not inspector.has_table(CLOCKS):
-            return False
+            return None
         # Tables of older versions have no timeline.
-        columns = [clocks.c[name] for name in ("application", "task", "history", "clock")]
+        there = {column["name"] for column in inspector.get_columns(CLOCKS)}
+        columns = [each for each in clocks.c if each.name != TIMELINE or TIMELINE in there]
         record = connection.execute(select(*columns).where(self._is_ours(clocks))).one_or_none()
         if record is not None:
             self._check_record(record, origin, columns_there is not None)
-        return record is not None
+        return record
 
     def _columns_there(self, inspector: Inspector) -> list[ReflectedColumn] | None:
         """Return the columns of the table; None if the table does not exist."""

@@ -269,7 +269,8 @@ class _Application:
             yield f"it does not go on from entry {entry.number} as that is now"
         if follower.epoch < entry.epoch:
             yield f"its epoch={follower.epoch} is below epoch={entry.epoch} of the entry before it"
-        is_rewind = follower.timeline == follower.epoch != entry.timeline
+        # The next backup after a rewind may be of a later start.
+        is_rewind = entry.timeline < follower.timeline <= follower.epoch
         if follower.clock < entry.clock and not is_rewind:
             yield f"its clock={follower.clock} is below clock={entry.clock} of the entry before it"
         if follower.epoch != entry.epoch:

@@ -197,6 +197,7 @@ def test_a_wrong_use_says_the_right_one(arguments: list[str], capsys: pytest.Cap
         ("show", "Show the applications of a store, or the tasks of one."),
         ("state", "Show the state of a task at a clock."),
         ("branch", "Make another application of one as it was at a kept clock."),
+        ("backup", "Copy what is new at the newest clock to a store of backups."),
         ("verify", "Check every checksum and every reference of a store."),
     ],
 )

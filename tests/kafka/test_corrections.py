@@ -434,6 +434,14 @@ def test_what_a_rewind_would_change_is_counted_and_nothing_is_changed(story: Sto
     sink = KafkaSink(story.topic, story.broker.address)
     assert sink.rows_above(10, ORIGIN) == len(keys)
     assert sink.rows_above(10, replace(ORIGIN, task="Others")) == 0
+    assert (sink.last_clock(ORIGIN), sink.last_clock(replace(ORIGIN, task="Others"))) == (30, BEGINNING)
+    # Half a clock is one that a sink may have.
+    story.deliver(40, 3, 2)
+    assert sink.last_clock(ORIGIN) == 40
+    story.rewind(10)
+    assert sink.last_clock(replace(ORIGIN, timeline=story.timeline)) == 10
+    with pytest.raises(FencedError, match="which has ended"):
+        sink.last_clock(ORIGIN)
 
 
 def test_a_plan_refuses_what_a_start_would_and_makes_no_topic(broker: Broker, topic: str) -> None:

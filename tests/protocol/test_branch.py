@@ -427,7 +427,7 @@ def test_damage_is_named_and_never_copied(what: str) -> None:
         world.files.create(stored.path, broken)
         path, says = stored.path, "it is not what was written"
     else:
-        path, says = stored.path.replace("app/", "green/"), "delete it, and branch again"
+        path, says = stored.path.replace("app/", "green/"), "delete it, and do it again"
         there.create(path, broken)
     with pytest.raises(DamagedError, match=says) as refused:
         branched(world.files, there, "green", entry.clock)

@@ -460,6 +460,13 @@ def test_at_least_once_a_sink_may_have_what_the_global_clock_has_not_reached() -
         Giver(log, "t", "out", lambda _: 50, lambda entry, due: None, lambda: 0, AT_LEAST_ONCE).open()
 
 
+def test_exactly_once_a_sink_above_the_global_clock_is_ahead_of_its_store() -> None:
+    log = log_with(entry_of((10, 20), 20, clock=40))
+    Giver(log, "t", "out", lambda _: 20, lambda entry, due: None, lambda: 0).open()
+    with pytest.raises(InvalidInputError, match=r"holds clock=.* \(30\)"):
+        Giver(log, "t", "out", lambda _: 30, lambda entry, due: None, lambda: 0).open()
+
+
 def test_at_most_once_a_clock_is_recorded_before_it_is_given() -> None:
     log, given = log_with(entry_of((10, 20), BEGINNING)), []
 

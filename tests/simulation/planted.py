@@ -53,6 +53,7 @@ from persistent_state.partials import (
     waiting,
 )
 from persistent_state.protocol import (
+    backup,
     branch,
     commits,
     deliver,
@@ -2636,6 +2637,31 @@ BUGS = (
         in_place._Made.end_slice,
         ("self._low = min(high, self._end)", "self._low = min(high + 1, self._end)"),
         theme="in-order",
+    ),
+    # Backups
+    bug(
+        "a new file not backed up",
+        "A backup names a file that was not copied.",
+        backup._copy,
+        (".for_each(copy, new)", ".for_each(copy, new[1:])"),
+    ),
+    bug(
+        "what is left of a backup believed",
+        "What a backup that was broken off has left is not verified.",
+        backup._copy,
+        ("known = there & _named(target.files, before).keys() if before else set[str]()", "known = there"),
+    ),
+    bug(
+        "backups of what is void",
+        "Backups of what a rewind has made void are kept.",
+        backup._valid,
+        (".timeline <= before.timeline", ".timeline <= newest.timeline"),
+    ),
+    bug(
+        "sink ahead of its store",
+        "A sink may have a clock of its task that the global clock has not reached, under any delivery.",
+        deliver.Giver._furthest,
+        ("flow.progress.clock if is_at_least_once else BEGINNING", "flow.progress.clock"),
     ),
     # Starts by other engines
     bug(
