@@ -35,10 +35,10 @@ class LocalFiles(Files):
 
     def sync(self, paths: Sequence[str]) -> None:
         for path in paths:
-            with self._asking(path):
+            with self._asking("PUT", path, requests=0):
                 _sync(os.path.join(self.url, self._checked(path)))
         for folder in {os.path.dirname(path) for path in paths}:
-            with self._asking(folder):
+            with self._asking("PUT", folder, requests=0):
                 _sync(os.path.join(self.url, folder))
 
     def create(self, path: str, data: BytesLike) -> None:
