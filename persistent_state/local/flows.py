@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.planner import Planner
-from persistent_state.local.pace import Pace
+from persistent_state.local.pace import OPEN_SECONDS, Pace
 from persistent_state.local.pool import Calls
 from persistent_state.local.turns import Turns
 from persistent_state.run.failures import as_exception
@@ -57,7 +57,12 @@ class _Loop:
 
     def _run(self, until: Mapping[str, int] | None) -> None:
         try:
-            self._read(until)
+            source = copied(self._source)
+            try:
+                source.stay_open(OPEN_SECONDS)
+                self._read(source, until)
+            finally:
+                source.stay_open(0)
         except BaseException as error:
             # What fails because the flow is being stopped is no failure.
             if not self._stopping.is_set():
@@ -65,9 +70,9 @@ class _Loop:
         finally:
             self.begun = None
 
-    def _read(self, until: Mapping[str, int] | None) -> None:
+    def _read(self, source: TimeReplayableSource, until: Mapping[str, int] | None) -> None:
         to_the_end = self._setup.to_the_end or until is not None
-        planner = Planner(self._flow, copied(self._source), self._entry.epoch, self._most, until, to_the_end)
+        planner = Planner(self._flow, source, self._entry.epoch, self._most, until, to_the_end)
         offset, number = planner.first(), 0
         while not self._stopping.is_set():
             asked = time.monotonic()
@@ -76,7 +81,7 @@ class _Loop:
                 self.is_idle = True
                 if to_the_end:
                     return
-                self._pace.await_look()
+                self._pace.await_look(source)
                 continue
             if self._stopping.is_set():
                 return

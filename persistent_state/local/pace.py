@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.files import Files
 
 NEAR_SECONDS = 0.1
@@ -15,7 +16,13 @@ FAR_SECONDS = 1.0
 """The same where each entry and file is a request to a store behind a network."""
 
 LOOK_SECONDS = 0.2
-"""The least time between two looks at a source that has nothing to read."""
+"""The time between two looks at a source that has nothing to read, unless it says that there is news."""
+
+NEWS_SECONDS = 0.02
+"""The least time between two such looks, also if a source says so each time."""
+
+OPEN_SECONDS = 10.0
+"""The time for which a source keeps open what it is read by."""
 
 
 def seconds_between(files: Files, trigger: int | None) -> float:
@@ -47,9 +54,11 @@ class Pace:
         self._always = trigger is not None
         self._stopping, self._now = stopping, now
 
-    def await_look(self) -> None:
-        """Wait until the source may be looked at again, which had nothing to read. A look costs requests."""
-        self._stopping.wait(self._idle_seconds)
+    def await_look(self, source: TimeReplayableSource) -> None:
+        """Wait until the source is to be looked at again, which had nothing to read. A look costs requests."""
+        begun = self._now()
+        source.await_news(self._idle_seconds, self._stopping)
+        self._stopping.wait(max(0.0, begun + NEWS_SECONDS - self._now()))
 
     def await_next(self, begun: float, is_behind: bool) -> None:
         """Wait until the next micro-batch may begin, after one that began at the time `begun`.
