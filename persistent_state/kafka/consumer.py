@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -166,6 +166,15 @@ class _DoubtError(Exception):
     """A consumer that stays open did not hand out just what it was asked for."""
 
 
+@dataclass
+class _Kept:
+    """A consumer that stays open, and by topic and partition: the partition's name, and the offset behind all it has given."""
+
+    consumer: Any
+    names: dict[Place, str] = field(default_factory=dict)
+    far: dict[Place, int] = field(default_factory=dict)
+
+
 class Reader:
     """A reader by a consumer that stays open from one read to the next, if the next one comes soon.
 
@@ -190,16 +199,14 @@ class Reader:
         seconds: float,
     ) -> None:
         self._what, self._asking, self._options, self._seconds = what, asking, options, seconds
-        # The consumer, and the names of the partitions that it has read, by process: a process that was forked has none of the
-        # consumer's threads, and to close it there would take for ever.
-        self._kept: dict[int, tuple[Any, Mapping[Place, str]]] = {}
+        # By process, as one that was forked has none of the consumer's threads, and to close it there would take for ever.
+        self._kept: dict[int, _Kept] = {}
         self._timer = threading.Timer(seconds, self.close)
 
     def close(self) -> None:
         """Close the consumer, unless a read has it."""
-        consumer, _ = self._kept.pop(os.getpid(), (None, {}))
-        if consumer is not None:
-            consumer.close()
+        if kept := self._kept.pop(os.getpid(), None):
+            kept.consumer.close()
 
     def read(self, ranges: Mapping[Place, OffsetRange]) -> Iterator[tuple[OffsetRange, Sequence[Any]]]:
         """Read ranges of offsets, and yield their messages, as `records` does and with its errors."""
@@ -222,9 +229,9 @@ class Reader:
             stopping: Ends the wait when it is set.
         """
         deadline = time.monotonic() + seconds
-        with suppress(_DoubtError, library().KafkaException), self._lent(ends) as consumer:
+        with suppress(_DoubtError, library().KafkaException), self._lent(ends) as kept:
             while (left := deadline - time.monotonic()) > 0 and not stopping.is_set():
-                message = consumer.poll(min(left, _STOP_WAIT))
+                message = kept.consumer.poll(min(left, _STOP_WAIT))
                 if message is not None and _is_record(message):
                     return
         stopping.wait(max(0.0, deadline - time.monotonic()))
@@ -232,19 +239,21 @@ class Reader:
     def _read_soon(self, left: dict[Place, OffsetRange]) -> Iterator[tuple[OffsetRange, Sequence[Any]]]:
         """Read by the consumer that stays open, as far as it can be trusted, and keep in `left` what is left to read."""
         at = {place: (offsets.partition_name, offsets.begin) for place, offsets in left.items()}
-        unheard, heard = {*left}, time.monotonic()
-        with suppress(_DoubtError, library().KafkaException), self._lent(at) as consumer:
+        heard = time.monotonic()
+        with suppress(_DoubtError, library().KafkaException), self._lent(at) as kept:
+            # A record or an end that lies further on may be left over from an earlier read, and those before it be missing.
+            unsure = {place for place, offsets in left.items() if offsets.begin < kept.far.get(place, 0)}
             while left:
-                messages = consumer.consume(_length(left), timeout=_WAIT)
+                messages = kept.consumer.consume(_length(left), timeout=_WAIT)
                 for place, run in _runs([message for message in messages if _is_record(message)], None):
+                    came = [message.offset() for message in run]
+                    kept.far[place] = max(kept.far.get(place, 0), came[-1] + 1)
                     if (offsets := left.get(place)) is None:
                         continue
-                    came = [message.offset() for message in run]
-                    # Records before the next one, or beyond a gap at the beginning, may be left over from another read.
-                    is_next = came[0] == offsets.begin or (came[0] > offsets.begin and place not in unheard)
+                    is_next = came[0] == offsets.begin or (came[0] > offsets.begin and place not in unsure)
                     if not is_next or any(later <= one for one, later in pairwise(came)):
                         raise _DoubtError
-                    unheard.discard(place)
+                    unsure.discard(place)
                     left[place] = replace(offsets, begin=came[-1] + 1)
                     if came[-1] >= offsets.end - 1:
                         del left[place]
@@ -255,35 +264,34 @@ class Reader:
                     place = message.topic(), message.partition()
                     if message.error() is not None and place in left and message.offset() >= left[place].end:
                         # Offsets before the end that never came are marks of transactions, or were compacted away.
-                        if place in unheard:
+                        if place in unsure:
                             raise _DoubtError
                         del left[place]
                 if time.monotonic() - heard > _SILENCE:
                     raise _DoubtError
 
     @contextmanager
-    def _lent(self, at: Mapping[Place, tuple[str, int]]) -> Iterator[Any]:
+    def _lent(self, at: Mapping[Place, tuple[str, int]]) -> Iterator[_Kept]:
         """Lend the consumer, which begins at these offsets. It is kept if the block ends well, and else closed."""
-        kafka, names = library(), {place: name for place, (name, _) in at.items()}
+        kafka, kept = library(), self._kept.pop(os.getpid(), None)
         self._timer.cancel()
-        consumer, known = self._kept.pop(os.getpid(), (None, {}))
         # A topic that was made again has other names of partitions.
-        if consumer is not None and ({**known, **names} != {**names, **known} or not _is_silent(consumer)):
-            consumer.close()
-            consumer, known = None, {}
-        if consumer is None:
-            consumer = kafka.Consumer({**self._options, "statistics.interval.ms": 0})
+        is_other = kept and any(kept.names.get(place, name) != name for place, (name, _) in at.items())
+        if kept and (is_other or not _is_silent(kept.consumer)):
+            kept.consumer.close()
+            kept = None
+        kept = kept or _Kept(kafka.Consumer({**self._options, "statistics.interval.ms": 0}))
         try:
-            consumer.assign([kafka.TopicPartition(*place, offset) for place, (_, offset) in at.items()])
-            yield consumer
-            consumer.unassign()
+            kept.consumer.assign([kafka.TopicPartition(*place, offset) for place, (_, offset) in at.items()])
+            yield kept
+            kept.consumer.unassign()
         except BaseException:
-            consumer.close()
+            kept.consumer.close()
             raise
-        kept = consumer, {**known, **names}
+        kept.names.update({place: name for place, (name, _) in at.items()})
         if self._kept.setdefault(os.getpid(), kept) is not kept:
             # Another thread has read meanwhile.
-            consumer.close()
+            kept.consumer.close()
         self._timer = threading.Timer(self._seconds, self.close)
         self._timer.daemon = True
         self._timer.start()
