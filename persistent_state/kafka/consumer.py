@@ -176,13 +176,12 @@ class _Kept:
 
 
 class Reader:
-    """A reader by a consumer that stays open from one read to the next, if the next one comes soon.
+    """A reader by a consumer that stays open from one read to the next.
 
     The consumer is trusted as long as it hands out just what it was asked for. After anything else it is closed, and `records`
-    reads what is left by a consumer of its own: so all errors, and all waits, are those of `records`.
+    reads what is left by another one: so all errors, and all waits, are those of `records`.
 
-    Between two reads the consumer has no partitions and makes no statistics, as it would queue both. A read takes the consumer
-    for itself, so that threads share none.
+    Between two reads the consumer has no partitions and makes no statistics, as it would queue both. Threads share none.
 
     Args:
         what: The source, for messages.
@@ -221,12 +220,9 @@ class Reader:
         yield from records(self._what, self._asking, self._options, left)
 
     def await_beyond(self, ends: Mapping[Place, tuple[str, int]], seconds: float, stopping: threading.Event) -> None:
-        """Wait until there is a record at or behind an offset. Errors of brokers are no news.
+        """Wait until a partition has a record at or behind its offset, the time is over, or `stopping` is set.
 
-        Args:
-            ends: By topic and partition: the partition's name and the offset.
-            seconds: The most seconds to wait.
-            stopping: Ends the wait when it is set.
+        The next look at the source raises the errors of brokers.
         """
         deadline = time.monotonic() + seconds
         with suppress(_DoubtError, library().KafkaException), self._lent(ends) as kept:
@@ -247,7 +243,7 @@ class Reader:
                 messages = kept.consumer.consume(_length(left), timeout=_WAIT)
                 for place, run in _runs([message for message in messages if _is_record(message)], None):
                     came = [message.offset() for message in run]
-                    kept.far[place] = max(kept.far.get(place, 0), came[-1] + 1)
+                    kept.far[place] = came[-1] + 1
                     if (offsets := left.get(place)) is None:
                         continue
                     is_next = came[0] == offsets.begin or (came[0] > offsets.begin and place not in unsure)

@@ -270,15 +270,14 @@ class KafkaSource(Subscription, TimeReplayableSource):
             self._news = consumer.Reader(*client, options, seconds)
 
     def await_news(self, seconds: float, stopping: threading.Event) -> None:
+        if self._news is None:
+            return super().await_news(seconds, stopping)
         ends = {
             (partition.topic, partition.number): (name, partition.end)
             for name, partition in self.partitions.items()
             if name not in self._state.held
         }
-        if self._news is None or not ends:
-            super().await_news(seconds, stopping)
-        else:
-            self._news.await_beyond(ends, seconds, stopping)
+        self._news.await_beyond(ends, seconds, stopping)
 
     def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:
         return {offsets.partition_name for offsets in split}

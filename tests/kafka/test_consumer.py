@@ -452,6 +452,7 @@ class Fetching:
 
     def consume(self, count: int, timeout: float) -> list[Any]:
         self.brokers.time.now += timeout
+        assert self.brokers.time.now < 10_000, "it waits for ever"
         self.fetch()
         if self.brokers.errors:
             if isinstance(error := self.brokers.errors.pop(0), Exception):
@@ -545,6 +546,13 @@ def test_reads_that_follow_each_other_open_one_consumer_if_the_source_stays_open
         for begin in range(0, 100, 10):
             assert offsets_of(made, part_of(0, begin, begin + 10)) == [*range(begin, begin + 10)]
         assert (len(brokers.opened), len(brokers.open)) == (opened, int(bool(seconds)))
+    # Lost offsets are not asked for.
+    made.stay_open(3600.0)
+    assert offsets_of(made, OffsetRange("t-0", "t", 0, 0, 10, 5, None)) == [*range(5, 10)]
+    threads = {*threading.enumerate()}
+    for _ in range(9):
+        read(made, part_of(0, 10, 20))
+    until(lambda: len({*threading.enumerate()} - threads) <= 1, "the end of timers of earlier reads")
     made.stay_open(0.01)
     read(made, part_of(0, 0, 10))
     until(lambda: not brokers.open, "the end of a consumer that is not used")
@@ -572,8 +580,20 @@ def test_a_partition_that_is_stuck_is_given_up_as_soon_and_in_the_same_words_as_
         assert 60 <= brokers.time.now - begun < 66
     assert len({*said.values()}) == 1
     assert not brokers.open
-    # If only the consumer that stays open is stuck, as after a failover, a new one goes on.
+    # One that is only slow is waited for.
     brokers.stuck = set()
+    read(made, part_of(0, 0, 10))
+    (kept,) = brokers.open
+
+    def slowly(count: int, timeout: float) -> list[Any]:
+        brokers.time.now += 4
+        return Fetching.consume(kept, 1, 0.0)
+
+    kept.consume = slowly  # type: ignore[method-assign]
+    assert offsets_of(made, part_of(0, 10, 20)) == [*range(10, 20)]
+    assert brokers.open == [kept]
+    made.stay_open(3600.0)
+    # If only the consumer that stays open is stuck, as after a failover, a new one goes on.
     read(made, part_of(0, 0, 10))
     (kept,) = brokers.open
     kept.fetch = lambda: None  # type: ignore[method-assign]
