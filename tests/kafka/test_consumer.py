@@ -531,7 +531,7 @@ def test_a_consumer_that_stays_open_gives_each_read_its_own_records_and_nothing_
             assert own == sorted(own)
         at.update({each.partition: each.end for each in ranges})
         for kept in brokers.open:
-            # What is fetched, or counted, while nobody asks is kept in memory for ever.
+            # What is fetched, or counted, while no one asks is kept in memory for ever.
             assert not kept.at
             assert kept.options["statistics.interval.ms"] == 0
     assert len(brokers.open) <= 1
@@ -639,7 +639,7 @@ def test_a_consumer_with_an_error_is_closed_and_the_error_is_that_of_a_new_one(
     brokers.errors = [silent] * (calls - 1) + [error]
     assert offsets_of(made, part_of(0, 10, 20)) == [*range(10, 20)]
     assert (kept.is_closed, len(brokers.opened)) == (True, 2)
-    # Where a new one meets it, too, it is told by the same words.
+    # Where a new one meets it, too, the words are the same.
     said = []
     for one in (KafkaSource("t", "nowhere:9"), made):
         brokers.errors, brokers.stuck = [error] * 3, {0}
@@ -658,7 +658,7 @@ def test_threads_share_no_consumer_and_what_is_open_stays_in_its_process(
     assert [each.at for each in brokers.open] == [{0: 100}, {1: 100}]
     assert [[*each] for each in reads] == [[], []]
     (kept,) = brokers.open
-    # A consumer that is read by is none that another read may have.
+    # A process that was forked opens its own, and leaves alone what is open.
     monkeypatch.setattr(consumer, "os", SimpleNamespace(getpid=lambda: 0))
     assert offsets_of(made, part_of(0, 10, 20)) == [*range(10, 20)]
     made.stay_open(0)
@@ -707,7 +707,7 @@ def test_a_source_that_is_idle_waits_for_a_record_behind_its_ends_and_hears_of_n
     made.reach({}, everything=False)
     assert waits() == pytest.approx(1.0)
     assert len(brokers.opened) == 1
-    # An error is none either, and ends the consumer.
+    # Neither is an error, which ends the consumer.
     brokers.errors = [message("t", None, 101), GONE]
     assert waits() == pytest.approx(1.0)
     assert not brokers.open
