@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from queue import Empty, LifoQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from persistent_state.errors import StateError
@@ -153,8 +153,7 @@ class Pool:
         # Workers end with the thread that has started them, so it lives as long as the pool.
         self._starter = ThreadPoolExecutor(1, "persistent-state workers")
         self._sent = to_call(known, ())
-        # The one that was free last still has open what it reads by.
-        self._free: LifoQueue[Worker] = LifoQueue()
+        self._free: SimpleQueue[Worker] = SimpleQueue()
         self._all: set[Worker] = set()
         self._lock = threading.Lock()
         self.is_closed = False

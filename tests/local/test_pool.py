@@ -58,11 +58,6 @@ def test_calls_run_side_by_side_and_return_in_order(pool: Pool) -> None:
     assert os.getpid() not in pool.pids
 
 
-def test_calls_that_follow_each_other_are_made_by_the_same_worker_which_has_open_what_it_reads_by(pool: Pool) -> None:
-    calls = Calls(pool)
-    assert len({pid for _ in range(4) for pid in calls.each(lambda _: os.getpid(), [None])}) == 1
-
-
 def test_a_call_whose_worker_dies_is_made_again_and_after_three_deaths_no_more(pool: Pool, tmp_path: Path) -> None:
     calls = Calls(pool)
     for times in range(DEATHS):
