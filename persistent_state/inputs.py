@@ -146,6 +146,10 @@ class Inputs(TimeReplayableSource):
         partitions = self.sources[name].partitions_in(piece)
         return partitions if partitions is None else {named_in(name, partition) for partition in partitions}
 
+    def stay_open(self, seconds: float) -> None:
+        for source in self.sources.values():
+            source.stay_open(seconds)
+
     def read(self, split: tuple[str, Any]) -> Iterator[Chunk]:
         name, piece = split
         for chunk in self.sources[name].read(piece):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -135,6 +136,12 @@ class KafkaSource(Subscription, TimeReplayableSource):
         self._has_key = key is not None
         self.commit_offsets = commit_offsets
         self._transform = transform
+        self._reader: consumer.Reader | None = None
+        self._news: consumer.Reader | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is open stays in this process.
+        return {**super().__getstate__(), "_reader": None, "_news": None}
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -250,6 +257,28 @@ class KafkaSource(Subscription, TimeReplayableSource):
             known |= {name: (sizes.get(places[name], usual), now) for name in old}
         return {name: known[name][0] for name in begins}
 
+    def stay_open(self, seconds: float) -> None:
+        for reader in (self._reader, self._news):
+            if reader is not None:
+                reader.close()
+        self._reader = self._news = None
+        if seconds:
+            client, options = (repr(self), self._asking), self._consumer_options()
+            self._reader = consumer.Reader(*client, options, seconds)
+            # One record is news enough, and a broker may hold a request for longer than a read wants.
+            options = {**options, "fetch.wait.max.ms": 500, "fetch.message.max.bytes": 1}
+            self._news = consumer.Reader(*client, options, seconds)
+
+    def await_news(self, seconds: float, stopping: threading.Event) -> None:
+        if self._news is None:
+            return super().await_news(seconds, stopping)
+        ends = {
+            (partition.topic, partition.number): (name, partition.end)
+            for name, partition in self.partitions.items()
+            if name not in self._state.held
+        }
+        self._news.await_beyond(ends, seconds, stopping)
+
     def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:
         return {offsets.partition_name for offsets in split}
 
@@ -268,7 +297,11 @@ class KafkaSource(Subscription, TimeReplayableSource):
         sizes: dict[str, int] = defaultdict(int)
         size = 0
         left = {(offsets.topic, offsets.partition): offsets for offsets in split}
-        for offsets, messages in consumer.records(repr(self), self._asking, self._consumer_options(), left):
+        if self._reader is None:
+            read = consumer.records(repr(self), self._asking, self._consumer_options(), left)
+        else:
+            read = self._reader.read(left)
+        for offsets, messages in read:
             queue = waiting[offsets.partition_name]
             queue += messages
             came = consumer.size_of(messages)

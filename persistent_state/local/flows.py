@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
 from persistent_state.drive.planner import Planner
-from persistent_state.local.pace import Pace
+from persistent_state.local.pace import OPEN_SECONDS, Pace
 from persistent_state.local.pool import Calls
 from persistent_state.local.turns import Turns
 from persistent_state.run.commit import GatheringCommitter, committing
@@ -56,7 +56,12 @@ class _Loop:
 
     def _run(self, until: Mapping[str, int] | None) -> None:
         try:
-            self._read(until)
+            source = copied(self._source)
+            try:
+                source.stay_open(OPEN_SECONDS)
+                self._read(source, until)
+            finally:
+                source.stay_open(0)
         except BaseException as error:
             # What fails because the flow is being stopped is no failure.
             if not self._stopping.is_set():
@@ -64,7 +69,7 @@ class _Loop:
         finally:
             self.begun = None
 
-    def _read(self, until: Mapping[str, int] | None) -> None:
+    def _read(self, source: TimeReplayableSource, until: Mapping[str, int] | None) -> None:
         to_the_end = self._setup.to_the_end or until is not None
         flow, gathered = self._flow, None if to_the_end else self._gathering()
         committer = gathered or self._setup.committer(flow, self._entry.epoch, self._listener)
@@ -75,7 +80,7 @@ class _Loop:
             flow = flow.with_files(unsynced)
         turns = Turns(self._calls, flow, commit, self._source, self._setup.running_of(flow))
         pace = Pace(self._setup.files, self._setup.trigger, self._stopping, gathers=gathered is not None)
-        planner = Planner(self._flow, copied(self._source), self._entry.epoch, self._most, until, to_the_end, log)
+        planner = Planner(self._flow, source, self._entry.epoch, self._most, until, to_the_end, log)
         offset, number = planner.first(), 0
         while not self._stopping.is_set():
             asked = time.monotonic()
@@ -85,13 +90,14 @@ class _Loop:
                 if to_the_end:
                     return
                 self._write(gathered, pace)
-                pace.await_look()
+                pace.await_look(source)
                 continue
             if self._stopping.is_set():
                 break
             self.is_idle, self.begun = False, asked
             turns.take(planner.parts(offset, now_us, new_id), number, planner.source.places)
             offset, number = newest, number + 1
+            pace.has_gathered()
             self._write(gathered, pace)
             self.has_committed, self.begun = True, None
             if not to_the_end:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.files import Files
 
 NEAR_SECONDS = 0.1
@@ -19,7 +20,13 @@ FAR_SECONDS = 1.0
 """The same where each entry and file is a request to a store behind a network."""
 
 LOOK_SECONDS = 0.2
-"""The least time between two looks at a source that has nothing to read."""
+"""The time between two looks at a source that has nothing to read, unless it says that there is news."""
+
+NEWS_SECONDS = 0.02
+"""The least time between two such looks, also if a source says so each time."""
+
+OPEN_SECONDS = 10.0
+"""The time for which a source keeps open what it is read by."""
 
 
 def seconds_between(files: Files, trigger: int | None) -> float:
@@ -50,23 +57,30 @@ class Pace:
     ) -> None:
         self._commit_seconds = seconds_between(files, trigger)
         self._seconds = GATHERED_SECONDS if gathers else self._commit_seconds
-        self._idle_seconds = 2 * GATHERED_SECONDS if gathers else max(LOOK_SECONDS, seconds_between(files, None))
+        self._news_seconds = GATHERED_SECONDS if gathers else NEWS_SECONDS
+        self._idle_seconds = max(LOOK_SECONDS, seconds_between(files, None))
         self._always = trigger is not None
         self._stopping, self._now = stopping, now
-        self._committed = -math.inf
+        self._due, self._next_due = math.inf, -math.inf
 
     @property
     def is_commit_due(self) -> bool:
         """Return whether what was gathered is to be committed now."""
-        return self._now() >= self._committed + self._commit_seconds
+        return self._now() >= self._due
+
+    def has_gathered(self) -> None:
+        """Note that there is something to commit."""
+        self._due = self._next_due
 
     def has_committed(self) -> None:
-        """Note that a commit was made."""
-        self._committed = self._now()
+        """Note that it was committed."""
+        self._due, self._next_due = math.inf, self._now() + self._commit_seconds
 
-    def await_look(self) -> None:
-        """Wait until the source may be looked at again, which had nothing to read. A look costs requests."""
-        self._stopping.wait(self._idle_seconds)
+    def await_look(self, source: TimeReplayableSource) -> None:
+        """Wait until the source, which had nothing to read, is to be looked at again, or a commit is due. A look costs requests."""
+        begun = self._now()
+        source.await_news(min(self._idle_seconds, max(0.0, self._due - begun)), self._stopping)
+        self._stopping.wait(max(0.0, begun + self._news_seconds - self._now()))
 
     def await_next(self, begun: float, is_behind: bool) -> None:
         """Wait until the next micro-batch may begin, after one that began at the time `begun`.

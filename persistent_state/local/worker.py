@@ -15,6 +15,8 @@ from typing import Any
 
 from persistent_state.errors import InvalidInputError, StateError, raised
 from persistent_state.local.messages import CallUnpickler, Channel, Message, to_answer
+from persistent_state.local.pace import OPEN_SECONDS
+from persistent_state.sources.base import TimeReplayableSource
 
 _PR_SET_PDEATHSIG = 1
 
@@ -62,6 +64,8 @@ def _answer(channel: Channel) -> None:
         )
         channel.send(to_answer((None, refused)))
         return
+    for source in [each for each in known if isinstance(each, TimeReplayableSource)]:
+        source.stay_open(OPEN_SECONDS)
     # What was imported stays, and the garbage collector need not look at it after each call.
     gc.freeze()
     channel.send(to_answer((None, None)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
@@ -352,6 +353,26 @@ class TimeReplayableSource(ABC):
             Their names. None, by default: any partition.
         """
         return None
+
+    def stay_open(self, seconds: float) -> None:  # noqa: B027
+        """Keep open what `read` and `await_news` open, for their next calls. By default nothing is done.
+
+        `Local` calls it for the object by which its driver plans, and for those by which its workers read. Spark never does.
+
+        Args:
+            seconds: The time without a call after which all is closed. 0 closes all at once, and nothing stays open any more.
+        """
+
+    def await_news(self, seconds: float, stopping: threading.Event) -> None:
+        """Wait until there may be more than `reach` has last seen. By default wait for all of the time.
+
+        The driver of `Local` calls it when there was nothing to read, and then `reach`, whatever ended the wait.
+
+        Args:
+            seconds: The most seconds to wait.
+            stopping: Ends the wait when it is set.
+        """
+        stopping.wait(seconds)
 
     @abstractmethod
     def read(self, split: Any) -> Iterator[Chunk]:

@@ -6,8 +6,10 @@ No broker runs here: consumers do what these tests say.
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,14 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from persistent_state import InvalidInputError, KafkaConnectorSource, KafkaSink, KafkaSource, StoreUnavailableError
+from persistent_state import (
+    InvalidInputError,
+    KafkaConnectorSource,
+    KafkaSink,
+    KafkaSource,
+    StateError,
+    StoreUnavailableError,
+)
 from persistent_state.engine.read import kafka_connector
 from persistent_state.kafka import client, consumer, read_back, source
 from persistent_state.kafka.client import Moves, TokenFunction
@@ -25,7 +34,7 @@ from persistent_state.kafka.consumer import OffsetRange
 from persistent_state.run.start_checks import copied
 from tests.kafka.test_subscription import World, arrange, message
 from tests.sentences import problem
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 END = 1_000
 statistics: list[str] = []
@@ -376,3 +385,334 @@ def test_the_columns_of_sparks_connector_stay_in_the_driver(monkeypatch: pytest.
     assert (frame.channels, len(lines)) == (("t-0", "t-1"), 1)
     # It may be opened again, as the source itself is not.
     assert kafka_connector.frame_from(made, [], {}, {})[1] == lines
+
+
+@dataclass
+class Brokers:
+    """Partitions of the topic t: by partition the offsets of records, and its end. Nothing comes of those that are stuck.
+
+    The next calls of consumers are given `errors` first. Consumers that hoard hand out what they fetched for an earlier
+    assignment: at once, or not before they are assigned partitions again.
+    """
+
+    time: Time
+    offsets: dict[int, list[int]]
+    ends: dict[int, int]
+    hoard: str = "no"
+    id: str = "first"
+    reads: int = 0
+    stuck: set[int] = field(default_factory=set)
+    errors: list[Any] = field(default_factory=list)
+    opened: list[Fetching] = field(default_factory=list)
+
+    def consumer(self, options: dict[str, Any]) -> Fetching:
+        self.opened.append(Fetching(self, options))
+        return self.opened[-1]
+
+    @property
+    def open(self) -> list[Fetching]:
+        return [one for one in self.opened if not one.is_closed]
+
+
+class Fetching:
+    """A consumer of `Brokers`. It fetches all that there is from where its partitions begin, and says where they end.
+
+    The value of a record is the id that the topic had when the consumer was made, and the number of the read.
+    """
+
+    def __init__(self, brokers: Brokers, options: dict[str, Any]) -> None:
+        self.brokers, self.options, self.id = brokers, options, brokers.id
+        self.is_closed = False
+        self.at: dict[int, int] = {}
+        self.queue: list[Any] = []
+
+    def assign(self, places: Any) -> None:
+        self.at = {place.partition: place.offset for place in places}
+
+    def unassign(self) -> None:
+        self.fetch()
+        self.at = {}
+        if self.brokers.hoard == "no":
+            self.queue.clear()
+
+    def pause(self, places: Any) -> None:
+        for place in places:
+            del self.at[place.partition]
+
+    def fetch(self) -> None:
+        assert not self.is_closed
+        for partition, at in self.at.items():
+            end = self.brokers.ends[partition]
+            if at < end and partition not in self.brokers.stuck:
+                value = f"{self.id} {self.brokers.reads}".encode()
+                new = [offset for offset in self.brokers.offsets[partition] if offset >= at]
+                self.queue += [message("t", None, offset, partition, value) for offset in new]
+                self.queue.append(message("t", KafkaError(KafkaError._PARTITION_EOF), end, partition))
+                self.at[partition] = end
+
+    def consume(self, count: int, timeout: float) -> list[Any]:
+        self.brokers.time.now += timeout
+        assert self.brokers.time.now < 10_000, "it waits for ever"
+        self.fetch()
+        if self.brokers.errors:
+            if isinstance(error := self.brokers.errors.pop(0), Exception):
+                raise error
+            return [error]
+        if self.brokers.hoard == "later" and not self.at:
+            return []
+        came, self.queue = self.queue[:count], self.queue[count:]
+        return came
+
+    def poll(self, timeout: float) -> Any:
+        return next(iter(self.consume(1, timeout)), None)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def brokers(time: Time, monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    made = Brokers(time, {p: [*range(100)] for p in range(3)}, dict.fromkeys(range(3), 100))
+    monkeypatch.setattr(confluent_kafka, "Consumer", made.consumer)
+    return made
+
+
+def stays_open(seconds: float = 3600.0) -> KafkaSource:
+    made = KafkaSource("t", "nowhere:9")
+    made.stay_open(seconds)
+    return made
+
+
+def part_of(partition: int, begin: int, end: int, name: str = "t-{}") -> OffsetRange:
+    return OffsetRange(name.format(partition), "t", partition, begin, end, 0, None)
+
+
+def read(made: KafkaSource, *ranges: OffsetRange) -> list[tuple[int, int, str]]:
+    """The partition, the offset and the value of each record that a read gives."""
+    return [
+        (row["kafka_partition"], row["kafka_offset"], row["value"].decode())
+        for chunk in made.read(ranges)
+        for row in chunk.rows.to_pylist()
+    ]
+
+
+def offsets_of(made: KafkaSource, *ranges: OffsetRange) -> list[int]:
+    return [offset for _, offset, _ in read(made, *ranges)]
+
+
+@pytest.mark.parametrize("hoard", ["no", "at once", "later"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_consumer_that_stays_open_gives_each_read_its_own_records_and_nothing_of_an_earlier_read(
+    brokers: Brokers, seed: int, hoard: str
+) -> None:
+    made, chance, at = stays_open(), random.Random(seed), dict.fromkeys(range(3), 0)
+    brokers.hoard = hoard
+    brokers.offsets, brokers.ends = {p: [] for p in at}, dict.fromkeys(at, 0)
+    for _ in range(40):
+        for partition, end in [*brokers.ends.items()]:
+            new = range(end, end + chance.choice([0, 0, 1, 5, 30]))
+            # The other offsets are marks of transactions, or were compacted away.
+            brokers.offsets[partition] += [offset for offset in new if chance.random() < 0.8]
+            brokers.ends[partition] = new.stop
+        if chance.random() < 0.3:
+            # A worker has read on, or the run was started again from before.
+            again = chance.randrange(3)
+            at[again] = chance.randint(0, brokers.ends[again])
+        ranges = [part_of(p, at[p], chance.randint(at[p], end)) for p, end in brokers.ends.items()]
+        ranges = [each for each in ranges if each.begin < each.end]
+        brokers.reads += 1
+        given = read(made, *ranges)
+        wanted = [(r.partition, o) for r in ranges for o in brokers.offsets[r.partition] if r.begin <= o < r.end]
+        assert sorted((p, o) for p, o, _ in given) == wanted
+        # What was left over behind an earlier read, and begins where this one does, is the same.
+        assert hoard == "later" or {value for *_, value in given} <= {f"first {brokers.reads}"}
+        for partition in at:
+            own = [offset for p, offset, _ in given if p == partition]
+            assert own == sorted(own)
+        at.update({each.partition: each.end for each in ranges})
+        for kept in brokers.open:
+            # What is fetched, or counted, while no one asks is kept in memory for ever.
+            assert not kept.at
+            assert kept.options["statistics.interval.ms"] == 0
+    assert len(brokers.open) <= 1
+    assert hoard != "no" or len(brokers.opened) < 60
+
+
+def test_reads_that_follow_each_other_open_one_consumer_if_the_source_stays_open(brokers: Brokers) -> None:
+    made = KafkaSource("t", "nowhere:9")
+    for seconds, opened in ((None, 10), (3600.0, 11), (0.0, 21)):
+        if seconds is not None:
+            made.stay_open(seconds)
+        for begin in range(0, 100, 10):
+            assert offsets_of(made, part_of(0, begin, begin + 10)) == [*range(begin, begin + 10)]
+        assert (len(brokers.opened), len(brokers.open)) == (opened, int(bool(seconds)))
+    # Lost offsets are not asked for.
+    made.stay_open(3600.0)
+    assert offsets_of(made, OffsetRange("t-0", "t", 0, 0, 10, 5, None)) == [*range(5, 10)]
+    threads = {*threading.enumerate()}
+    for _ in range(9):
+        read(made, part_of(0, 10, 20))
+    until(lambda: len({*threading.enumerate()} - threads) <= 1, "the end of timers of earlier reads")
+    made.stay_open(0.01)
+    read(made, part_of(0, 0, 10))
+    until(lambda: not brokers.open, "the end of a consumer that is not used")
+    assert offsets_of(made, part_of(0, 10, 20)) == [*range(10, 20)]
+
+
+def test_a_long_read_is_one_of_a_consumer_of_its_own(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "_ROWS_PER_CALL", 60)
+    made = stays_open()
+    assert len(read(made, *(part_of(p, 0, 20) for p in range(3)))) == 60
+    assert len(brokers.open) == 1
+    assert len(read(made, *(part_of(p, 0, 21) for p in range(3)))) == 63
+    assert ["stats_cb" in each.options for each in brokers.opened] == [False, True]
+
+
+def test_a_partition_that_is_stuck_is_given_up_as_soon_and_in_the_same_words_as_by_a_new_consumer(
+    brokers: Brokers,
+) -> None:
+    made = stays_open()
+    brokers.stuck = {1}
+    said = {}
+    for one in (KafkaSource("t", "nowhere:9"), made):
+        begun = brokers.time.now
+        said[one] = problem(lambda one=one: read(one, part_of(0, 0, 10), part_of(1, 0, 10)), StoreUnavailableError)
+        assert 60 <= brokers.time.now - begun < 66
+    assert len({*said.values()}) == 1
+    assert not brokers.open
+    # One that is only slow is waited for.
+    brokers.stuck = set()
+    read(made, part_of(0, 0, 10))
+    (kept,) = brokers.open
+
+    def slowly(count: int, timeout: float) -> list[Any]:
+        brokers.time.now += 4
+        return Fetching.consume(kept, 1, 0.0)
+
+    kept.consume = slowly  # type: ignore[method-assign]
+    assert offsets_of(made, part_of(0, 10, 20)) == [*range(10, 20)]
+    assert brokers.open == [kept]
+    made.stay_open(3600.0)
+    # If only the consumer that stays open is stuck, as after a failover, a new one goes on.
+    read(made, part_of(0, 0, 10))
+    (kept,) = brokers.open
+    kept.fetch = lambda: None  # type: ignore[method-assign]
+    begun = brokers.time.now
+    assert offsets_of(made, part_of(0, 10, 20)) == [*range(10, 20)]
+    assert brokers.time.now - begun < 6
+    assert kept.is_closed
+
+
+def test_a_topic_that_was_made_again_is_not_read_as_the_old_one(brokers: Brokers) -> None:
+    made = stays_open()
+    assert {value for *_, value in read(made, part_of(0, 0, 10))} == {"first 0"}
+    brokers.id = "second"
+    for begin in (10, 20):
+        assert {value for *_, value in read(made, part_of(0, begin, begin + 10, "t-{}#1"))} == {"second 0"}
+    assert len(brokers.opened) == 2
+
+
+GONE = message(None, KafkaError(KafkaError._ALL_BROKERS_DOWN))
+EXPIRED = message(None, KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED))
+FORBIDDEN = message("t", KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+FATAL = KafkaException(KafkaError(KafkaError._FATAL))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (GONE, StoreUnavailableError),
+        (FATAL, StoreUnavailableError),
+        (EXPIRED, InvalidInputError),
+        (FORBIDDEN, InvalidInputError),
+    ],
+    ids=["gone", "fatal", "expired", "forbidden"],
+)
+@pytest.mark.parametrize("calls", [1, 2], ids=["before a read", "in a read"])
+def test_a_consumer_with_an_error_is_closed_and_the_error_is_that_of_a_new_one(
+    brokers: Brokers, error: Any, kind: type[StateError], calls: int
+) -> None:
+    made = stays_open()
+    read(made, part_of(0, 0, 10))
+    (kept,) = brokers.open
+    silent = message(None, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    brokers.errors = [silent] * (calls - 1) + [error]
+    assert offsets_of(made, part_of(0, 10, 20)) == [*range(10, 20)]
+    assert (kept.is_closed, len(brokers.opened)) == (True, 2)
+    # Where a new one meets it, too, the words are the same.
+    said = []
+    for one in (KafkaSource("t", "nowhere:9"), made):
+        brokers.errors, brokers.stuck = [error] * 3, {0}
+        said.append(problem(lambda one=one: read(one, part_of(0, 0, 10)), kind))
+    assert said[0] == said[1]
+    assert not brokers.open
+
+
+def test_threads_share_no_consumer_and_what_is_open_stays_in_its_process(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = stays_open()
+    reads = [made.read([part_of(p, 0, 10)]) for p in range(2)]
+    monkeypatch.setattr(source, "_ROWS_PER_CHUNK", 1)
+    assert [next(each).partition for each in reads] == ["t-0", "t-1"]
+    assert [each.at for each in brokers.open] == [{0: 100}, {1: 100}]
+    assert [[*each] for each in reads] == [[], []]
+    (kept,) = brokers.open
+    # A process that was forked opens its own, and leaves alone what is open.
+    monkeypatch.setattr(consumer, "os", SimpleNamespace(getpid=lambda: 0))
+    assert offsets_of(made, part_of(0, 10, 20)) == [*range(10, 20)]
+    made.stay_open(0)
+    assert (len(brokers.opened), brokers.open) == (3, [kept]), "to close it in a forked process takes for ever"
+    monkeypatch.undo()
+    for copy in (copied(stays_open()), stays_open().read_by("app")):
+        assert (copy._reader, copy._news) == (None, None)
+
+
+def test_a_read_that_is_left_in_the_middle_leaves_no_consumer_open(brokers: Brokers, monkeypatch: Any) -> None:
+    made = stays_open()
+    monkeypatch.setattr(source, "_ROWS_PER_CHUNK", 1)
+    for _ in range(2):
+        rows = made.read([part_of(0, 0, 10), part_of(1, 0, 10)])
+        next(rows)
+        rows.close()  # type: ignore[attr-defined]
+        assert not brokers.open
+
+
+def test_a_source_that_is_idle_waits_for_a_record_behind_its_ends_and_hears_of_no_other(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, stopping, time = World(), threading.Event(), brokers.time
+    arrange(monkeypatch, world)
+    log = world.make("t", 3, records=100)
+    made = stays_open()
+    monkeypatch.setattr(stopping, "wait", lambda seconds: setattr(time, "now", time.now + seconds))
+
+    def waits() -> float:
+        begun = time.now
+        made.await_news(1.0, stopping)
+        assert not any(one.at for one in brokers.open)
+        return time.now - begun
+
+    made.open([], {})
+    made.reach({}, everything=False)
+    assert waits() == pytest.approx(1.0)
+    brokers.offsets[1].append(100)
+    brokers.ends[1] = 101
+    assert waits() <= 0.2
+    # What waits, as its channel is far ahead, is not news.
+    made.hold({"t-1"})
+    assert waits() == pytest.approx(1.0)
+    made.hold(())
+    log.partitions[1][1] = 101
+    made.reach({}, everything=False)
+    assert waits() == pytest.approx(1.0)
+    assert len(brokers.opened) == 1
+    # Neither is an error, which ends the consumer.
+    brokers.errors = [message("t", None, 101), GONE]
+    assert waits() == pytest.approx(1.0)
+    assert not brokers.open
+    monkeypatch.undo()
+    stopping.set()
+    for each in (made, stays_open(0)):
+        each._opened_state = made._opened_state
+        each.await_news(PATIENCE, stopping)

@@ -31,6 +31,8 @@ def test_every_look_is_right_while_leaders_are_killed(
     wanted = {f"{TOPIC}-{p}": RECORDS // 3 for p in range(3)}
     running = Reader(source(cluster)).start()
     assert sorted(numbers(running.all())) == list(range(RECORDS))
+    stays_open = Reader(source(cluster), stays_open=True).start()
+    assert sorted(numbers(stays_open.all())) == list(range(RECORDS))
     assert running.opened is not None
     looks = 0
     for id in KILLED:
@@ -43,6 +45,8 @@ def test_every_look_is_right_while_leaders_are_killed(
             latest = Reader(source(cluster, "latest")).start()
             assert (latest.batch(), latest.positions) == ([], wanted)
             looks += 5
-        assert sorted(numbers(Reader(source(cluster)).start().all())) == list(range(RECORDS))
+        stays_open.positions = {}
+        for reader in (stays_open, Reader(source(cluster)).start()):
+            assert sorted(numbers(reader.all())) == list(range(RECORDS))
         cluster.start()
     record_property("told", f"{looks} looks at topics while leaders were killed, each of them right")

@@ -17,15 +17,25 @@ import pytest
 
 from examples.broker import Broker
 from monoids import Sum
-from persistent_state import Application, KafkaSink, KafkaSource, Local, NonWindowState, PersistentTask
-from persistent_state.kafka import Decoded, Decoder
+from persistent_state import (
+    Application,
+    KafkaSink,
+    KafkaSource,
+    Local,
+    NonWindowState,
+    PersistentTask,
+    RunningValues,
+)
+from persistent_state.kafka import Decoded, Decoder, Json, topics
 from persistent_state.kafka.sink import as_json
+from persistent_state.sinks import Values
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests.kafka.deliverer import consume, newest
-from tests.kafka.topics import new_topic, produce
+from tests.kafka.topics import made_anew, new_topic, produce
+from tests.sentences import problem
 from tests.soak import soak_or
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 KILLED = soak_or(ci=3, soak=30)
 """Drivers that are killed."""
@@ -116,6 +126,40 @@ def test_records_count_once_though_each_driver_is_killed(broker: Broker, tmp_pat
     application(tmp_path, broker.address, read, written, KILLED).run(Local(2), drain=True)
     given = {row["digit"]: row["value"] for row in newest(broker, written).values()}
     assert given == {digit: sum(range(digit, 200 * KILLED, 10)) for digit in range(10)}
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_a_run_that_has_a_consumer_open_does_not_read_a_topic_that_was_made_again_as_the_old_one(
+    broker: Broker, tmp_path: Path, fail_on_data_loss: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a single broker says is so.
+    monkeypatch.setattr(topics, "PATIENCE", 0.5)
+    topic, sums = new_topic(broker, 1), dict[int, int]()
+
+    def hear(values: Values, number: int) -> None:
+        sums.update({row["n"] % 10: row["value"] for batch in values.batches() for row in batch.to_pylist()})
+
+    class PerNumber(PerDigit):
+        key = "n"
+
+    schema = pa.schema([("n", pa.int64())])
+    source = KafkaSource(topic, broker.address, value=Json(schema), fail_on_data_loss=fail_on_data_loss)
+    app = Application("numbers", str(tmp_path / "store"), checkpoint_interval="1 second", allowed_delay="1 minute")
+    app.add(PerNumber(), source, RunningValues(hear, as_="arrow"))
+    running = app.start(Local(2))
+    for number in range(8):
+        produce(broker, topic, [number], 1)
+        until(lambda number=number: sums.get(number) == number, "a record", lambda: running.is_active)
+    made_anew(broker, topic)
+    if fail_on_data_loss:
+        said = problem(lambda: running.await_termination(PATIENCE))
+        assert "was deleted and made again" in said or "is not there" in said
+        return
+    # There are more records than the old topic had.
+    produce(broker, topic, [9] * 20, 1)
+    until(lambda: sums.get(9) == 9 * 20, "the records of the new topic", lambda: running.is_active)
+    running.stop()
+    assert sums == {**dict(zip(range(8), range(8), strict=True)), 9: 180}
 
 
 def entries(folder: Path) -> int:

@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import confluent_kafka
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -63,6 +65,7 @@ class Reader:
 
     source: KafkaSource
     parts: int = 2
+    stays_open: bool = False
     positions: dict[str, int] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
     opened: KafkaSource | None = None
@@ -71,6 +74,10 @@ class Reader:
         """Start again, from the positions that are committed or from others."""
         self.opened = copied(self.source)
         self.opened.open(self.journal, self.positions)
+        self.worker = copied(self.source)
+        if self.stays_open:
+            self.opened.stay_open(3600.0)
+            self.worker.stay_open(3600.0)
         self.positions = dict(self.positions if back is None else back)
         return self
 
@@ -80,7 +87,8 @@ class Reader:
         reach = self.opened.reach(self.positions, everything)
         splits = self.opened.splits(self.positions, reach.ends, self.parts)
         assert len(splits) <= self.parts
-        chunks = [chunk for split in splits for chunk in copied(self.source).read(split)]
+        worker = self.worker if self.stays_open else copied(self.source)
+        chunks = [chunk for split in splits for chunk in worker.read(split)]
         for chunk in chunks:
             assert all(
                 self.positions.get(chunk.partition, 0) <= p < reach.ends[chunk.partition] for p in chunk.positions
@@ -154,6 +162,46 @@ def test_a_micro_batch_takes_more_of_a_partition_that_holds_more(broker: Broker)
     produce(broker, topic, range(100), 1, first=1)
     chunks = Reader(source(broker, topic, max_offsets_per_batch=100)).start().batch()
     assert Counter(partition[-1] for partition, _ in places(chunks)) == {"0": 90, "1": 10}
+
+
+def test_a_source_that_stays_open_reads_what_is_committed_as_it_comes_and_hears_of_more(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, chance, opened = new_topic(broker, 2), random.Random(3), list[Any]()
+    monkeypatch.setattr(
+        confluent_kafka, "Consumer", lambda options, make=Consumer: opened.append(options) or make(options)
+    )
+    writer = Producer({"bootstrap.servers": broker.address, "transactional.id": topic})
+    writer.init_transactions()
+    reader = Reader(source(broker, topic, max_offsets_per_batch=7), stays_open=True).start()
+    wanted: list[int] = []
+    read: list[int] = []
+    for i in range(60):
+        writer.begin_transaction()
+        of_transaction = range(10 * i, 10 * i + chance.randint(1, 5))
+        for n in of_transaction:
+            writer.produce(topic, json.dumps({"n": n}), partition=chance.randrange(2))
+        writer.flush()
+        is_committed = chance.random() < 0.7
+        writer.commit_transaction() if is_committed else writer.abort_transaction()
+        wanted += of_transaction if is_committed else ()
+        read += numbers(reader.batch() if chance.random() < 0.5 else reader.all())
+    end = time.monotonic() + PATIENCE
+    while sorted(read) != wanted:
+        # A broker shows the end of a transaction a moment later.
+        assert time.monotonic() < end, {*wanted} ^ {*read}
+        read += numbers(reader.all())
+    kept = [options for options in opened if options["statistics.interval.ms"] == 0]
+    assert len(kept) <= len(opened) < 20
+    assert reader.opened is not None
+    news = threading.Thread(target=reader.opened.await_news, args=(3600.0, threading.Event()), daemon=True)
+    news.start()
+    while news.is_alive():
+        assert time.monotonic() < end
+        produce(broker, topic, range(2), 2)
+        news.join(0.2)
+    for each in (reader.opened, reader.worker):
+        each.stay_open(0)
 
 
 def test_transactions_are_read_when_and_only_if_they_are_committed(broker: Broker) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,14 @@ from persistent_state import (
 )
 from persistent_state.engine import Progress
 from persistent_state.local import pace
+from persistent_state.local.pace import OPEN_SECONDS
 from persistent_state.local.pool import StoppedError
 from persistent_state.local.settings import Local as Settings
 from persistent_state.run import garbage, supervisor
 from persistent_state.run.wall_clock import now_us
 from persistent_state.sinks import Sink, Values
+from persistent_state.sources.base import Reach
+from persistent_state.sources.rate import RateSource
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import page_code
@@ -177,6 +181,49 @@ def test_sigterm_ends_a_run_that_goes_on_and_its_workers_and_it_goes_on_from_the
 def has_committed(folder: Path) -> bool:
     entry = Log(open_files(str(folder / "store")), stream.NAME).newest()
     return entry is not None and any(flow.progress.batch for flow in entry.flows.values())
+
+
+class Noted(RateSource):
+    """Rows at a rate. It notes in a file who is to keep open what, and for how long, and never has news."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(10)
+        self.file = file
+
+    def stay_open(self, seconds: float) -> None:
+        with self.file.open("a") as file:
+            print(os.getpid(), seconds, file=file)
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        return Reach(dict(start)) if start else super().reach(start, everything)
+
+    def await_news(self, seconds: float, stopping: threading.Event) -> None:
+        with self.file.open("a") as file:
+            print("waits", file=file)
+        stopping.wait(3600.0)
+
+
+def test_sources_stay_open_in_workers_and_in_the_driver_until_the_run_ends_and_no_wait_for_news_holds_it_up(
+    tmp_path: Path,
+) -> None:
+    class Count(PersistentTask):
+        value = "value"
+
+        def persistent_state(self) -> NonWindowState[int]:
+            return NonWindowState(Sum())
+
+    noted = tmp_path / "noted"
+    app = Application("count", str(tmp_path / "store"), checkpoint_interval="10 seconds")
+    running = app.add(Count(), Noted(noted)).start(Local(2))
+    until(lambda: noted.exists() and "waits" in noted.read_text(), "an idle source", lambda: running.is_active)
+    running.stop()
+    lines = [line.split() for line in noted.read_text().splitlines()]
+    assert lines.count(["waits"]) == 1
+    mine = [seconds for pid, seconds in [line for line in lines if len(line) == 2] if pid == str(os.getpid())]
+    assert [*map(float, mine)] == [OPEN_SECONDS, 0]
+    workers = [float(line[1]) for line in lines if len(line) == 2 and line[0] != str(os.getpid())]
+    assert workers
+    assert {*workers} == {OPEN_SECONDS}
 
 
 def test_a_run_goes_on_as_files_come_and_a_handle_drains_it(tmp_path: Path) -> None:

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from persistent_state.event_time.durations import positive
-from persistent_state.local.pace import FAR_SECONDS, GATHERED_SECONDS, LOOK_SECONDS, NEAR_SECONDS, Pace, seconds_between
+from persistent_state.local.pace import (
+    FAR_SECONDS,
+    GATHERED_SECONDS,
+    LOOK_SECONDS,
+    NEAR_SECONDS,
+    NEWS_SECONDS,
+    Pace,
+    seconds_between,
+)
+from persistent_state.sources.rate import RateSource
 from persistent_state.store.files import Files, MemoryFiles, open_files
 from persistent_state.store.files.remote import RemoteFiles
 from tests.waiting import PATIENCE
@@ -70,15 +79,17 @@ def test_an_idle_source_is_looked_at_as_often_as_the_store_allows(files: Files, 
     stopping = Stopping()
     for trigger in (None, 60_000_000):
         before = stopping.now
-        Pace(files, trigger, stopping).await_look()
+        Pace(files, trigger, stopping, lambda: stopping.now).await_look(RateSource(1))
         assert stopping.now == pytest.approx(before + seconds)
 
 
 def test_what_is_gathered_is_committed_as_rarely_as_without(tmp_path: Path) -> None:
     stopping, commits = Stopping(), list[float]()
     pace = Pace(open_files(str(tmp_path)), None, stopping, lambda: stopping.now, gathers=True)
+    assert not pace.is_commit_due
     for _ in range(100):
         begun = stopping.now
+        pace.has_gathered()
         if pace.is_commit_due:
             pace.has_committed()
             commits.append(begun)
@@ -90,6 +101,31 @@ def test_what_is_gathered_is_committed_as_rarely_as_without(tmp_path: Path) -> N
     assert between == pytest.approx([NEAR_SECONDS + GATHERED_SECONDS / 2] * len(between), abs=0.51 * GATHERED_SECONDS)
 
 
+def test_a_commit_does_not_wait_for_news(tmp_path: Path) -> None:
+    stopping = Stopping()
+    pace = Pace(open_files(str(tmp_path)), None, stopping, lambda: stopping.now, gathers=True)
+    pace.has_committed()
+    pace.await_look(RateSource(1))
+    assert stopping.now == pytest.approx(LOOK_SECONDS)
+    pace.has_committed()
+    pace.has_gathered()
+    pace.await_look(RateSource(1))
+    assert stopping.now == pytest.approx(LOOK_SECONDS + NEAR_SECONDS)
+    assert pace.is_commit_due
+
+
+@pytest.mark.parametrize(("news", "waits"), [(0.0, NEWS_SECONDS), (NEWS_SECONDS / 2, NEWS_SECONDS), (0.05, 0.05)])
+def test_a_source_that_has_news_is_looked_at_soon_and_never_without_a_pause(news: float, waits: float) -> None:
+    class Hears(RateSource):
+        def await_news(self, seconds: float, stopping: threading.Event) -> None:
+            assert seconds == FAR_SECONDS
+            stopping.wait(news)
+
+    stopping = Stopping()
+    Pace(Far("memory://"), None, stopping, lambda: stopping.now).await_look(Hears(1))
+    assert stopping.now == pytest.approx(waits)
+
+
 def test_a_stop_ends_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     stopping = threading.Event()
     pace = Pace(Far("memory://"), 3_600_000_000, stopping)
@@ -97,7 +133,7 @@ def test_a_stop_ends_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     idle = Pace(Far("memory://"), None, stopping)
     waits = [
         threading.Thread(target=pace.await_next, args=(time.monotonic(), False)),
-        threading.Thread(target=idle.await_look),
+        threading.Thread(target=idle.await_look, args=(RateSource(1),)),
     ]
     for each in waits:
         each.start()

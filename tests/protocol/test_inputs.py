@@ -565,6 +565,18 @@ def test_names_of_the_input_without_a_name_may_not_look_like_those_of_another() 
         both.reach({}, everything=True)
 
 
+def test_sources_of_several_inputs_stay_open() -> None:
+    heard: list[tuple[Any, float]] = []
+
+    class Hears(Rows):
+        def stay_open(self, seconds: float) -> None:
+            heard.append((self, seconds))
+
+    sources = {"orders": Hears(ORDERS), "rates": Hears(RATES)}
+    Inputs(sources).stay_open(7.0)
+    assert heard == [(sources["orders"], 7.0), (sources["rates"], 7.0)]
+
+
 def test_each_input_begins_with_timestamps_of_its_own_unit() -> None:
     class Unsaid(Rows):
         timestamp_unit = None  # type: ignore[assignment]

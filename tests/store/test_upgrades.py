@@ -49,14 +49,14 @@ class Mortal(MemoryFiles):
         object.__setattr__(self, "left", changes)
 
     def create(self, path: str, data: BytesLike) -> None:
-        self._count()
+        self._step()
         super().create(path, data)
 
     def delete(self, path: str) -> None:
-        self._count()
+        self._step()
         super().delete(path)
 
-    def _count(self) -> None:
+    def _step(self) -> None:
         object.__setattr__(self, "left", self.left - 1)
         if self.left <= 0:
             raise Killed
