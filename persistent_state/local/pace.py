@@ -77,7 +77,7 @@ class Pace:
         self._due, self._next_due = math.inf, self._now() + self._commit_seconds
 
     def await_look(self, source: TimeReplayableSource) -> None:
-        """Wait until the source, which had nothing to read, is to be looked at again, or a commit is due. A look costs requests."""
+        """Wait until a source that had nothing to read is to be looked at again, or a commit is due. A look costs requests."""
         begun = self._now()
         source.await_news(min(self._idle_seconds, max(0.0, self._due - begun)), self._stopping)
         self._stopping.wait(max(0.0, begun + self._news_seconds - self._now()))
