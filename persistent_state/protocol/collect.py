@@ -6,8 +6,8 @@ file of its own: see `kept_entries`. What it names stays as long as the newest e
 clock.
 
 Entries go from the oldest up, one after the other, and the newest two stay. So whenever a collection breaks off, and also while
-two drivers collect, what is left is the end of the log, without a gap. `Log.newest` relies on that: whoever finds an entry
-there knows that no later one was collected.
+two drivers collect, what is left is the end of the log, without a gap. `Log.newest` relies on that: while an entry is
+there, no later one was collected.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ STEPS = 16
 """The most entries that a look asks for by name before it lists the log."""
 
 LOOKS = 100
-"""Each look of this number lists the log. Else nobody who knows an entry would ever see the ones behind a lost one."""
+"""A look lists the log when this many came since the last listing. Else a log would never see the entries behind a lost one."""
 
 MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
@@ -115,7 +115,7 @@ class Log:
         self._newest: Entry | None = None
         """The newest entry at the last look; None if the next look has to list the log."""
         self._looks = 0
-        """How many looks there were since the last listing."""
+        """The number of looks since the last listing."""
 
     def numbers(self) -> list[int]:
         """Return the numbers of the entries that exist, ascending."""
@@ -166,12 +166,12 @@ class Log:
         """Return True if the entry before this one is in the store now, with the bytes that this one names.
 
         Entries are collected from the oldest up. So while the entry before this one is there, neither this one nor any later
-        one was ever collected. If the next number was asked for before and was not there, no entry had that number: this entry
-        was the newest. If this entry was created before, no other entry had its number: its driver has committed. No clock is
-        asked, so that this holds however long a process or its machine slept.
+        one was ever collected. If the store, asked before, had no entry of the next number, there never was one: this entry was
+        the newest then. If this entry was created before, no other entry ever had its number: its driver has committed. No
+        clock is asked, so that this holds however long the process, or its machine, slept in between.
 
         A driver that slept may create an entry again whose number was collected. The bytes show that, unless they are the same:
-        its store did not answer at first, and another driver or thread went on from the entry meanwhile.
+        the store did not answer the driver at first, and another thread or driver went on from the entry meanwhile.
         """
         path = self.path(entry.number - 1)
         try:

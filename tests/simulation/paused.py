@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pauses:
-    """The pauses of a world. Its machines may stop with all their clocks, so that nobody knows that time has passed."""
+    """The pauses of a world. Its machines may stop with all their clocks, so that no process knows that time has passed."""
 
     rng: Random
 

@@ -847,14 +847,14 @@ BUGS = (
     ),
     bug(
         "absent, so never used",
-        "Whoever asks for the next entry and gets none believes that there never was one.",
+        "A log that asks for the next entry and gets none believes that there never was one.",
         log.Log._newest_by_name,
         ("entry if self._was_never_collected(entry) else None", "entry"),
         theme="paused",
     ),
     bug(
         "looked before it asked",
-        "Whoever asks for the next entry has looked before, and not after, whether others may have been collected.",
+        "A log looks whether entries may have been collected before it asks for the next one, and not after.",
         log.Log._newest_by_name,
         ("for _ in range(STEPS):", "for is_there in [self._was_never_collected(entry)] * STEPS:"),
         ("entry if self._was_never_collected(entry) else None", "entry if is_there else None"),
@@ -883,7 +883,7 @@ BUGS = (
     ),
     bug(
         "never listed again",
-        "Whoever knows an entry never sees those behind a lost one.",
+        "A log that knows an entry never sees those behind a lost one.",
         log.Log.newest,
         ("self._looks < LOOKS", "True"),
         theme="paused",

@@ -901,7 +901,7 @@ class TestAskingByName:
         for number in Log(files, "app").numbers()[:-left]:
             files.delete(log.path(number))
 
-    def test_whoever_knows_an_entry_asks_for_the_next_one_and_looks_whether_the_one_before_is_there(
+    def test_who_knows_an_entry_asks_for_the_next_one_and_looks_whether_the_one_before_is_there(
         self, log: Log, files: Paused, known: list[Entry]
     ) -> None:
         assert log.newest() == known[-1]
@@ -1322,6 +1322,27 @@ class TestCollection:
         assert log.numbers() == [4, 5, 6]
         core.collect(log, 1, now=10**9, keeping=self.KEEPING)
         assert log.numbers() == [5, 6]
+
+    @pytest.mark.parametrize("count", range(1, 6))
+    def test_a_collection_that_breaks_off_leaves_the_end_of_the_log_without_a_gap(
+        self, monkeypatch: pytest.MonkeyPatch, count: int
+    ) -> None:
+        monkeypatch.setattr(logs, "MOST_CHANGES", 0)
+        log, (plan,) = started(core.memory())
+        for i in range(8):
+            core.play(log, plan, rows_of(10 * i), now=i)
+        before, deleted, delete = log.numbers(), list[str](), type(log.files).delete
+
+        def break_off(files: Files, path: str) -> None:
+            if len(deleted) == count:
+                raise StoreUnavailableError("the driver is killed")
+            deleted.append(path)
+            delete(files, path)
+
+        monkeypatch.setattr(type(log.files), "delete", break_off)
+        with pytest.raises(StoreUnavailableError):
+            core.collect(log, 1, now=10**9, keeping=self.KEEPING)
+        assert log.numbers() == before[count:]
 
     def test_runs_of_a_batch_that_may_still_be_committed_stay(self) -> None:
         log, (plan,) = started(core.memory())
