@@ -92,7 +92,7 @@ class Run:
             self.batch()
             self.deliver()
         self.collector.collect(self.epoch, now=self.now, keeping=self.keeping)
-        # Its log knows the first entry, and before that there is none to look for. So this look lists the log.
+        # Its log knows the first entry, before which nothing is. So this look lists the log.
         newest_own(self.log, self.epoch)
 
     def new_planner(self) -> Planner:
