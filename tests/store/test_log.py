@@ -988,9 +988,10 @@ class TestAskingByName:
         (first,) = chain_of(1)
         files = Paused(log_of(first).files.url)
         log = Log(files, "app")
-        for _ in range(2):
-            assert log.newest() == first
-        assert files.asked.count("LIST") == 2
+        assert log.newest() == first
+        files.asked.clear()
+        assert log.newest() == first
+        assert files.asked == ["LIST", "GET 2"]
 
     @pytest.mark.parametrize("fault", ["lost", "damaged"])
     def test_a_fault_of_an_entry_in_the_middle_is_noticed_by_those_who_know_the_one_before(
@@ -1005,6 +1006,19 @@ class TestAskingByName:
         # It is whole itself, so that the lost one is not needed.
         assert seen[-1] == after[-1]
         assert fault == "lost" or seen[0] == after[-1]
+
+    def test_once_the_log_is_known_to_be_damaged_no_look_takes_an_older_entry(
+        self, log: Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "LOOKS", 2)
+        other = Log(MemoryFiles(log.files.url), "app")
+        for _ in range(2):
+            other.append(core.newest(other).follower(0))
+        other.files.delete(other.path(4))
+        log.newest()
+        for _ in range(3):
+            with pytest.raises(DamagedError, match="is missing, and entry 5 follows from it"):
+                log.newest()
 
     def test_what_was_appended_where_an_entry_was_lost_is_no_part_of_the_log(
         self, log: Log, known: list[Entry]
