@@ -213,7 +213,7 @@ def test_a_look_opens_no_entry_and_reads_no_file_that_it_names_while_nothing_was
 
     monkeypatch.setattr(files, "read", count)
     assert reader.look(1.0)[0].summary == before[0].summary
-    # Of each application the next entry, which is not there, and the one before the newest.
+    # Each application is asked for the next entry, which is not there, and for the one before the newest.
     assert read == 2 * len(before) * ["log/"]
 
 
