@@ -4,6 +4,10 @@ Entries stay as long as the files that only they name: they are the record of wh
 process, and being small they cost little. The entry of a kept clock leaves the log with the others of its time, once it has a
 file of its own: see `kept_entries`. What it names stays as long as the newest entry, or one that is still in the log, keeps the
 clock.
+
+Entries go from the oldest up, one after the other, and the newest two stay. So whenever a collection breaks off, and also while
+two drivers collect, what is left is the end of the log, without a gap. `Log.newest` relies on that: while an entry is
+there, no later one was collected.
 """
 
 from __future__ import annotations
@@ -86,7 +90,7 @@ class Collector:
         if not self._pin(kept, old, in_files):
             return []
         gone = [log.path(number) for number in old]
-        # One after the other: were this driver killed, none would be missing between two that are left.
+        # Not several at a time: the one before an entry is to be gone before the entry is.
         for path in gone:
             files.delete(path)
         left = numbers[len(old) :]

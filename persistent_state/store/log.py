@@ -8,6 +8,8 @@ Invariants:
   base is `MOST_AGE` older.
 - The newest entry is the last of those that follow each other from the newest that the store lists. A store may list late what
   it has, for less than the time for which entries stay: so the numbers from there on are asked for by name.
+- Entries are collected from the oldest up, and the newest two stay. So who knows an entry asks for the next ones by name, and
+  lists nothing: `Log._was_never_collected` says when that is enough.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
 
 TRIES = 5
+
+STEPS = 16
+"""The most entries that a look asks for by name before it lists the log."""
+
+LOOKS = 100
+"""A look lists the log when this many came since the last listing. Else a log would never see the entries behind a lost one."""
 
 MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
@@ -94,6 +102,7 @@ def fenced(application: str, epoch: int | None = None) -> FencedError:
 class Log:
     """The entries of one application. Only the newest that was met is kept, so that a writer reads only what others wrote.
 
+    The first look at the newest entry lists the log. Later ones ask for what follows the entry that is known, by its number.
     A store may list late what it has: an entry that this log has written or met is not forgotten for that, and one that others
     have written is asked for by its number.
     """
@@ -103,6 +112,10 @@ class Log:
         self.application = application
         self._kept: _Known | None = None
         self._highest = 0
+        self._newest: Entry | None = None
+        """The newest entry at the last look; None if the next look has to list the log."""
+        self._looks = 0
+        """The number of looks since the last listing."""
 
     def numbers(self) -> list[int]:
         """Return the numbers of the entries that exist, ascending."""
@@ -125,6 +138,49 @@ class Log:
             DamagedError: The newest entry, or one that it follows from, is not what was written, or is missing. An older entry
                 is never taken in its place.
         """
+        self._looks += 1
+        newest = self._newest_by_name() if self._looks < LOOKS else None
+        if newest is None:
+            # If this fails, the next look lists, too.
+            self._newest, self._looks = None, 0
+            newest = self._newest_by_listing()
+        self._newest = newest
+        return newest
+
+    def _newest_by_name(self) -> Entry | None:
+        """Return the last of the entries that follow the known one; None if only a listing shows which is the newest."""
+        entry = self._newest
+        # Nothing is before the first one.
+        if entry is None or not entry.previous:
+            return None
+        # Where an entry on the way is damaged or missing, the newest may be whole. A listing shows it.
+        with suppress(DamagedError, _MissingError):
+            for _ in range(STEPS):
+                following = self._after(entry)
+                if following is None:
+                    return entry if self._was_never_collected(entry) else None
+                entry = following
+        return None
+
+    def _was_never_collected(self, entry: Entry) -> bool:
+        """Return True if the entry before this one is in the store now, with the bytes that this one names.
+
+        Entries are collected from the oldest up. So while the entry before this one is there, neither this one nor any later
+        one was ever collected. If the store, asked before, had no entry of the next number, there never was one: this entry was
+        the newest then. If this entry was created before, no other entry ever had its number: its driver has committed. No
+        clock is asked, so that this holds however long the process, or its machine, slept in between.
+
+        A driver that slept may create an entry again whose number was collected. The bytes show that, unless they are the same:
+        the store did not answer the driver at first, and another thread or driver went on from the entry meanwhile.
+        """
+        path = self.path(entry.number - 1)
+        try:
+            # From the store: what this process remembers may be gone.
+            return checksum(bytes(self.files.read(path))) == entry.previous
+        except FileNotFoundError:
+            return False
+
+    def _newest_by_listing(self) -> Entry | None:
         missing = None
         for _ in range(TRIES):
             listed = next(self._listed(), 0)
@@ -173,14 +229,18 @@ class Log:
 
     def _last_from(self, entry: Entry | None) -> Entry | None:
         """Return the last of the entries that follow this one, or the first one of the log, without a look at the listing."""
-        while not self.files.lists_at_once:
-            try:
-                entry = self.read(entry.number + 1 if entry else 1)
-            except _MissingError:
-                raise
-            except FileNotFoundError:
-                break
+        while not self.files.lists_at_once and (following := self._after(entry)):
+            entry = following
         return entry
+
+    def _after(self, entry: Entry | None) -> Entry | None:
+        """Return the entry after this one, or the first one of the log; None if the store has none of its number."""
+        try:
+            return self.read(entry.number + 1 if entry else 1)
+        except _MissingError:
+            raise
+        except FileNotFoundError:
+            return None
 
     def read(self, number: int) -> Entry:
         """Return one entry. If all entries are read in their order, each is read once.
@@ -240,7 +300,7 @@ class Log:
             FencedError: A newer driver owns the application, or did while this one slept.
             CommitUnknownError: The store did not answer. Nothing may be deleted; the next start finds out.
             StoreRefusedError: The store may not be written with these credentials, or by this user.
-            StoreUnavailableError: The entry was written, and then the store did not list the log. The next start finds out.
+            StoreUnavailableError: The entry was written, and then the store did not answer. The next start finds out.
         """
         known = self._kept
         before = known if known and known.goes_on_with(entry) else None
@@ -260,7 +320,7 @@ class Log:
             written = replace(entry, checksum=checksum(data), base=base)
             self._kept = before.followed_by(written, len(data)) if before else _whole(written, len(data))
             self._highest = entry.number
-        # The number may have been used and collected while this driver slept.
+        # The number may have been used and collected while this driver slept. A look finds that out, by name or by a listing.
         newest = self.newest()
         if newest is None or newest.epoch > entry.epoch:
             raise fenced(self.application)

@@ -27,6 +27,8 @@ from persistent_state.run import steps
 from persistent_state.run.feeds import FedTask
 from persistent_state.run.progress import Progress
 from persistent_state.run.steps import Stepper
+from persistent_state.store.codec import Written
+from persistent_state.store.log import Log
 from tests import core
 from tests.protocol.test_inputs import Both, PerShop, Twice, World, application
 from tests.run.test_start_checks import setup_of
@@ -119,16 +121,15 @@ def test_steps_read_of_the_log_only_what_others_wrote_and_send_few_blobs(
     stepped = Stepped(shards)
     world, stepper = stepped.world, stepped.stepper
     stop.append(stepper)
-    read, here = list[str](), threading.get_ident()
-    files = type(world.files)
-    reading = files.read
+    read, here, opened = list[int](), threading.get_ident(), Log.open
 
-    def count(self: Any, path: str) -> Any:
-        if "/log/" in path and threading.get_ident() != here:
-            read.append(path)
-        return reading(self, path)
+    def count(log: Log, number: int) -> Written:
+        written = opened(log, number)
+        if threading.get_ident() != here:
+            read.append(number)
+        return written
 
-    monkeypatch.setattr(files, "read", count)
+    monkeypatch.setattr(Log, "open", count)
     stepper.start(world.newest.epoch, ())
     stepped.settle()
     for at in range(100, 180, 10):
@@ -136,7 +137,7 @@ def test_steps_read_of_the_log_only_what_others_wrote_and_send_few_blobs(
         jobs.clear()
         before = world.newest.number
         stepped.play("PerShop", at)
-        others = [world.log.path(number) for number in range(before + 1, world.newest.number + 1)]
+        others = [*range(before + 1, world.newest.number + 1)]
         stepped.settle()
         # Each step of two tasks has written an entry, too, and that is known.
         assert sorted(read) == others

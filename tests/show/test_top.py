@@ -201,11 +201,20 @@ def test_on_80_columns_names_are_cut_and_no_clock_is() -> None:
         assert head in view
 
 
-def test_a_look_reads_nothing_but_the_listing_while_nothing_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = StatusReader(open_files(STORE))
-    before = reader.look()
-    monkeypatch.setattr(type(open_files(STORE)), "read", lambda *_: pytest.fail("it reads"))
+def test_a_look_opens_no_entry_and_reads_no_file_that_it_names_while_nothing_was_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, read, files = StatusReader(open_files(STORE)), list[str](), type(open_files(STORE))
+    before, reading = reader.look(), files.read
+
+    def count(store: Files, path: str) -> Any:
+        read.append(path.partition("/")[2][:4])
+        return reading(store, path)
+
+    monkeypatch.setattr(files, "read", count)
     assert reader.look(1.0)[0].summary == before[0].summary
+    # Each application is asked for the next entry, which is not there, and for the one before the newest.
+    assert read == 2 * len(before) * ["log/"]
 
 
 def test_what_was_seen_stays_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,8 @@ class Actor:
         if operation == "write" and world.places is not None and world.places.random() < 0.3:
             # The application may be rewound meanwhile, and what is written comes late.
             getcurrent().thread.wake = world.step + world.places.choice([20, 100, 400])
+        if world.pauses is not None:
+            world.pauses.before(world, path)
         thread = getcurrent().thread
         if operation == "list":
             thread.lists += 1

@@ -35,6 +35,7 @@ THEMES = (
     *world.SEVERAL,
     world.BRANCHED,
     world.KEPT,
+    world.PAUSED,
     world.REWOUND,
     *world.REWOUND_GRAPHS,
     *world.WITH_SINKS,

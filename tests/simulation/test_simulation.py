@@ -32,6 +32,7 @@ from tests.simulation.world import (
     INPUTS,
     JOINS,
     KEPT,
+    PAUSED,
     READING_WINDOWS,
     REBUILT,
     REWOUND,
@@ -78,6 +79,7 @@ REWOUND_OUTPUTS_WORLDS = soak_or(
         REWOUND_FURTHER: 200,
     },
 )
+PAUSED_WORLDS = soak_or(ci=20, soak=2000)
 REWOUND_GRAPH_WORLDS = soak_or(ci=6, soak=1000)
 KEPT_WORLDS = soak_or(ci=24, soak=2000)
 BRANCHED_WORLDS = soak_or(ci=20, soak=2000)
@@ -106,6 +108,13 @@ def test_every_world_keeps_the_contract(first: int) -> None:
 def test_a_task_that_is_built_again_keeps_the_contract() -> None:
     worlds = [play(seed, REBUILT) for seed in range(REBUILT_WORLDS)]
     assert any("again" in line for world in worlds for line in world.trace)
+
+
+@pytest.mark.soak
+@pytest.mark.one_in(3)
+def test_drivers_and_readers_that_are_paused_for_longer_than_entries_stay_keep_the_contract() -> None:
+    for seed in range(PAUSED_WORLDS):
+        play(seed, PAUSED)
 
 
 @pytest.mark.soak

@@ -68,6 +68,7 @@ from tests.simulation.kept import names_of
 from tests.simulation.messages import ORDERED, SCHEMA, UNFIT_VALUE, Job, Sent
 from tests.simulation.oracle import Batch, Oracle, Terms, Violation, must
 from tests.simulation.ordered import Ordered, Part
+from tests.simulation.paused import Pauses, checked_looks
 from tests.simulation.sinks import WorldSink
 from tests.simulation.source import MOVES, NAMES, NO_LINES, Partitions, Several, Stream, WorldSource
 
@@ -123,6 +124,9 @@ BRANCHED = "branched"
 
 KEPT = "kept"
 """The theme of worlds in which old clocks are read, and kept by name, more than in others."""
+
+PAUSED = "paused"
+"""The theme of worlds in which drivers and readers are paused at any request to the log, for longer than entries stay."""
 
 REWOUND = "rewound"
 """The theme of worlds in which applications go back to kept clocks, as in no others but those of the next one."""
@@ -185,6 +189,7 @@ class World:
         goes_back = self.theme == REWOUND or theme in {*REWOUND_GRAPHS, *WITH_SINKS}
         self.places = Random(f"places {seed}") if theme in WITH_SINKS else None
         self.late = late.Writes(Random(f"late {seed}")) if theme == REWOUND_LATE else None
+        self.pauses = Pauses(Random(f"pauses {seed}")) if theme == PAUSED else None
         self.goes_further = theme == REWOUND_FURTHER
         self.trace: list[str] = []
         self.step = 0
@@ -259,6 +264,9 @@ class World:
         elif self.theme in (KEPT, BRANCHED):
             self.lag, self.collect_rate, self.starts = 0, 1.0, rng.choice([2, 3, 4])
             self.keeping, self.delay = Keeping(rng.choice([1, 2]), rng.choice([0, 0, 50])), rng.choice([0, 20])
+        elif self.theme == PAUSED:
+            self.lag, self.collect_rate, self.tick, self.starts = 0, 1.0, rng.choice([5, 20]), rng.choice([2, 3, 4])
+            self.delay, self.keeping = rng.choice([0, 20]), Keeping(1, rng.choice([0, 0, 50, 200]))
         elif self.theme == DAMAGED:
             self.damage_rate, self.starts = 1.0, rng.choice([3, 4, 6])
         elif self.theme == READING:
@@ -585,6 +593,7 @@ class World:
             return honest(columns, rows) & np.uint64(0xF << 60)
 
         with (
+            checked_looks(self),
             mock.patch.object(keys, "hash_keys", alike if self.few_hashes else honest),
             mock.patch.object(compaction, "EAGER", (self.growth, 2)),
             mock.patch.object(compaction, "LAZY", (self.growth, 3)),
@@ -929,6 +938,8 @@ class World:
             threads = [self._spawn(actor, lambda: engines.read_by_driver(self, actor, log, driver), False)]
         else:
             threads = [self._spawn(actor, lambda f=flow: self._read(actor, log, f, entry), False) for flow in fed]
+        if self.pauses is not None:
+            self._spawn(actor, lambda: self.pauses.follow(self, files, APPLICATION), True)
         is_fed = any(flow.first.upstream for flow in flows) and driver is None
         steppers = [self._spawn(actor, lambda: self._take_steps(actor, log, plans), False)] if is_fed else []
         sinks = [self.oracle.sinks.of[name][output] for name, plan in plans.items() for output in plan.outputs]

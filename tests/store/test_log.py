@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED, OutputRec
 from persistent_state.store.task_state import StoredState, TaskState
 from tests import core
 from tests.soak import soak_or
+from tests.store.counted import CountedFiles
 
 GOLDEN = Path(__file__).parent / "golden_entry-5.json"
 GOLDEN_EVERY_FIELD = Path(__file__).parent / "golden_every_field-5.json"
@@ -824,13 +825,208 @@ class TestLateListings:
         assert Log(files, "app").newest() is None
         assert files.asked == [Log(files, "app").path(1)]
 
-    def test_a_look_at_a_log_that_has_not_changed_asks_for_one_entry_more(self) -> None:
-        files = Late(log_of(*map(entry_of, range(1, 4))).files.url, 3)
+
+class Paused(CountedFiles):
+    """A store behind a network. Before each of the next requests something happens once, and it counts and names requests."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        object.__setattr__(self, "due", list[Callable[[], object]]())
+        object.__setattr__(self, "asked", list[str]())
+
+    due: list[Callable[[], object]]
+    asked: list[str]
+
+    def before(self, *happens: Callable[[], object]) -> None:
+        """Let this happen before the next request, and that before the one after it, and so on."""
+        self.due.extend(happens)
+
+    def create(self, path: str, data: BytesLike) -> None:
+        self._ask("PUT", path)
+        super().create(path, data)
+
+    def read(self, path: str) -> pa.Buffer:
+        self._ask("GET", path)
+        return super().read(path)
+
+    def list(self, folder: str) -> Names:
+        self._ask("LIST", folder)
+        return super().list(folder)
+
+    def _ask(self, kind: str, path: str) -> None:
+        if self.due:
+            self.due.pop(0)()
+        self.asked.append(f"{kind} {int(path[-25:-5])}" if path.endswith(".json") else kind)
+
+
+def chain_of(count: int, epoch: int = 1, after: Entry | None = None) -> list[Entry]:
+    """Entries that follow each other, each whole, with the checksums of their bytes."""
+    chain = list[Entry]()
+    for _ in range(count):
+        previous, number = (after.checksum, after.number + 1) if after else ("", 1)
+        entry = replace(entry_of(number, epoch), previous=previous)
+        after = replace(entry, checksum=codec.checksum(codec.to_bytes(entry)))
+        chain.append(after)
+    return chain
+
+
+def nothing() -> None: ...
+
+
+class TestAskingByName:
+    """A process that has looked at the log at first, and is paused before any later request, while others write and collect."""
+
+    @pytest.fixture
+    def known(self) -> list[Entry]:
+        return chain_of(3)
+
+    @pytest.fixture
+    def files(self, known: list[Entry]) -> Paused:
+        """The store of three entries."""
+        return Paused(log_of(*known).files.url)
+
+    @pytest.fixture
+    def log(self, files: Paused, known: list[Entry]) -> Log:
+        """A log that has seen the newest of them."""
         log = Log(files, "app")
+        assert log.newest() == known[-1]
+        files.asked.clear()
+        return log
+
+    def go_on(self, log: Log, written: Sequence[Entry], left: int = 2) -> None:
+        """Another driver writes these entries, and collects all but the newest ones."""
+        files = MemoryFiles(log.files.url)
+        for entry in written:
+            files.create(log.path(entry.number), codec.to_bytes(entry))
+        for number in Log(files, "app").numbers()[:-left]:
+            files.delete(log.path(number))
+
+    def test_who_knows_an_entry_asks_for_the_next_one_and_looks_whether_the_one_before_is_there(
+        self, log: Log, files: Paused, known: list[Entry]
+    ) -> None:
+        assert log.newest() == known[-1]
+        assert files.asked == ["GET 4", "GET 2"]
+        files.asked.clear()
+        self.go_on(log, after := chain_of(2, after=known[-1]))
+        assert log.newest() == after[-1]
+        assert files.asked == ["GET 4", "GET 5", "GET 6", "GET 4"]
+
+    def test_an_entry_is_appended_without_a_listing(self, log: Log, files: Paused, known: list[Entry]) -> None:
+        log.append(known[-1].follower(0))
+        assert files.asked == ["PUT 4", "GET 5", "GET 3"]
+
+    def test_a_disk_is_asked_by_name_as_a_store_behind_a_network_is(self, tmp_path: Path) -> None:
+        files = open_files(tmp_path)
+        log = Log(files, "app")
+        log.append(entry_of(1))
+        log.append(core.newest(log).follower(0))
+        with mock.patch.object(type(files), "list", side_effect=AssertionError):
+            log.append(core.newest(log).follower(0))
+
+    @pytest.mark.parametrize("requests", range(4))
+    @pytest.mark.parametrize("written", [1, 2, 3, 5, 40])
+    @pytest.mark.parametrize("epoch", [1, 2])
+    def test_a_look_sees_what_was_written_before_it_wherever_it_is_paused(
+        self, log: Log, files: Paused, known: list[Entry], epoch: int, written: int, requests: int
+    ) -> None:
+        after = chain_of(written, epoch, known[-1])
+        later = chain_of(4, epoch, after[-1])
+        self.go_on(log, after)
+        files.before(*[nothing] * requests, lambda: self.go_on(log, later))
+        assert core.newest(log).number >= after[-1].number
+        while files.due:
+            log.newest()
+        assert log.newest() == later[-1]
+
+    @pytest.mark.parametrize("written", [2, 3, 5, 40])
+    @pytest.mark.parametrize("epoch", [1, 2])
+    def test_a_driver_that_was_paused_until_its_number_was_collected_has_not_committed(
+        self, log: Log, files: Paused, known: list[Entry], epoch: int, written: int
+    ) -> None:
+        others = chain_of(written, epoch, known[-1])
+        files.before(lambda: self.go_on(log, others, left=min(2, written - 1)))
+        with pytest.raises(FencedError if epoch == 2 else CommitUnknownError):
+            log.append(known[-1].follower(7))
+        assert log.newest() == others[-1]
+
+    @pytest.mark.parametrize("requests", [1, 2])
+    @pytest.mark.parametrize("written", [1, 5])
+    def test_a_driver_that_was_paused_after_its_entry_was_written_has_committed(
+        self, log: Log, files: Paused, known: list[Entry], written: int, requests: int
+    ) -> None:
+        def go_on() -> None:
+            self.go_on(log, chain_of(written, after=Log(MemoryFiles(log.files.url), "app").read(4)), left=100)
+
+        files.before(*[nothing] * requests, go_on)
+        log.append(known[-1].follower(7))
+        assert core.newest(log).number == 4 + written
+
+    def test_an_entry_that_was_written_again_after_it_was_collected_is_not_the_newest(
+        self, log: Log, known: list[Entry]
+    ) -> None:
+        # A driver that slept writes the entry after the known one. It is fenced, and its entry stays for a while.
+        others = chain_of(5, 2, known[-1])
+        self.go_on(log, others)
+        ghost = known[-1].follower(7)
+        MemoryFiles(log.files.url).create(log.path(4), codec.to_bytes(ghost))
+        assert log.newest() == others[-1]
+
+    def test_an_entry_that_was_written_in_the_place_of_the_one_before_proves_nothing(
+        self, log: Log, known: list[Entry]
+    ) -> None:
+        others = chain_of(5, 2, known[-1])
+        self.go_on(log, others)
+        MemoryFiles(log.files.url).create(log.path(2), codec.to_bytes(replace(known[1], time=7)))
+        assert log.newest() == others[-1]
+
+    def test_who_is_far_behind_lists_the_log(self, log: Log, files: Paused, known: list[Entry]) -> None:
+        self.go_on(log, after := chain_of(logs.STEPS, after=known[-1]), left=100)
+        assert log.newest() == after[-1]
+        assert files.asked.count("LIST") == 1
+
+    def test_a_log_of_one_entry_is_listed(self) -> None:
+        (first,) = chain_of(1)
+        files = Paused(log_of(first).files.url)
+        log = Log(files, "app")
+        assert log.newest() == first
+        files.asked.clear()
+        assert log.newest() == first
+        assert files.asked == ["LIST", "GET 2"]
+
+    @pytest.mark.parametrize("fault", ["lost", "damaged"])
+    def test_a_fault_of_an_entry_in_the_middle_is_noticed_by_those_who_know_the_one_before(
+        self, log: Log, known: list[Entry], fault: str
+    ) -> None:
+        after = chain_of(2, after=known[-1])
+        self.go_on(log, after, left=100)
+        log.files.delete(log.path(4))
+        if fault == "damaged":
+            log.files.create(log.path(4), b"damaged")
+        seen = [log.newest() for _ in range(logs.LOOKS)]
+        # It is whole itself, so that the lost one is not needed.
+        assert seen[-1] == after[-1]
+        assert fault == "lost" or seen[0] == after[-1]
+
+    def test_once_the_log_is_known_to_be_damaged_no_look_takes_an_older_entry(
+        self, log: Log, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "LOOKS", 2)
+        other = Log(MemoryFiles(log.files.url), "app")
+        for _ in range(2):
+            other.append(core.newest(other).follower(0))
+        other.files.delete(other.path(4))
         log.newest()
-        del files.asked[:]
-        assert log.newest() == entry_of(3)
-        assert files.asked == [log.path(4)]
+        for _ in range(3):
+            with pytest.raises(DamagedError, match="is missing, and entry 5 follows from it"):
+                log.newest()
+
+    def test_what_was_appended_where_an_entry_was_lost_is_no_part_of_the_log(
+        self, log: Log, known: list[Entry]
+    ) -> None:
+        self.go_on(log, chain_of(2, after=known[-1]), left=100)
+        log.files.delete(log.path(4))
+        with pytest.raises(CommitUnknownError, match="came after others of its number"):
+            log.append(known[-1].follower(7))
 
 
 class TestReading:
@@ -1140,6 +1336,27 @@ class TestCollection:
         assert log.numbers() == [4, 5, 6]
         core.collect(log, 1, now=10**9, keeping=self.KEEPING)
         assert log.numbers() == [5, 6]
+
+    @pytest.mark.parametrize("count", range(1, 6))
+    def test_a_collection_that_breaks_off_leaves_the_end_of_the_log_without_a_gap(
+        self, monkeypatch: pytest.MonkeyPatch, count: int
+    ) -> None:
+        monkeypatch.setattr(logs, "MOST_CHANGES", 0)
+        log, (plan,) = started(core.memory())
+        for i in range(8):
+            core.play(log, plan, rows_of(10 * i), now=i)
+        before, deleted, delete = log.numbers(), list[str](), type(log.files).delete
+
+        def break_off(files: Files, path: str) -> None:
+            if len(deleted) == count:
+                raise StoreUnavailableError("the driver is killed")
+            deleted.append(path)
+            delete(files, path)
+
+        monkeypatch.setattr(type(log.files), "delete", break_off)
+        with pytest.raises(StoreUnavailableError):
+            core.collect(log, 1, now=10**9, keeping=self.KEEPING)
+        assert log.numbers() == before[count:]
 
     def test_runs_of_a_batch_that_may_still_be_committed_stay(self) -> None:
         log, (plan,) = started(core.memory())

@@ -34,6 +34,7 @@ from persistent_state.engine.spark.versions import arrow_types, spark_types
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol import rewind
 from persistent_state.protocol.global_clock import Keeping
+from persistent_state.store import log as logs
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
 from tests import core
@@ -800,10 +801,12 @@ class TestStreams:
         files.asked.clear()
         parts = stream.parts(start, end)
         assert len({part.changes.until.clock for part in parts if isinstance(part, store_rows.ChangesPart)}) > 50
-        assert len(files.asked) <= most * 60
+        # Each look reads the entry before the newest, to see that it is still there.
+        before = Log(files, "app").path(world.newest.number - 1)
+        assert len([path for path in files.asked if path != before]) <= most * 60
         files.asked.clear()
         assert stream.newest() == end
-        assert files.asked == []
+        assert files.asked == [before]
 
     def test_a_stream_begins_with_a_snapshot_or_after_a_clock_or_with_what_comes(self) -> None:
         with few_rows():
@@ -864,7 +867,11 @@ class TestStreams:
             assert query.state == world.expected(newest)
             assert not query.plan()
 
-    def test_a_store_that_refuses_a_question_skips_no_clock_and_is_told_as_it_is(self) -> None:
+    def test_a_store_that_refuses_a_question_skips_no_clock_and_is_told_as_it_is(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # A look that lists the log would ask other questions.
+        monkeypatch.setattr(logs, "LOOKS", 10**9)
         with few_rows():
             files = RefusingFiles("memory://" + core.new_id())
             world = World(Kept(), files=files)
