@@ -38,8 +38,9 @@ class RunningValues:
     application starts again.
 
     Args:
-        function: Called as function(values, batch) after each commit. `values` is a DataFrame of the key columns and `value`,
-            `batch` the number of the micro-batch. With Spark Connect it runs in a Python of the server.
+        function: Called as function(values, batch) after each micro-batch, which `Local` may commit a little later. `values` is
+            a DataFrame of the key columns and `value`, `batch` the number of the micro-batch. With Spark Connect it runs in a
+            Python of the server.
         as_: "arrow" lets the function be given `Values` in place of a DataFrame. Without Spark there is no DataFrame.
 
     Raises:

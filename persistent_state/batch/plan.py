@@ -364,10 +364,6 @@ class FlowPlan:
         """Return the plan of some of the tasks."""
         return replace(self, tasks=tuple(plan for plan in self.tasks if plan.name in names))
 
-    def with_files(self, files: Files) -> FlowPlan:
-        """Return the plan of the same tasks, whose files are these."""
-        return replace(self, tasks=tuple(replace(plan, files=files) for plan in self.tasks))
-
 
 def state_of(task: PersistentTask) -> KeptState[Any]:
     """Return the state that a task keeps.

@@ -228,6 +228,8 @@ class LocalJobs:
 def _known(setup: Setup) -> list[object]:
     """Return what all workers know, so that no call need send it: the files, the plans of all tasks and the sources."""
     known: list[object] = [setup.files]
+    for plan in setup.unsynced.values():
+        known += [plan, plan.layout, plan.files]
     for part in setup.parts:
         known += [part.plan, part.plan.layout, part.plan.files]
         if isinstance(part.source, TimeReplayableSource):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 
-from persistent_state.batch.plan import AT_MOST_ONCE, FlowPlan
+from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.planner import Planner
+from persistent_state.errors import StateError
 from persistent_state.local.pace import OPEN_SECONDS, Pace
 from persistent_state.local.pool import Calls
 from persistent_state.local.turns import Turns
+from persistent_state.protocol.gathered import may_gather
 from persistent_state.run.commit import GatheringCommitter, committing
 from persistent_state.run.failures import as_exception
 from persistent_state.run.feeds import Feed, flows_of, meetings
@@ -75,51 +79,59 @@ class _Loop:
         committer = gathered or self._setup.committer(flow, self._entry.epoch, self._listener)
         log, commit = (None, committer.commit) if gathered is None else (gathered.log, gathered.gather)
         if gathered is not None:
-            unsynced = flow.first.files.unsynced
-            assert unsynced is not None, "it gathers"
-            flow = flow.with_files(unsynced)
+            flow = replace(flow, tasks=tuple(self._setup.unsynced[plan.name] for plan in flow.tasks))
         turns = Turns(self._calls, flow, commit, self._source, self._setup.running_of(flow))
         pace = Pace(self._setup.files, self._setup.trigger, self._stopping, gathers=gathered is not None)
         planner = Planner(self._flow, source, self._entry.epoch, self._most, until, to_the_end, log)
+        try:
+            self._take_turns(planner, turns, pace, gathered)
+        except BaseException:
+            # What was gathered before is as good as if it had been committed then.
+            with suppress(StateError):
+                self._write(gathered, pace, is_last=True)
+            raise
+        self._write(gathered, pace, is_last=True)
+
+    def _take_turns(self, planner: Planner, turns: Turns, pace: Pace, gathered: GatheringCommitter | None) -> None:
+        """Take turns until the flow is to end, or the source is read to its end."""
         offset, number = planner.first(), 0
         while not self._stopping.is_set():
+            self._write(gathered, pace)
             asked = time.monotonic()
             newest = planner.latest(offset, now_us)
             if newest == offset:
                 self.is_idle = True
-                if to_the_end:
+                if planner.to_the_end:
                     return
-                self._write(gathered, pace)
-                pace.await_look(source)
+                pace.await_look(planner.source)
                 continue
             if self._stopping.is_set():
-                break
+                return
             self.is_idle, self.begun = False, asked
             turns.take(planner.parts(offset, now_us, new_id), number, planner.source.places)
             offset, number = newest, number + 1
             pace.has_gathered()
             self._write(gathered, pace)
-            self.has_committed, self.begun = True, None
-            if not to_the_end:
+            self.has_committed, self.begun = self.has_committed or gathered is None, None
+            if not planner.to_the_end:
                 self.is_idle = True
                 pace.await_next(asked, planner.is_behind)
-        self._write(gathered, pace, is_last=True)
 
     def _gathering(self) -> GatheringCommitter | None:
         """Return what gathers the flow's micro-batches, where a function gets the values of each, which need no commit."""
-        plan, files = self._flow.first, self._setup.files
-        if not any(self._setup.running_of(self._flow).values()) or self._setup.trigger is not None:
-            return None
-        if files.unsynced is None or plan.delivery == AT_MOST_ONCE or plan.upstream:
+        is_wanted = any(self._setup.running_of(self._flow).values()) and self._setup.trigger is None
+        if not is_wanted or not self._setup.unsynced or not may_gather(self._entry, self._flow):
             return None
         return self._setup.gathering_committer(self._flow, self._entry.epoch, self._listener)
 
     def _write(self, gathered: GatheringCommitter | None, pace: Pace, is_last: bool = False) -> None:
         """Commit what was gathered, if that is due, or if it `is_last`."""
         if gathered is not None and (is_last or pace.is_commit_due):
+            self.begun = self.begun or time.monotonic()
             with committing():
                 gathered.write()
             pace.has_committed()
+            self.has_committed, self.begun = True, None
 
 
 class LocalFlows:

@@ -57,6 +57,8 @@ def _answer(channel: Channel) -> None:
     sent = channel.receive()
     try:
         known: Sequence[Any] = pickle.loads(sent.data)
+        for source in [each for each in known if isinstance(each, TimeReplayableSource)]:
+            source.stay_open(OPEN_SECONDS)
     except Exception as error:
         refused = InvalidInputError(
             f"a worker can't load the application: {type(error).__name__}: {error}. Install what it imports, or let PYTHONPATH "
@@ -64,8 +66,6 @@ def _answer(channel: Channel) -> None:
         )
         channel.send(to_answer((None, refused)))
         return
-    for source in [each for each in known if isinstance(each, TimeReplayableSource)]:
-        source.stay_open(OPEN_SECONDS)
     # What was imported stays, and the garbage collector need not look at it after each call.
     gc.freeze()
     channel.send(to_answer((None, None)))

@@ -61,7 +61,7 @@ def backup(
     """
     if last < 1:
         raise InvalidInputError(f"{last=} is less than 1; keep at least one backup.")
-    if source.files.url == target.files.url:
+    if source.files == target.files:
         raise InvalidInputError(
             f"store={target.files.url} is the application's own; name another place for its backups."
         )
@@ -199,11 +199,13 @@ def _files_there(log: Log) -> set[str]:
 def _tidy(target: Log, entry: Entry, now: int) -> None:
     """Delete the entries before those of the kept clocks, and what no entry names. A backup that is under way names it later.
 
-    What can't be deleted now is deleted by the next backup.
+    The newest two entries stay, so that a slower backup finds its number taken. What can't be deleted now is left to the next
+    backup.
     """
-    files, first = target.files, min(kept.entry for kept in entry.kept.values())
+    files = target.files
     with suppress(StoreUnavailableError, DamagedError, FileNotFoundError):
         numbers = target.numbers()
+        first = min([*numbers[-2:-1], *(kept.entry for kept in entry.kept.values())])
         for number in numbers:
             if number < first:
                 files.delete(target.path(number))

@@ -336,7 +336,8 @@ class Giver:
         if self.task not in newest.tasks:
             return newest.clock
         outputs, flow = newest.tasks[self.task].outputs, newest.flow_of(self.task)
-        # Under another delivery no sink is given a clock above the global one. If it has one, the store is an older copy.
-        is_at_least_once = self.delivery == AT_LEAST_ONCE or flow.source.again != END
-        own = flow.progress.clock if is_at_least_once else BEGINNING
+        # Under exactly-once delivery no sink is given a clock above the global one. If it has one, the store is an older copy.
+        # At-most-once delivery may go on from at-least-once, which gives clocks above it.
+        is_exactly_once = self.delivery == EXACTLY_ONCE and flow.source.again == END
+        own = BEGINNING if is_exactly_once else flow.progress.clock
         return max(newest.clock, own, outputs.furthest, outputs[self.output].delivered)

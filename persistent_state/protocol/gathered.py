@@ -7,18 +7,23 @@ may append entries meanwhile. That is why a turn is kept as its change of an ent
 Invariants:
 - All files that an entry names survive a power cut before the entry is appended.
 - The global clock moves at most once from one entry of the log to the next: a kept clock is read by the entry that has it.
+- A turn folds over no clock that the entry before it keeps apart, also when that is made again. So turns are gathered only
+  where no other flow moves the global clock meanwhile, and no output is given a clock above it: what others append then takes
+  clocks away, and adds none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 from persistent_state.batch.packets import Descriptor
-from persistent_state.errors import ExistsError, StoreUnavailableError
+from persistent_state.batch.plan import EXACTLY_ONCE, FlowPlan
+from persistent_state.errors import DisagreementError, ExistsError, StoreUnavailableError
 from persistent_state.protocol import next_entry
 from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store.entry import Entry
@@ -29,6 +34,15 @@ from persistent_state.store.named_files import Stored
 Change: TypeAlias = Callable[[Entry], Entry]
 """Returns the entry that a turn makes of the newest one."""
 
+Clocks: TypeAlias = Mapping[str, AbstractSet[int]]
+"""By task: clocks."""
+
+
+def may_gather(entry: Entry, flow: FlowPlan) -> bool:
+    """Return whether a flow's turns can be gathered: it is the only one, no task feeds it, and delivery is exactly-once."""
+    flows = {task.flow for task in entry.tasks.values() if task.active}
+    return flows == {flow.id} and not flow.first.upstream and flow.first.delivery == EXACTLY_ONCE
+
 
 class GatheringLog(Log):
     """The log as the driver of an epoch sees it: the newest entry is that of the turns that are gathered, if there are any."""
@@ -36,7 +50,8 @@ class GatheringLog(Log):
     def __init__(self, files: Files, application: str, epoch: int) -> None:
         super().__init__(files, application)
         self._epoch = epoch
-        self._changes: list[Change] = []
+        self._changes: list[tuple[Change, Clocks]] = []
+        """Each turn's change of an entry, and the clocks that the turn has not folded over."""
         self._made: Entry | None = None
         """The entry that the changes have made, in the place of the newest one."""
         self._runs: set[str] = set()
@@ -66,7 +81,7 @@ class GatheringLog(Log):
         """
         newest = newest_own(self, self._epoch)
         entry = change(newest)
-        self._changes.append(change)
+        self._changes.append((change, _kept_apart(newest)))
         self._made = _standing_for(newest, entry)
         self._runs |= {run.file.path for each in made for run in each.runs}
         self._sides |= {side.file.path for each in made for side in (each.side, each.late) if side is not None}
@@ -74,7 +89,7 @@ class GatheringLog(Log):
         return entry
 
     def write(self) -> Entry:
-        """Append the turns that were gathered, and return the newest entry. Files that none names now are deleted.
+        """Append the turns that were gathered, and return the newest entry. Runs and values that none names now are deleted.
 
         Raises:
             FencedError: A newer driver owns the application.
@@ -90,7 +105,11 @@ class GatheringLog(Log):
             """Return what the changes make of an entry, up to the one by which the global clock would move a second time."""
             nonlocal count
             entry, count = newest, 0
-            for change in changes:
+            for change, apart in changes:
+                if not all(kept <= apart[task] for task, kept in _kept_apart(entry).items()):
+                    raise DisagreementError(
+                        f"turns of {self.application} have folded over a clock that others have committed since; start again."
+                    )
                 following = change(_standing_for(newest, entry))
                 if newest.clock != entry.clock != following.clock:
                     break
@@ -115,6 +134,11 @@ class GatheringLog(Log):
         unnamed, self._runs, self._values = [*self._runs, *self._values], set(), set()
         with suppress(StoreUnavailableError):
             self.files.for_each(self.files.delete, unnamed)
+
+
+def _kept_apart(entry: Entry) -> Clocks:
+    """Return by task the clocks that are kept apart by an entry."""
+    return {name: {*entry.retained, *task.stored.cuts} for name, task in entry.tasks.items() if task.active}
 
 
 def _standing_for(newest: Entry, entry: Entry) -> Entry:

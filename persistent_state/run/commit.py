@@ -171,7 +171,7 @@ def _by_task(flow: FlowPlan, answers: Answers) -> dict[str, list[Descriptor]]:
 
 def _work(flow: FlowPlan, answers: Answers, after: Advance, now: int, commit_seconds: float) -> Work:
     """Return what a micro-batch or a step has taken that was committed now."""
-    planned = max(report.now for report in answers.reports)
+    planned = min(report.now for report in answers.reports)
     return Work(
         flow=flow.id,
         is_step=all(report.reach is None for report in answers.reports),

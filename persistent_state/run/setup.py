@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -108,6 +108,12 @@ class Setup:
     def settings(self) -> dict[str, Settings]:
         """The settings of each task, by its name."""
         return {plan.name: plan.settings for plan in self.plans}
+
+    @cached_property
+    def unsynced(self) -> dict[str, Plan]:
+        """By name: the plans whose files a power cut may take until they are synced; none where the store has no such files."""
+        files = self.files.unsynced
+        return {} if files is None else {plan.name: replace(plan, files=files) for plan in self.plans}
 
     @cached_property
     def feeds(self) -> list[Feed]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from persistent_state.drive.turn import Part
 from persistent_state.inputs import Inputs
 from persistent_state.local.turns import Turns
 from persistent_state.protocol.collect import Collector
-from persistent_state.protocol.gathered import GatheringLog
+from persistent_state.protocol.gathered import GatheringLog, may_gather
 from persistent_state.sources.base import Reach
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
@@ -67,7 +67,7 @@ class Engines:
         planner = self.rng.choice([each for each in (SPARK, LOCAL, DRIVER) if each != before] * 3 + [LOCAL])
         workers = self.rng.choice([1, 2, 3]) if planner == LOCAL else self.rng.choice([0, 2])
         self.happened[f"{planner} after {before}"] += before is not None
-        gathers = planner == LOCAL and self.rng.random() < 0.6
+        gathers = planner == LOCAL and self.rng.random() < 0.9
         return Engine(planner, workers, self.rng, self.happened, self.held[planner], gathers)
 
 
@@ -188,7 +188,8 @@ def turns_of(world: World, actor: Actor, log: Log, flow: FlowPlan, source: World
     committer = Committer(world, actor, log, flow, source is not None)
     calls: Any = Calls(world, actor, actor.engine)
     gathers = isinstance(log, Gathering)
-    flow = flow.with_files(flow.first.files.unsynced) if gathers else flow
+    if gathers:
+        flow = replace(flow, tasks=tuple(replace(plan, files=plan.files.unsynced) for plan in flow.tasks))
     turns = Turns(calls, flow, committer.gather if gathers else committer.commit, source, {})
     turns._held = actor.engine.held[flow.id]
     return turns
@@ -198,7 +199,8 @@ def read_by_planner(world: World, actor: Actor, log: Log, flow: FlowPlan) -> Non
     """Read a flow's source to the end of what there is, as a loop of `Local` does."""
     source, partitions = world._source(flow, world.rng.choice([2, world.most_rows]))
     collector, gathered = Collector(log), None
-    if actor.engine.gathers and not flow.first.upstream:
+    entry = log.newest()
+    if actor.engine.gathers and entry is not None and may_gather(entry, flow):
         log = gathered = Gathering(log, actor.epoch, world.oracle)
     planner = Planner(flow, source, actor.epoch, actor.engine.most, log=log)
     turns, offset, number = turns_of(world, actor, log, flow, source), planner.first(), 0

@@ -59,6 +59,7 @@ from persistent_state.protocol import (
     deliver,
     fates,
     flows,
+    gathered,
     global_clock,
     graph,
     naming,
@@ -2769,9 +2770,16 @@ BUGS = (
         "Turns are not made again of what others have appended since they were gathered, which is lost.",
         GatheringLog.gather,
         (
-            "self._changes.append(change)",
-            "self._changes.append(lambda newest: replace(entry, number=newest.number + 1, previous=newest.checksum))",
+            "((change, _kept_apart(newest)))",
+            "((lambda newest: replace(entry, number=newest.number + 1, previous=newest.checksum), _kept_apart(newest)))",
         ),
+        theme="engines",
+    ),
+    bug(
+        "gathered beside another flow",
+        "Turns are gathered though another flow moves the global clock meanwhile, to one over which they have folded.",
+        gathered.may_gather,
+        ("flows == {flow.id} and", "flow.id in flows and"),
         theme="engines",
     ),
     bug(
