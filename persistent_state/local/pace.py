@@ -58,7 +58,7 @@ class Pace:
         self._commit_seconds = seconds_between(files, trigger)
         self._seconds = GATHERED_SECONDS if gathers else self._commit_seconds
         self._news_seconds = GATHERED_SECONDS if gathers else NEWS_SECONDS
-        self._idle_seconds = max(LOOK_SECONDS, seconds_between(files, None))
+        self._idle_seconds = LOOK_SECONDS if files.near else FAR_SECONDS
         self._always = trigger is not None
         self._stopping, self._now = stopping, now
         self._due, self._next_due = math.inf, -math.inf
