@@ -2712,7 +2712,7 @@ BUGS = (
         "sink ahead of its store",
         "A sink may have a clock of its task that the global clock has not reached, under any delivery.",
         deliver.Giver._furthest,
-        ("flow.progress.clock if is_at_least_once else BEGINNING", "flow.progress.clock"),
+        ("BEGINNING if is_exactly_once else flow.progress.clock", "flow.progress.clock"),
     ),
     # Starts by other engines
     bug(
