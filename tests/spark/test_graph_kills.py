@@ -41,7 +41,7 @@ OF_BESIDE = (
     "both create log 1",
     "commit create log 1",
     "step create log 1",
-    "both list log 2",
+    "both read log after",
     f"{RUN} Both",
     "unchanged create log 1",
     "start create log 1",
@@ -138,7 +138,9 @@ def points_of(steps: Sequence[str]) -> list[str]:
     found = dict.fromkeys(name for step in steps if "create log 2" not in (name := step.split(" ", 1)[1]))
     assert {step.split()[0] for step in found} == {*PHASES}
     writes = [step for step in found if step.split()[1] in WRITES]
-    after = [step.replace("create log 1", "list log 2") for step in writes if step.startswith(("step", "unchanged"))]
+    after = [
+        step.replace("create log 1", "read log after") for step in writes if step.startswith(("step", "unchanged"))
+    ]
     assert {*after} <= {*found}
     of_jvm = soak_or(ci=["step create log 1"], soak=[step for step in found if step.startswith(("step", "unchanged"))])
     chosen = soak_or(ci=[*writes, *after], soak=[*found])

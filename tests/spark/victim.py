@@ -113,7 +113,8 @@ class Steps:
         kind = path.split("/")[1] if "/" in path else path
         self.here.taken[operation, kind] += 1
         most = MOST if name != "collect" or operation in ("create", "delete") else 1
-        step = f"{name} {operation} {kind} {min(self.here.taken[operation, kind], most)}"
+        is_after = kind == "log" and operation != "create" and self.here.taken["create", kind]
+        step = f"{name} {operation} {kind} {'after' if is_after else min(self.here.taken[operation, kind], most)}"
         with self.lock:
             self.operations += 1
             with self.record.open("a") as record:
