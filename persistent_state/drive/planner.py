@@ -36,8 +36,8 @@ class Planner:
     """A planner of a flow's micro-batches for the driver of an epoch. A micro-batch has at most `most` parts.
 
     It goes up to the positions `until`, if they are given. With `to_the_end` it goes up to the end that the source has when it
-    is first asked, and once it is there nothing is new any more. It can plan by another `log`.
-    It can be pickled before its first call.
+    is first asked, and once it is there nothing is new any more. It can plan by another `log`. It can be pickled before its
+    first call.
     """
 
     def __init__(

@@ -110,7 +110,8 @@ class _Loop:
             self.is_idle, self.begun = False, asked
             turns.take(planner.parts(offset, now_us, new_id), number, planner.source.places)
             offset, number = newest, number + 1
-            pace.has_gathered()
+            if gathered is not None:
+                pace.has_gathered()
             self._write(gathered, pace)
             self.has_committed, self.begun = self.has_committed or gathered is None, None
             if not planner.to_the_end:

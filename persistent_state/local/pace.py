@@ -13,11 +13,11 @@ from persistent_state.store.files import Files
 NEAR_SECONDS = 0.1
 """The least time from one commit to the next on a local disk: each takes an entry of the log, and files."""
 
-GATHERED_SECONDS = 0.01
-"""The least time from one micro-batch to the next where those between two commits are gathered in memory."""
-
 FAR_SECONDS = 1.0
 """The same where each entry and file is a request to a store behind a network."""
+
+GATHERED_SECONDS = 0.01
+"""The least time from one micro-batch to the next where those between two commits are gathered in memory."""
 
 LOOK_SECONDS = 0.2
 """The time between two looks at a source that has nothing to read, unless it says that there is news."""

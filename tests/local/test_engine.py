@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pyarrow as pa
@@ -311,6 +311,29 @@ def test_running_values_come_with_each_micro_batch_as_arrow(tmp_path: Path) -> N
 
     application(tmp_path, sink=RunningValues(take, as_="arrow")).run(Local())
     assert given == [(batch, expected(10 * batch + 10)) for batch in range(3)]
+
+
+class Listening(FileSource):
+    """A source that notes for how long its reader waits for news."""
+
+    waits: ClassVar[list[float]] = []
+
+    def await_news(self, seconds: float, stopping: threading.Event) -> None:
+        self.waits.append(seconds)
+        super().await_news(seconds, stopping)
+
+
+def test_a_flow_that_gathers_nothing_waits_for_news_as_long_as_the_store_allows(tmp_path: Path) -> None:
+    Listening.waits.clear()
+    write(tmp_path / "in", 0, range(10))
+    source = Listening(tmp_path / "in", timestamp="ts", schema=SCHEMA)
+    app = Application("shops", str(tmp_path / "store"), checkpoint_interval="10 seconds").add(PerShop(), source)
+    running = app.start(Local())
+    until(lambda: running.progress, "a commit", lambda: running.is_active)
+    Listening.waits.clear()
+    until(lambda: len(Listening.waits) > 1, "looks", lambda: running.is_active)
+    running.stop()
+    assert {*Listening.waits} == {pace.LOOK_SECONDS}
 
 
 def test_running_values_do_not_wait_for_a_commit_and_a_stop_commits_them(
