@@ -254,7 +254,7 @@ def test_a_driver_paused_through_a_takeover_and_its_collection_is_fenced_and_cha
     spark: SparkSession, launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path
 ) -> None:
     sent = Stream(tmp_path / "stream", seed=35)
-    steps = ["commit create log 1", "commit read log after", "collect delete runs 1"]
+    steps = ["commit create log 1", "commit look log after", "collect delete runs 1"]
     options = ["--pause", *steps, "--from-call", "2"]
     for _ in range(3):
         sent.grow()

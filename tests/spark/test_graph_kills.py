@@ -41,7 +41,7 @@ OF_BESIDE = (
     "both create log 1",
     "commit create log 1",
     "step create log 1",
-    "both read log after",
+    "both look log after",
     f"{RUN} Both",
     "unchanged create log 1",
     "start create log 1",
@@ -139,7 +139,7 @@ def points_of(steps: Sequence[str]) -> list[str]:
     assert {step.split()[0] for step in found} == {*PHASES}
     writes = [step for step in found if step.split()[1] in WRITES]
     after = [
-        step.replace("create log 1", "read log after") for step in writes if step.startswith(("step", "unchanged"))
+        step.replace("create log 1", "look log after") for step in writes if step.startswith(("step", "unchanged"))
     ]
     assert {*after} <= {*found}
     of_jvm = soak_or(ci=["step create log 1"], soak=[step for step in found if step.startswith(("step", "unchanged"))])

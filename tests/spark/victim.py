@@ -22,8 +22,8 @@ It ends with exit code 0 when it has read everything and closed, or with --conti
 that it takes, each after the number of its call.
 
 A step is one operation of the driver's own process in the store: "PHASE OPERATION KIND NTH", such as "commit create log 1",
-or "NUMBER" counted over all. The phases are the functions of `persistent_state.protocol`; "step" is the commit of a step, and
-"both" that of a micro-batch with a step in it.
+"PHASE look log after" behind the writing of an entry, or "NUMBER" counted over all. The phases are the functions of
+`persistent_state.protocol`; "step" is the commit of a step, and "both" that of a micro-batch with a step in it.
 """
 
 from __future__ import annotations
@@ -113,8 +113,10 @@ class Steps:
         kind = path.split("/")[1] if "/" in path else path
         self.here.taken[operation, kind] += 1
         most = MOST if name != "collect" or operation in ("create", "delete") else 1
-        is_after = kind == "log" and operation != "create" and self.here.taken["create", kind]
-        step = f"{name} {operation} {kind} {'after' if is_after else min(self.here.taken[operation, kind], most)}"
+        step = f"{name} {operation} {kind} {min(self.here.taken[operation, kind], most)}"
+        if kind == "log" and operation in ("read", "list") and self.here.taken["create", kind]:
+            # Who has written an entry looks whether it is the newest: by names, or where the log is short by a listing.
+            step = f"{name} look log after"
         with self.lock:
             self.operations += 1
             with self.record.open("a") as record:
