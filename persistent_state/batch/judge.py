@@ -98,8 +98,9 @@ def judge(
     # No interval begins below the clock, so what is taken in all the same is part of the first one above it.
     _mark(codes, LATE, (place.timestamps < basis.clock) & (not takes_late))
     if (late := codes == LATE).any():
-        # A channel is there from its first message on, be it a late one: what follows holds the clock.
-        new = [name for name in place.channels.met(late) if name not in basis.channels and name not in sightings.newest]
+        # A channel has delivered from its first message on, be it a late one: what follows holds the clock.
+        known = {name for name, channel in basis.channels.items() if channel.has_delivered} | sightings.newest.keys()
+        new = [name for name in place.channels.met(late) if name not in known]
         sightings.newest.update(dict.fromkeys(new))
     _mark(codes, AHEAD, place.timestamps > basis.now + plan.settings.ahead)
     if plan.settings.jump is not None:

@@ -31,7 +31,7 @@ from persistent_state.batch.judge import (
 from persistent_state.batch.packets import Basis
 from persistent_state.batch.plan import AT_LEAST_ONCE, Plan
 from persistent_state.batch.rows import place_of
-from persistent_state.event_time.channels import Channel, beyond_limit
+from persistent_state.event_time.channels import Channel, beyond_limit, deliver
 from persistent_state.event_time.clocks import FURTHEST, Bounds, Settings
 from persistent_state.event_time.positions import NO_POSITION, Position
 from persistent_state.protocol.commits import plan_batch
@@ -86,6 +86,14 @@ def test_a_channel_that_is_named_as_one_of_another_input_is_none() -> None:
     assert sightings == Sightings({"a": 200, "other:x": 150})
     named = core.changed(plan, input="history")
     assert judged(named, basis, [(400, 2, "x"), (400, 3, "history:x")]) == [ACCEPTED, ACCEPTED]
+
+
+@pytest.mark.parametrize("known", [{}, {"a": Channel(None, NOW)}])
+def test_a_channel_has_delivered_from_its_first_message_on_be_it_late(known: dict[str, Channel]) -> None:
+    plan, basis = planned()
+    sightings = Sightings()
+    assert judged(plan, replace(basis, channels=known), [(CLOCK - 1, 0)], sightings) == [LATE]
+    assert deliver(known, [("a", newest, 0) for newest in sightings.newest.values()], NOW)["a"].has_delivered
 
 
 def test_each_verdict() -> None:

@@ -407,13 +407,15 @@ class Oracle:
         assert self.newest is not None
         self.sinks.write(self.newest, sink, by, due, values, epoch)
 
-    def go_back(self, sink: WorldSink, epoch: int, timeline: int, clock: int, then: Values) -> None:
-        """A sink is to go back to a clock, at which these were the values."""
+    def go_back(
+        self, sink: WorldSink, epoch: int, timeline: int, clock: int, entry: Entry | None, then: Values
+    ) -> None:
+        """A sink is to go back to a clock, at which these were the values by an entry, if there is one."""
         assert self.newest is not None
         self.happened["a sink went back"] += sink.applied > clock
         self.happened[f"{sink.kind} went back"] += sink.applied > clock
         self.happened["a key came back"] += sink.applied >= clock and bool(then.keys() - sink.mirror.keys())
-        self.sinks.go_back(self.newest, sink, epoch, timeline, clock, then)
+        self.sinks.go_back(self.newest, sink, epoch, timeline, clock, entry, then)
 
     def given(self, name: str, table: Any, layout: Layout) -> dict[tuple[Any, ...], Any]:
         """What an output of a task is given: by key, or by row."""

@@ -238,8 +238,10 @@ class Sinks:
         early = len(self.graphs.job(sink.task).keys) + 2
         return {key[:early]: (*key[early:], value) for key, value in values.items()} if sink.early else dict(values)
 
-    def go_back(self, newest: Entry, sink: WorldSink, epoch: int, timeline: int, clock: int, then: Values) -> None:
-        """A driver, perhaps one that is fenced, lets a sink go back to a clock, with the values of then."""
+    def go_back(
+        self, newest: Entry, sink: WorldSink, epoch: int, timeline: int, clock: int, entry: Entry | None, then: Values
+    ) -> None:
+        """A driver, perhaps one that is fenced, lets a sink go back to a clock, with the values of then by an entry."""
         if sink.kind not in RECORD and epoch != newest.epoch:
             # Nobody can tell a function that.
             return
@@ -247,6 +249,9 @@ class Sinks:
             return
         had_it, there = sink.applied >= clock, self.keyed(sink, then)
         sink.go_back(timeline, clock, there)
+        if sink.kind == NEWEST and had_it and entry is not None:
+            # It is given windows that had closed before it was new, if that entry still has them.
+            sink.begun = min(sink.begun, entry.tasks[sink.task].stored.floor)
         has = {key: sink.mirror.get(key) for key in there}
         facts = {"task": sink.task, "output": sink.output, "kind": sink.kind, "clock": clock}
         self.must(

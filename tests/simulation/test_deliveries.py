@@ -115,7 +115,7 @@ BUGS = (
         lift.lift_chunk,
         ("_note_spans(before, chunk.replay,", "_note_spans(before, chunk.first,"),
     ),
-    bug(AT_LEAST_ONCE, "late all the same", judge.judge, ("& (not plan.takes_late)", "")),
+    bug(AT_LEAST_ONCE, "late all the same", judge.judge, ("& (not takes_late)", "")),
     bug(
         AT_LEAST_ONCE,
         "windows hold for late what they have",
@@ -149,7 +149,7 @@ BUGS = (
         "one of two grids",
         flow_state.FlowState.coarse_on,
         ("math.lcm(segment.step, interval)", "segment.step"),
-        at=53,
+        at=23,
     ),
     bug(
         AT_LEAST_ONCE,
@@ -233,14 +233,14 @@ OF_WORLDS_THAT_GO_BACK = (
         "a cut is believed that took late messages away",
         flow_state.SourceState.cut_back,
         ("END if self.again == END else BEGINNING", "END"),
-        at=2,
+        at=218,
     ),
     bug(
         AT_LEAST_ONCE,
         "a first start takes nothing in late",
         takeover._fed,
         ("plan.first.delivery == AT_LEAST_ONCE and", "False and"),
-        at=52,
+        at=218,
     ),
     bug(
         AT_LEAST_ONCE,
@@ -254,7 +254,7 @@ OF_WORLDS_THAT_GO_BACK = (
         "nothing is accounted for",
         positions.rewind_position,
         ("{*pairs, (position.next, clock)}", "pairs"),
-        at=5,
+        at=22,
     ),
     bug(
         AT_MOST_ONCE,
@@ -277,7 +277,7 @@ OF_WORLDS_THAT_GO_BACK = (
 @pytest.mark.parametrize(("delivery", "at", "bug"), BUGS, ids=lambda given: getattr(given, "name", given))
 def test_a_planted_bug_is_found(delivery: str, at: int, bug: Bug) -> None:
     with bug.planted():
-        assert any(is_broken(DeliveryWorld(seed, delivery)) for seed in (*soak_or(ci=(at,), soak=()), *range(WORLDS)))
+        assert any(is_broken(DeliveryWorld(seed, delivery)) for seed in seeds_from(at))
 
 
 @pytest.mark.soak
@@ -287,8 +287,12 @@ def test_a_planted_bug_is_found(delivery: str, at: int, bug: Bug) -> None:
 )
 def test_a_bug_of_going_back_is_found(delivery: str, at: int, bug: Bug) -> None:
     with bug.planted():
-        seeds = (*soak_or(ci=(at,), soak=()), *range(WORLDS))
-        assert any(is_broken(DeliveryWorld(seed, delivery, goes_back=True)) for seed in seeds)
+        assert any(is_broken(DeliveryWorld(seed, delivery, goes_back=True)) for seed in seeds_from(at))
+
+
+def seeds_from(at: int) -> tuple[int, ...]:
+    """Return the worlds in which to look for a bug: the one that is known to show it, as long as worlds are what they were."""
+    return *soak_or(ci=(at,), soak=()), *range(1000)
 
 
 def is_broken(world: DeliveryWorld) -> bool:

@@ -20,6 +20,8 @@ import pytest
 
 from tests.simulation.layers import ROOT, bugs_for_worlds, killers
 from tests.simulation.planted import BUGS, OF_NO_USE, Bug
+from tests.simulation.test_deliveries import BUGS as OF_DELIVERIES
+from tests.simulation.test_deliveries import OF_WORLDS_THAT_GO_BACK
 from tests.simulation.world import World
 from tests.soak import IS_SOAK, drawn, soak_or
 
@@ -40,7 +42,7 @@ def worlds_from(known: int | None) -> list[int]:
 
 
 def test_every_bug_can_be_planted_and_names_only_what_is_there() -> None:
-    for bug in BUGS:
+    for bug in [*BUGS, *(bug for *_, bug in [*OF_DELIVERIES, *OF_WORLDS_THAT_GO_BACK])]:
         with bug.planted():
             missing = (
                 globals_of(bug.target.__code__) - vars(sys.modules[bug.target.__module__]).keys() - {*dir(builtins)}

@@ -1016,7 +1016,7 @@ class World:
             values = {} if then is None else self._values(plan, sink, then, Due(clock, BEGINNING, BEGINNING))
 
             def act() -> None:
-                self.oracle.go_back(sink, actor.epoch, timelines[-1], clock, values)
+                self.oracle.go_back(sink, actor.epoch, timelines[-1], clock, then, values)
 
             actor.perform("write", f"{sink.task} {sink.output} back to {clock}", act)
 
