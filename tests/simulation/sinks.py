@@ -247,7 +247,9 @@ class Sinks:
             return
         if sink.kind in RECORD and sink.timeline >= timeline:
             return
-        had_it, there = sink.applied >= clock, self.keyed(sink, then)
+        # One that was new above the clock has nothing then.
+        had_it = sink.applied >= clock and any(given.clock <= clock for given in sink.given)
+        there = self.keyed(sink, then)
         sink.go_back(timeline, clock, there)
         if sink.kind == NEWEST and had_it and entry is not None:
             # It is given windows that had closed before it was new, if that entry still has them.

@@ -262,7 +262,8 @@ def test_applications_that_go_back_take_their_outputs_along(theme: str) -> None:
         REWOUND_OUTPUTS: {f"{kind} went back" for kind in GO_BACK},
         REWOUND_GRAPH_OUTPUTS: {f"{kind} went back" for kind in GO_BACK},
         REWOUND_LATE: {"a write landed after its sink went back"},
-        REWOUND_FURTHER: {"a key came back"},
+        # One world in sixty shows it.
+        REWOUND_FURTHER: soak_or(ci=set(), soak={"a key came back"}),
     }
     wanted = {"a sink went back"} | of_theme.get(theme, set())
     play_until(wanted, REWOUND_OUTPUTS_WORLDS[theme], theme, lambda world: world.oracle.happened)

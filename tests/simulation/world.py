@@ -295,7 +295,7 @@ class World:
             self.fault_rate, self.faulty, self.nap_rate, self.damage_rate, self.lag = 0.0, False, 0.0, 0.0, 0
             self.keeping, self.interval, self.delay = Keeping(12, 0), 10, 0
             self.tick, self.most_rows, self.wide, self.idle_after = 1, 3, 0, None
-        more = 2 if self.places else 1 if self.theme == BACKFILL else 0
+        more = 4 if self.goes_further else 2 if self.places else 1 if self.theme == BACKFILL else 0
         self.rewinds = self.people.randint(1, 3) + more if goes_back else 0
         self.look_rate = self.people.choice([0.5, 1.0] if self.theme == KEPT else [0.0, 0.0, 0.3])
         self.branches = Branches(self.oracle.kept, must) if self.theme == BRANCHED else None
