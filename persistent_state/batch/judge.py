@@ -99,8 +99,8 @@ def judge(
     _mark(codes, LATE, (place.timestamps < basis.clock) & (not takes_late))
     if (late := codes == LATE).any():
         # A channel has delivered from its first message on, be it a late one: what follows holds the clock.
-        known = {name for name, channel in basis.channels.items() if channel.has_delivered} | sightings.newest.keys()
-        new = [name for name in place.channels.met(late) if name not in known]
+        heard = {name for name, channel in basis.channels.items() if channel.has_delivered} | sightings.newest.keys()
+        new = [name for name in place.channels.met(late) if name not in heard]
         sightings.newest.update(dict.fromkeys(new))
     _mark(codes, AHEAD, place.timestamps > basis.now + plan.settings.ahead)
     if plan.settings.jump is not None:

@@ -167,9 +167,11 @@ def look_up(
                 raise kind(f"topic={name!r} is not there; make it, or correct the name.") from None
     places = [(name, one.id) for name, topic in descriptions.items() for one in topic.partitions]
     spec = kafka.admin.OffsetSpec
-    first = offsets(admin, dict.fromkeys(places, spec.earliest()), is_committed)
-    # Ask this before the end: what is written between the two questions would look like an open transaction.
-    written = offsets(admin, dict.fromkeys(places, spec.latest()), False) if is_committed else {}
+    # The brokers answer these two at the same time.
+    first_of = ask_offsets(admin, dict.fromkeys(places, spec.earliest()), is_committed)
+    written_of = ask_offsets(admin, dict.fromkeys(places if is_committed else (), spec.latest()), False)
+    first, written = first_of(), written_of()
+    # Ask for the end afterwards: what is written between the two questions would look like an open transaction.
     end = offsets(admin, dict.fromkeys(places, spec.latest()), is_committed)
     return {
         name: Topic(
@@ -188,19 +190,30 @@ def offsets(admin: Any, specs: Mapping[tuple[str, int], Any], is_committed: bool
     Raises:
         KafkaException: The broker does not answer, or refuses.
     """
+    return ask_offsets(admin, specs, is_committed)()
+
+
+def ask_offsets(
+    admin: Any, specs: Mapping[tuple[str, int], Any], is_committed: bool
+) -> Callable[[], dict[tuple[str, int], int]]:
+    """Ask for what `offsets` returns, and return the function that waits for the answer and returns it."""
     kafka = library()
     level = kafka.IsolationLevel.READ_COMMITTED if is_committed else kafka.IsolationLevel.READ_UNCOMMITTED
     request = {kafka.TopicPartition(*place): spec for place, spec in specs.items()}
     futures = admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT) if request else {}
-    offset_by_place = {}
-    for place, future in futures.items():
-        offset = int(_result(future, place.topic).offset)
-        is_timed = isinstance(request[place], type(kafka.admin.OffsetSpec.for_timestamp(0)))
-        # While a partition has no leader, the library returns -1001 and no error.
-        if offset < (-1 if is_timed else 0):
-            raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError.LEADER_NOT_AVAILABLE))
-        offset_by_place[place.topic, place.partition] = offset
-    return offset_by_place
+
+    def wait() -> dict[tuple[str, int], int]:
+        offset_by_place = {}
+        for place, future in futures.items():
+            offset = int(_result(future, place.topic).offset)
+            is_timed = isinstance(request[place], type(kafka.admin.OffsetSpec.for_timestamp(0)))
+            # While a partition has no leader, the library returns -1001 and no error.
+            if offset < (-1 if is_timed else 0):
+                raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError.LEADER_NOT_AVAILABLE))
+            offset_by_place[place.topic, place.partition] = offset
+        return offset_by_place
+
+    return wait
 
 
 def commit_offsets(admin: Any, group: str, places: Mapping[tuple[str, int], int]) -> None:
