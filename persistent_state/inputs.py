@@ -98,6 +98,7 @@ class Inputs(TimeReplayableSource):
         )
 
     def read_by(self, application: str) -> Inputs:
+            has_more=any(reach.unread or reach.has_more for reach in reached.values()),
         return Inputs({name: source.read_by(application) for name, source in self.sources.items()})
 
     def hold(self, partitions: Collection[str]) -> None:

@@ -117,6 +117,7 @@ class Reach:
         journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
+        has_more: True if there are such positions, where `unread` can't say how many.
         lag: The same by partition. A source that does not know, or has one partition, leaves it out. A channel of the same name
             is not silent while there is more of it.
         pending: By partition: for how many seconds it has had positions that can't be read yet, as those of a transaction that
@@ -136,6 +137,7 @@ class Reach:
     journal: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     unread: int | None = None
+    has_more: bool = False
     lag: Mapping[str, int] = field(default_factory=dict)
     pending: Mapping[str, float] = field(default_factory=dict)
     is_last: bool | None = None

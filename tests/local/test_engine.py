@@ -372,6 +372,19 @@ def test_running_values_do_not_wait_for_a_commit_and_a_stop_commits_them(
     assert state(tmp_path) == expected(40)
 
 
+def test_a_start_goes_on_at_once_while_a_folder_has_more_files_than_a_micro_batch_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "NEAR_SECONDS", 3600.0)
+    for file in range(5):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+    progress = list[Progress]()
+    running = application(tmp_path).start(Local(), on_progress=progress.append)
+    until(lambda: sum(each.messages for each in progress) == 50, "all files", lambda: running.is_active)
+    running.stop()
+    assert [each.messages for each in progress] == [10] * 5
+
+
 def test_a_failure_starts_the_run_again_from_the_global_clock(tmp_path: Path) -> None:
     for file in range(3):
         write(tmp_path / "in", file, range(10 * file, 10 * file + 10))

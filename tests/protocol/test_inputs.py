@@ -577,6 +577,16 @@ def test_sources_of_several_inputs_stay_open() -> None:
     assert heard == [(sources["orders"], 7.0), (sources["rates"], 7.0)]
 
 
+@pytest.mark.parametrize("backlog", [{"unread": 1}, {"has_more": True}, {"unread": 0}])
+def test_inputs_have_more_if_one_of_them_has(backlog: Mapping[str, Any]) -> None:
+    class Limited(Rows):
+        def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+            return Reach({"p": 1}, **backlog)
+
+    reach = Inputs({"a": Limited(ORDERS), "b": Rows(RATES)}).reach({}, everything=False)
+    assert (reach.unread, reach.has_more) == (None, backlog != {"unread": 0})
+
+
 def test_each_input_begins_with_timestamps_of_its_own_unit() -> None:
     class Unsaid(Rows):
         timestamp_unit = None  # type: ignore[assignment]
