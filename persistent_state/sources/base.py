@@ -365,16 +365,21 @@ class TimeReplayableSource(ABC):
             seconds: The time without a call after which all is closed. 0 closes all at once, and nothing stays open any more.
         """
 
-    def await_news(self, seconds: float, stopping: threading.Event) -> None:
+    def await_news(self, seconds: float, stopping: threading.Event) -> bool:
         """Wait until there may be more than `reach` has last seen. By default wait for all of the time.
 
-        The driver of `Local` calls it when there was nothing to read, and then `reach`, whatever ended the wait.
+        The driver of `Local` calls it when there was nothing to read, and then `reach`, whatever ended the wait. Several inputs
+        of a task have short waits in turns.
 
         Args:
             seconds: The most seconds to wait.
             stopping: Ends the wait when it is set.
+
+        Returns:
+            Whether there may be more.
         """
         stopping.wait(seconds)
+        return False
 
     @abstractmethod
     def read(self, split: Any) -> Iterator[Chunk]:
