@@ -114,9 +114,9 @@ def test_each_value_and_each_emitted_row_is_seen_once_whatever_step_the_driver_i
         for _ in range(2):
             write(tmp_path, files)
             files += 1
-        told = ("--servers", broker.address, "--partitions", str((2, 1, 3)[link % 3]), *more)
+        options = ("--servers", broker.address, "--partitions", str((2, 1, 3)[link % 3]), *more)
         env = jvms[link % len(jvms)].env
-        return launch("-m", "tests.spark.courier", str(tmp_path), *told, folder=tmp_path, **env).wait(PATIENCE)
+        return launch("-m", "tests.spark.courier", str(tmp_path), *options, folder=tmp_path, **env).wait(PATIENCE)
 
     for link, step in enumerate(STEPS):
         code = drive(link, "--die", step, "--nth", "2")
