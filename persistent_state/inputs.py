@@ -6,8 +6,11 @@ The channels and the partitions of all inputs stand side by side: `event_time.in
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -19,6 +22,9 @@ from persistent_state.kafka.connector import KafkaConnectorSource
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.sources.tasks import TaskSource
+
+TURN_SECONDS = 0.05
+"""The longest wait for news of one of several inputs, before the next one has its turn."""
 
 T = TypeVar("T")
 
@@ -92,6 +98,7 @@ class Inputs(TimeReplayableSource):
         return Reach(
             ends,
             unread=None if None in unread else sum(more for more in unread if more is not None),
+            has_more=any(reach.unread or reach.has_more for reach in reached.values()),
             lag=together({name: reach.lag for name, reach in reached.items()}),
             pending=together({name: reach.pending for name, reach in reached.items()}),
             inputs=reached,
@@ -149,6 +156,18 @@ class Inputs(TimeReplayableSource):
     def stay_open(self, seconds: float) -> None:
         for source in self.sources.values():
             source.stay_open(seconds)
+
+    def await_news(self, seconds: float, stopping: threading.Event) -> bool:
+        hear = [each for each in self.sources.values() if type(each).await_news is not TimeReplayableSource.await_news]
+        if not hear:
+            return super().await_news(seconds, stopping)
+        # A source that has news during the turn of another one says so at once in its own.
+        turn = seconds if len(hear) == 1 else min(TURN_SECONDS, seconds / len(hear))
+        turns, deadline = cycle(hear), time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and not stopping.is_set():
+            if next(turns).await_news(min(left, turn), stopping):
+                return True
+        return False
 
     def read(self, split: tuple[str, Any]) -> Iterator[Chunk]:
         name, piece = split

@@ -40,14 +40,6 @@ class OfShard:
     held: Mapping[str, Sequence[Run]]
 
 
-@dataclass(frozen=True)
-class Alone:
-    """The only part of a turn and the work of the only shard: one call does both, so that no blob travels."""
-
-    part: Part
-    held: Mapping[str, Sequence[Run]]
-
-
 class Each(Protocol):
     """Calls a function for each of several items, and returns what the calls have returned, in this order: as `map` does.
 
@@ -82,8 +74,9 @@ def run(
         taken = [*each(partial(_take, flow, new_id), parts)]
         return Answers([report for report, _ in taken], [descriptor for _, made in taken for descriptor in made])
     if len(parts) == flow.first.shards == 1:
-        alone = Alone(parts[0], held.get((flow.id, 0), {}))
-        ((report, made, held[flow.id, 0]),) = each(partial(_combine_and_merge, flow, source, new_id), [alone])
+        # One call does both, so that no blob travels.
+        both = partial(_combine_and_merge, flow, source, new_id, held.get((flow.id, 0), {}))
+        ((report, made, held[flow.id, 0]),) = each(both, parts)
         return Answers([report], made)
     sent = each(partial(_combine, flow, source), parts)
     return merge(flow, chain.from_iterable(sent), held, new_id, each)
@@ -98,10 +91,10 @@ def _combine(flow: FlowPlan, source: TimeReplayableSource | None, part: Part) ->
 
 
 def _combine_and_merge(
-    flow: FlowPlan, source: TimeReplayableSource | None, new_id: NewId, of: Alone
+    flow: FlowPlan, source: TimeReplayableSource | None, new_id: NewId, runs: Mapping[str, Sequence[Run]], part: Part
 ) -> tuple[Report, list[Descriptor], Mapping[str, Sequence[Run]]]:
-    held: Held = {(flow.id, 0): of.held}
-    answers = merge(flow, _combine(flow, source, of.part), held, new_id)
+    held: Held = {(flow.id, 0): runs}
+    answers = merge(flow, _combine(flow, source, part), held, new_id)
     (report,) = answers.reports
     return report, [*answers.descriptors], held[flow.id, 0]
 

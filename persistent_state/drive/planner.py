@@ -136,7 +136,7 @@ class Planner:
     @property
     def is_behind(self) -> bool:
         """Return whether the source says that it has more than the micro-batch that was planned last."""
-        return bool(self._reach.unread)
+        return bool(self._reach.unread) or self._reach.has_more
 
     def is_fenced(self) -> bool:
         """Return whether a newer driver owns the application, as far as the store answers."""

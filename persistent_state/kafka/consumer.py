@@ -219,18 +219,19 @@ class Reader:
             yield from self._read_soon(left)
         yield from records(self._what, self._asking, self._options, left)
 
-    def await_beyond(self, ends: Mapping[Place, tuple[str, int]], seconds: float, stopping: threading.Event) -> None:
+    def await_beyond(self, ends: Mapping[Place, tuple[str, int]], seconds: float, stopping: threading.Event) -> bool:
         """Wait until a partition has a record at or behind its offset, the time is over, or `stopping` is set.
 
-        The next look at the source raises the errors of brokers.
+        Return whether there is a record. The next look at the source raises the errors of brokers.
         """
         deadline = time.monotonic() + seconds
         with suppress(_DoubtError, library().KafkaException), self._lent(ends) as kept:
             while (left := deadline - time.monotonic()) > 0 and not stopping.is_set():
                 message = kept.consumer.poll(min(left, _STOP_WAIT))
                 if message is not None and _is_record(message):
-                    return
+                    return True
         stopping.wait(max(0.0, deadline - time.monotonic()))
+        return False
 
     def _read_soon(self, left: dict[Place, OffsetRange]) -> Iterator[tuple[OffsetRange, Sequence[Any]]]:
         """Read by the consumer that stays open, as far as it can be trusted, and keep in `left` what is left to read."""

@@ -269,7 +269,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
             options = {**options, "fetch.wait.max.ms": 500, "fetch.message.max.bytes": 1}
             self._news = consumer.Reader(*client, options, seconds)
 
-    def await_news(self, seconds: float, stopping: threading.Event) -> None:
+    def await_news(self, seconds: float, stopping: threading.Event) -> bool:
         if self._news is None:
             return super().await_news(seconds, stopping)
         ends = {
@@ -277,7 +277,7 @@ class KafkaSource(Subscription, TimeReplayableSource):
             for name, partition in self.partitions.items()
             if name not in self._state.held
         }
-        self._news.await_beyond(ends, seconds, stopping)
+        return self._news.await_beyond(ends, seconds, stopping)
 
     def partitions_in(self, split: Sequence[OffsetRange]) -> Collection[str]:
         return {offsets.partition_name for offsets in split}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from persistent_state.batch.plan import FlowPlan
 from persistent_state.drive.planner import Planner
@@ -25,6 +26,12 @@ from persistent_state.run.wall_clock import new_id, now_us
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.entry import Entry
 
+ASK_SECONDS = 1.0
+"""The time that a stop gives sources to say what there is to read: one whose server does not answer may take a minute."""
+
+JOIN_SECONDS = 0.05
+"""Time between two looks at whether a thread asks its source, which a stop need not wait for."""
+
 
 class _Loop:
     """The thread of one flow. `error` is what ended it, if it failed."""
@@ -38,6 +45,9 @@ class _Loop:
         self._calls, self._listener = calls, Listener(setup.writer, setup.on_progress)
         self._stopping = threading.Event()
         self._thread = threading.Thread()
+        self._is_asking = False
+        self._writing = threading.Lock()
+        self._write_last: Callable[[], None] = lambda: None
 
     def start(self, until: Mapping[str, int] | None) -> None:
         """Read from where the entry of the start says; with `until` up to these positions."""
@@ -54,9 +64,17 @@ class _Loop:
         """Begin no other micro-batch."""
         self._stopping.set()
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
+    def end(self, until: float) -> None:
+        """Wait until the thread has ended, but after this time not for a source that is being asked what there is.
+
+        Then the thread has only to end, which it does when the source has answered. What was gathered is committed before.
+        """
+        self._thread.join(max(0.0, until - time.monotonic()))
+        while self.is_active and not self._is_asking:
+            self._thread.join(JOIN_SECONDS)
+        if self.is_active:
+            with suppress(StateError):
+                self._write_last()
 
     def _run(self, until: Mapping[str, int] | None) -> None:
         try:
@@ -83,14 +101,15 @@ class _Loop:
         turns = Turns(self._calls, flow, commit, self._source, self._setup.running_of(flow))
         pace = Pace(self._setup.files, self._setup.trigger, self._stopping, gathers=gathered is not None)
         planner = Planner(self._flow, source, self._entry.epoch, self._most, until, to_the_end, log)
+        self._write_last = partial(self._write, gathered, pace, is_last=True)
         try:
             self._take_turns(planner, turns, pace, gathered)
         except BaseException:
             # What was gathered before is as good as if it had been committed then.
             with suppress(StateError):
-                self._write(gathered, pace, is_last=True)
+                self._write_last()
             raise
-        self._write(gathered, pace, is_last=True)
+        self._write_last()
 
     def _take_turns(self, planner: Planner, turns: Turns, pace: Pace, gathered: GatheringCommitter | None) -> None:
         """Take turns until the flow is to end, or the source is read to its end."""
@@ -98,7 +117,9 @@ class _Loop:
         while not self._stopping.is_set():
             self._write(gathered, pace)
             asked = time.monotonic()
+            self._is_asking = True
             newest = planner.latest(offset, now_us)
+            self._is_asking = False
             if newest == offset:
                 self.is_idle = True
                 if planner.to_the_end:
@@ -129,7 +150,7 @@ class _Loop:
         """Commit what was gathered, if that is due, or if it `is_last`."""
         if gathered is not None and (is_last or pace.is_commit_due):
             self.begun = self.begun or time.monotonic()
-            with committing():
+            with self._writing, committing():
                 gathered.write()
             pace.has_committed()
             self.has_committed, self.begun = True, None
@@ -210,13 +231,17 @@ class LocalFlows:
         return flow in self._loops and self._loops[flow].has_committed
 
     def stop(self) -> None:
-        """Cancel what workers do for the flows, and wait until their threads have ended. A commit is completed."""
+        """Cancel what workers do for the flows, and wait until their threads have ended. A commit is completed.
+
+        A source that does not answer is not waited for.
+        """
         loops, self._loops = [*self._loops.values()], {}
         for loop in loops:
             loop.ask_to_stop()
         self._calls.cancel()
+        until = time.monotonic() + ASK_SECONDS
         for loop in loops:
-            loop.join()
+            loop.end(until)
 
     def _start(self, feed: Feed, entry: Entry, id: str, until: Mapping[str, int] | None = None) -> None:
         flow = feed.plan.of(entry.tasks_of(id))

@@ -17,7 +17,7 @@ import socket
 import struct
 import tempfile
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +31,9 @@ from persistent_state.errors import StateError
 
 _HEAD = struct.Struct("=QQ")
 """The length of a pickle, and the number of files that come behind it."""
+
+LOOK_SECONDS = 0.1
+"""Time between two looks at whether what is waited for can still come."""
 
 
 class BlobFile:
@@ -170,22 +173,26 @@ class Channel:
         # A program may have set another default, and a call takes as long as it takes.
         self._socket.settimeout(None)
 
-    def send(self, message: Message) -> None:
-        """Send a message.
+    def send(self, message: Message, check: Callable[[], None] = lambda: None) -> None:
+        """Send a message. While the other end takes nothing, `check` is called now and then, and may raise.
 
         Raises:
             OSError: The other end is closed.
         """
-        self._socket.sendall(_HEAD.pack(len(message.data), len(message.files)))
-        self._socket.sendall(message.data)
+        for data in (_HEAD.pack(len(message.data), len(message.files)), message.data):
+            left = memoryview(data)
+            while left:
+                if self._is_ready(select.POLLOUT, LOOK_SECONDS):
+                    with suppress(BlockingIOError):
+                        left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
+                else:
+                    check()
         for file in message.files:
             socket.send_fds(self._socket, [b"\0"], [file.descriptor])
 
     def has_news(self, seconds: float) -> bool:
         """Wait at most these seconds for something to receive, or for the other end to close, and return whether that came."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1000 * seconds))
+        return self._is_ready(select.POLLIN, seconds)
 
     def receive(self) -> Message:
         """Wait for a message, and return it.
@@ -207,6 +214,11 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+    def _is_ready(self, event: int, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, event)
+        return bool(poll.poll(1000 * seconds))
 
     def _bytes(self, size: int) -> bytes:
         pieces: list[bytes] = []

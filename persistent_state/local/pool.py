@@ -15,16 +15,13 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from persistent_state.errors import StateError
-from persistent_state.local.messages import AnswerUnpickler, Channel, Message, to_call
+from persistent_state.local.messages import LOOK_SECONDS, AnswerUnpickler, Channel, Message, to_call
 
 DEATHS = 3
 """The number of workers that may die of one call."""
 
 END_SECONDS = 5.0
 """The time that a process has for its end once it has let go of its connection."""
-
-LOOK_SECONDS = 0.1
-"""Time between two looks at whether a call was cancelled that waits for a worker."""
 
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from persistent_state.local.worker import main; "
@@ -127,13 +124,16 @@ class Worker:
             return f"with exit status {status}"
         return f"by signal {-status}" + (", as when memory is short" if status == -9 else "")
 
+    def _check_alive(self) -> None:
+        # Processes that it has forked may outlive it, and hold the other end open.
+        if not self.is_alive and not self._channel.has_news(0.0):
+            raise EOFError
+
     def _ask(self, message: Message) -> object:
         try:
-            self._channel.send(message)
-            # Processes that it has forked may outlive it, and hold the other end open.
+            self._channel.send(message, self._check_alive)
             while not self._channel.has_news(LOOK_SECONDS):
-                if not self.is_alive and not self._channel.has_news(0.0):
-                    raise EOFError
+                self._check_alive()
             answer = self._channel.receive()
         except (EOFError, OSError) as error:
             raise _DiedError from error

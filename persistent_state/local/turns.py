@@ -11,7 +11,7 @@ from persistent_state.batch.packets import Advance, Answers, Descriptor
 from persistent_state.batch.plan import FlowPlan, Plan
 from persistent_state.batch.shard import read_values
 from persistent_state.drive import local
-from persistent_state.drive.local import Alone, Held, OfShard
+from persistent_state.drive.local import Held, OfShard
 from persistent_state.drive.turn import Part
 from persistent_state.edges.output_rows import output_rows
 from persistent_state.errors import StateError, TaskFailedError
@@ -80,7 +80,6 @@ def _named(item: object, places: Places) -> str:
     """Return what a worker was given, as words."""
     if isinstance(item, OfShard):
         return f"shard={item.shard}, while they merged it"
-    item = item.part if isinstance(item, Alone) else item
     assert isinstance(item, Part), item
     basis = item.basis
     if not basis.ends:

@@ -18,7 +18,7 @@ from persistent_state.store.log import Log
 POLL_SECONDS = 10.0
 """Time between two looks at the log while no commit of this process wakes the thread."""
 
-STOP_SECONDS = 10.0
+STOP_SECONDS = 2.0
 """The time that a stop waits for a source whose `committed` is being called."""
 
 _logger = logging.getLogger("persistent_state")

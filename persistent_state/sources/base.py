@@ -117,6 +117,7 @@ class Reach:
         journal: Lines that the log keeps with the commit, and that `open` is given at the next start, in order.
         known: If `channels` is None: channels that will come and hold the clock until they do.
         unread: How many positions there are beyond the ends; None if the source does not know.
+        has_more: True if there are such positions, where `unread` can't say how many.
         lag: The same by partition. A source that does not know, or has one partition, leaves it out. A channel of the same name
             is not silent while there is more of it.
         pending: By partition: for how many seconds it has had positions that can't be read yet, as those of a transaction that
@@ -136,6 +137,7 @@ class Reach:
     journal: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     unread: int | None = None
+    has_more: bool = False
     lag: Mapping[str, int] = field(default_factory=dict)
     pending: Mapping[str, float] = field(default_factory=dict)
     is_last: bool | None = None
@@ -363,16 +365,21 @@ class TimeReplayableSource(ABC):
             seconds: The time without a call after which all is closed. 0 closes all at once, and nothing stays open any more.
         """
 
-    def await_news(self, seconds: float, stopping: threading.Event) -> None:
+    def await_news(self, seconds: float, stopping: threading.Event) -> bool:
         """Wait until there may be more than `reach` has last seen. By default wait for all of the time.
 
-        The driver of `Local` calls it when there was nothing to read, and then `reach`, whatever ended the wait.
+        The driver of `Local` calls it when there was nothing to read, and then `reach`, whatever ended the wait. Several inputs
+        of a task have short waits in turns.
 
         Args:
             seconds: The most seconds to wait.
             stopping: Ends the wait when it is set.
+
+        Returns:
+            Whether there may be more.
         """
         stopping.wait(seconds)
+        return False
 
     @abstractmethod
     def read(self, split: Any) -> Iterator[Chunk]:

@@ -256,6 +256,7 @@ class FileSource(TimeReplayableSource):
             ends=ends,
             channels={PARTITION: False} if self.channel is None else None,
             journal=self._whole_journal(start, ends) if self.finite else self._lines(max(first, known.journalled), end),
+            has_more=end < len(known.files),
             is_last=end >= len(known.files) if self.finite else None,
         )
 

@@ -1,16 +1,16 @@
-"""From Kafka to Kafka on this machine alone: each record counts once, whatever dies: a worker, or a driver with its workers."""
+"""From Kafka to Kafka on this machine alone: each record counts once, also of workers that die.
+
+`tests/spark/test_kafka_sink.py` kills its drivers.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -34,11 +34,8 @@ from persistent_state.store.log import Log
 from tests.kafka.deliverer import consume, newest
 from tests.kafka.topics import made_anew, new_topic, produce
 from tests.sentences import problem
-from tests.soak import soak_or
+from tests.spark.sessions import new_session
 from tests.waiting import PATIENCE, until
-
-KILLED = soak_or(ci=3, soak=30)
-"""Drivers that are killed."""
 
 
 class PerDigit(PersistentTask):
@@ -81,17 +78,23 @@ class Encoded:
         return as_json(1, rows)
 
 
-def application(folder: Path, address: str, read: str, written: str, start: int) -> Application:
+def application(
+    folder: Path, address: str, read: str, written: str, start: int, shards: int | None = None
+) -> Application:
     """The sums of one topic, in another."""
-    source = KafkaSource(read, address, value=Digits(folder / f"died {start}"))
-    app = Application("digits", str(folder / "store"), checkpoint_interval="1 second", allowed_delay="1 minute")
+    source = KafkaSource(read, address, value=Digits(folder / f"died {start}"), max_offsets_per_batch=40)
+    settings: dict[str, Any] = {"checkpoint_interval": "1 second", "allowed_delay": "1 minute", "shards": shards}
+    app = Application("digits", str(folder / "store"), **settings)
     encode = Encoded(folder / f"died of a part {start}")
     return app.add(PerDigit(), source, KafkaSink(written, address, partitions=2, rows_per_transaction=2, encode=encode))
 
 
-def main(folder: str, address: str, read: str, written: str, start: str) -> None:
-    """Go on until the process is killed."""
-    application(Path(folder), address, read, written, int(start)).start(Local(int(start) % 3 + 1)).await_termination()
+def main(folder: str, address: str, read: str, written: str, start: str, shards: str) -> None:
+    """Go on until the process is killed: on this machine alone, at each second start on Spark."""
+    number = int(start)
+    # So often Spark begins again what a worker has died of.
+    engine: Any = new_session("digits", "local[2,4]") if number % 2 else Local(number % 4 // 2 + 1)
+    application(Path(folder), address, read, written, number, int(shards)).start(engine).await_termination()
 
 
 def test_records_count_once_from_topic_to_topic(broker: Broker, tmp_path: Path) -> None:
@@ -105,27 +108,6 @@ def test_records_count_once_from_topic_to_topic(broker: Broker, tmp_path: Path) 
         assert total == sum(range(100 * start + 100))
     given = [(message.key(), json.loads(message.value())["clock"]) for message in consume(broker, written)]
     assert len(given) == len({*given}), "no value is seen twice"
-
-
-@pytest.mark.soak
-@pytest.mark.one_in(2)
-def test_records_count_once_though_each_driver_is_killed(broker: Broker, tmp_path: Path) -> None:
-    read, written, chance = new_topic(broker, 2), new_topic(broker, 2), random.Random(41)
-    for start in range(KILLED):
-        produce(broker, read, range(200 * start, 200 * start + 200), 2, millis=lambda n: 1_700_000_000_000 + 1000 * n)
-        program = "from tests.kafka.test_local import main; import sys; main(*sys.argv[1:])"
-        options = [str(tmp_path), broker.address, read, written, str(start)]
-        before, driver = entries(tmp_path), subprocess.Popen([sys.executable, "-c", program, *options])
-        try:
-            wanted = before + chance.randint(1, 2)
-            until(lambda wanted=wanted: entries(tmp_path) >= wanted, "entries", driver)
-            time.sleep(chance.random())
-        finally:
-            driver.kill()
-            driver.wait()
-    application(tmp_path, broker.address, read, written, KILLED).run(Local(2), drain=True)
-    given = {row["digit"]: row["value"] for row in newest(broker, written).values()}
-    assert given == {digit: sum(range(digit, 200 * KILLED, 10)) for digit in range(10)}
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])

@@ -33,6 +33,7 @@ from persistent_state import (
 )
 from persistent_state.engine.read import kafka_connector as connector
 from persistent_state.event_time.clocks import Settings
+from persistent_state.inputs import Inputs
 from persistent_state.kafka import Json, Raw, topics
 from persistent_state.kafka.source import DELETED, RECREATED
 from persistent_state.sources import Chunk
@@ -202,6 +203,23 @@ def test_a_source_that_stays_open_reads_what_is_committed_as_it_comes_and_hears_
         news.join(0.2)
     for each in (reader.opened, reader.worker):
         each.stay_open(0)
+
+
+def test_several_inputs_wait_until_one_of_them_has_a_record(broker: Broker) -> None:
+    names = [new_topic(broker, 2) for _ in range(2)]
+    inputs = Inputs({name: KafkaSource(name, broker.address) for name in names})
+    inputs.open_each({}, {})
+    inputs.stay_open(3600.0)
+    positions: Mapping[str, int] = {}
+    for place, name in enumerate([*names, *names]):
+        positions, stopping, heard = inputs.reach(positions, everything=True).ends, threading.Event(), list[bool]()
+        assert not inputs.await_news(0.2, stopping)
+        waits = threading.Thread(target=lambda: heard.append(inputs.await_news(3600.0, stopping)))  # noqa: B023
+        waits.start()
+        produce(broker, name, [place], 1, first=place % 2)
+        waits.join(PATIENCE)
+        assert heard == [True]
+    inputs.stay_open(0)
 
 
 def test_transactions_are_read_when_and_only_if_they_are_committed(broker: Broker) -> None:

@@ -51,6 +51,7 @@ from persistent_state.run import garbage, supervisor
 from persistent_state.run.wall_clock import now_us
 from persistent_state.sinks import Sink, Values
 from persistent_state.sources.base import Reach
+from persistent_state.sources.files import PARTITION, ROW_BITS
 from persistent_state.sources.rate import RateSource
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
@@ -370,6 +371,58 @@ def test_running_values_do_not_wait_for_a_commit_and_a_stop_commits_them(
     }
     assert app.run(Local(), drain=True)
     assert state(tmp_path) == expected(40)
+
+
+class Silent(FileSource):
+    """A source that does not answer any more, when two files were read of it, until it may go on."""
+
+    asked, goes_on, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+        if start.get(PARTITION, 0) >> ROW_BITS == 2:
+            self.asked.set()
+            self.goes_on.wait(60.0)
+            self.answered.set()
+        return super().reach(start, everything)
+
+
+def test_a_stop_waits_for_no_source_that_does_not_answer_and_commits_what_was_read_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "NEAR_SECONDS", 3600.0)
+    for event in (Silent.asked, Silent.goes_on, Silent.answered):
+        event.clear()
+    for file in range(2):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+    source = Silent(tmp_path / "in", timestamp="ts", schema=SCHEMA, max_files_per_batch=1)
+    app = Application("shops", str(tmp_path / "store"), checkpoint_interval="10 seconds")
+    running = app.add(PerShop(), source, RunningValues(lambda values, batch: None, as_="arrow")).start(Local())
+    until(Silent.asked.is_set, "a look at the source", lambda: running.is_active)
+    write(tmp_path / "in", 2, range(20, 30))
+    running.stop()
+    assert not Silent.answered.is_set()
+    log = Log(open_files(str(tmp_path / "store")), "shops")
+    before = log.newest()
+    assert before is not None
+    assert before.flows["PerShop"].progress.batch == 2
+    Silent.goes_on.set()
+    until(lambda: not [each for each in threading.enumerate() if each.name.endswith(" shops PerShop")], "its end")
+    assert log.newest() == before
+    application(tmp_path).run(Local(), drain=True)
+    assert state(tmp_path) == expected(30)
+
+
+def test_a_start_goes_on_at_once_while_a_folder_has_more_files_than_a_micro_batch_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "NEAR_SECONDS", 3600.0)
+    for file in range(5):
+        write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
+    progress = list[Progress]()
+    running = application(tmp_path).start(Local(), on_progress=progress.append)
+    until(lambda: sum(each.messages for each in progress) == 50, "all files", lambda: running.is_active)
+    running.stop()
+    assert [each.messages for each in progress] == [10] * 5
 
 
 def test_a_failure_starts_the_run_again_from_the_global_clock(tmp_path: Path) -> None:

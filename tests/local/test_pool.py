@@ -97,6 +97,55 @@ def test_a_worker_whose_children_outlive_it_is_seen_to_be_dead(pool: Pool, tmp_p
     assert lived == [True] * DEATHS, "they held the ends of sockets open"
 
 
+@pytest.mark.parametrize("has_children", [False, True])
+def test_a_worker_that_dies_while_it_is_sent_a_call_is_seen_to_be_dead(
+    has_children: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forks(number: int) -> int:
+        if number and (child := os.fork()) != 0:
+            return child
+        time.sleep(60 * number)
+        return 0
+
+    monkeypatch.setattr("persistent_state.local.pool.DEATHS", 1)
+    raised, pool = list[BaseException](), Pool(1, [])
+
+    def call() -> None:
+        try:
+            # More than a socket takes at once.
+            Calls(pool).each(len, [b"x" * (1 << 25)])
+        except BaseException as error:
+            raised.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    (child,) = Calls(pool).each(forks, [int(has_children)])
+    try:
+        (pid,) = pool.pids
+        os.kill(pid, signal.SIGSTOP)
+        caller.start()
+        until(lambda: _is_sending(caller), "the message")
+        os.kill(pid, signal.SIGKILL)
+        caller.join(60)
+        assert [(type(error), str(error)) for error in raised] == [
+            (DeathsError, "by signal 9, as when memory is short")
+        ]
+        assert Calls(pool).each(len, ["a"]) == [1], "another one is there"
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+        pool.close()
+
+
+def _is_sending(thread: threading.Thread) -> bool:
+    """Return whether a thread is in the middle of a message."""
+    frame = sys._current_frames()[thread.ident or 0]
+    names = set[str]()
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return "send" in names
+
+
 def test_calls_that_wait_for_a_worker_fail_when_the_pool_is_closed(pool: Pool) -> None:
     raised: list[BaseException] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from persistent_state import (
 from persistent_state.batch.packets import Answers
 from persistent_state.drive import local, turn
 from persistent_state.event_time.clocks import BEGINNING
-from persistent_state.inputs import Inputs
+from persistent_state.inputs import TURN_SECONDS, Inputs
 from persistent_state.protocol import commits, deliver, graph
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources import Reach
@@ -575,6 +576,46 @@ def test_sources_of_several_inputs_stay_open() -> None:
     sources = {"orders": Hears(ORDERS), "rates": Hears(RATES)}
     Inputs(sources).stay_open(7.0)
     assert heard == [(sources["orders"], 7.0), (sources["rates"], 7.0)]
+
+
+def test_inputs_wait_for_the_first_that_has_news_and_ask_only_those_that_can_say() -> None:
+    waits: list[tuple[str, float]] = []
+
+    class Hears(Rows):
+        news = 10**9
+
+        def await_news(self, seconds: float, stopping: threading.Event) -> bool:
+            waits.append((self.partition, seconds))
+            self.news -= 1
+            return self.news < 0
+
+    one, other, mute = Hears(ORDERS, "one"), Hears(ORDERS, "other"), Rows(RATES)
+    other.news = 2
+    assert Inputs({"a": one, "b": other, "c": mute}).await_news(3600.0, threading.Event())
+    assert waits == [("one", TURN_SECONDS), ("other", TURN_SECONDS)] * 3
+    waits.clear()
+    one.news = 0
+    assert Inputs({"a": mute, "b": one}).await_news(3600.0, threading.Event())
+    ((_, seconds),) = waits
+    assert seconds == pytest.approx(3600.0, abs=60)
+    waits.clear()
+    (stopping := threading.Event()).set()
+    for sources in ({"a": one, "b": other}, {"a": mute, "b": mute}):
+        assert not Inputs(sources).await_news(3600.0, stopping)
+    assert waits == []
+    one.news = other.news = 10**9
+    assert not Inputs({"a": one, "b": other}).await_news(0.01, threading.Event())
+    assert {partition for partition, _ in waits} == {"one", "other"}
+
+
+@pytest.mark.parametrize("backlog", [{"unread": 1}, {"has_more": True}, {"unread": 0}])
+def test_inputs_have_more_if_one_of_them_has(backlog: Mapping[str, Any]) -> None:
+    class Limited(Rows):
+        def reach(self, start: Mapping[str, int], everything: bool) -> Reach:
+            return Reach({"p": 1}, **backlog)
+
+    reach = Inputs({"a": Limited(ORDERS), "b": Rows(RATES)}).reach({}, everything=False)
+    assert (reach.unread, reach.has_more) == (None, backlog != {"unread": 0})
 
 
 def test_each_input_begins_with_timestamps_of_its_own_unit() -> None:

@@ -1557,6 +1557,15 @@ def test_modification_times_are_microseconds_utc(tmp_path: Path) -> None:
     assert json.loads(driver.journal[0])["modified"] == expected + 250_000
 
 
+@pytest.mark.parametrize("finite", [False, True])
+def test_a_source_says_whether_there_are_more_files_than_a_micro_batch_reads(tmp_path: Path, finite: bool) -> None:
+    for name in ("a.parquet", "b.parquet", "c.parquet"):
+        write(tmp_path, name, table(0, 3))
+    opened = Driver(partial(source, tmp_path, finite=finite, max_files_per_batch=2)).source
+    assert [opened.reach({"": n * FILE}, everything=False).has_more for n in range(4)] == [True, False, False, False]
+    assert not opened.reach({}, everything=True).has_more
+
+
 def test_a_finite_source_has_the_files_of_its_first_start_and_ends_with_the_last(tmp_path: Path) -> None:
     for name in ("a.parquet", "b.parquet", "c.parquet"):
         write(tmp_path, name, table(0, 3))
