@@ -87,7 +87,7 @@ def begin(
 ) -> tuple[Entry, Reach]:
     """Write down that a flow's next micro-batch begins, where the log must say so before.
 
-    Else it is planned by a look at the log `within` so many seconds.
+    Else it is planned by a look at the log that began less than `within` seconds ago.
 
     Returns:
         The newest entry, in which the flow holds the global clock. And the reach with which the micro-batch is planned, without

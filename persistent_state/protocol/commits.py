@@ -57,7 +57,7 @@ from persistent_state.store.task_state import TaskState
 def wake(log: Log, epoch: int, flow: str, now: int, within: float = 0.0) -> Entry:
     """Return the newest entry, in which the flow holds the global clock. Until it commits, nobody else can move its clock.
 
-    That the flow holds it already is found by a look `within` so many seconds.
+    A look that began less than `within` seconds ago may show that the flow holds it already.
 
     Raises:
         FencedError: a newer driver owns the application.

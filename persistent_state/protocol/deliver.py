@@ -258,7 +258,8 @@ class Giver:
     def give_next(self, epoch: int, within: float = 0.0) -> bool:
         """Give the sink the values at the next clock, and write that down. Return whether there was such a clock.
 
-        That there is none is found by a look `within` so many seconds. Before the sink is asked for anything, the log is.
+        A look that began less than `within` seconds ago may show that nothing is due. Before the sink is asked or given
+        anything, the store is asked for the newest entry.
 
         Raises:
             FencedError: a newer driver owns the application.

@@ -38,7 +38,7 @@ def append(log: Log, newest: Callable[[], N], change: Callable[[N], Entry]) -> E
 def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int, within: float = 0.0) -> Entry:
     """Change something that no micro-batch changes, and return the entry that says so: the newest, if `change` returns that.
 
-    The newest entry is first that of a look `within` so many seconds.
+    The first change is of the entry that a look has shown which began less than `within` seconds ago.
 
     Raises:
         FencedError: A newer driver owns the application.

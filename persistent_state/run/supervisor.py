@@ -435,7 +435,7 @@ class Supervisor:
         return error if isinstance(error, StateError) else self._engine.own_error(error, of)
 
     def _fenced(self, within: float = 0.0) -> FencedError | None:
-        """Return a FencedError if a newer driver owns the application, by a look `within` so many seconds."""
+        """Return a FencedError if a newer driver owns the application, by a look of the last `within` seconds."""
         newest = self._newest(within)
         if newest is None or newest.epoch == self.entry.epoch:
             return None

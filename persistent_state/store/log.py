@@ -164,11 +164,11 @@ class Log:
     def newest(self, within: float = 0.0) -> Entry | None:
         """Return the newest entry, or None if the application has never been started.
 
-        A look asks the store, unless it may be `within` so many seconds: then the answer of a look that began so long ago will
-        do, with all that this log has read or written since. Ask the store wherever it matters that no other process has
-        written since: before a sink is written to or goes back, before it is believed that nothing is left to do, for what a
-        commit goes on from, and after a PUT, won or lost. An older answer is enough to wait for others: for a newer driver
-        while nothing is done, or for work that this process's own commits would make known.
+        A look asks the store, unless one that began less than `within` seconds ago has shown an entry: then it returns that, or
+        what a later look or `append` has shown. Ask the store wherever it matters that no other process has written: before a
+        sink is written to or goes back, before a drain ends, for the entry that a commit follows, and after each PUT, won or
+        lost. An older answer is enough for who waits, for a newer driver or for a clock: the commits of this process show the
+        log each new entry.
 
         Raises:
             DamagedError: The newest entry, or one that it follows from, is not what was written, or is missing. An older entry

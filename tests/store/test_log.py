@@ -1071,7 +1071,7 @@ class TestSharing:
             assert newest.number == number
 
     def test_a_look_that_another_thread_has_overtaken_takes_nothing_back(self, log: Log, files: Paused) -> None:
-        # Another thread appends an entry after this one has found that there is none.
+        # Another thread appends an entry after this one was answered that it is not there.
         following = core.newest(log).follower(0)
         files.before(nothing, lambda: log.append(following))
         log.newest()
@@ -1554,7 +1554,7 @@ class TestCollection:
         # The list is of another flow's micro-batches.
         assert self.run_files(files, "other") <= left
         told = caplog.messages
-        assert [page.path in message for message in told] == [True], told
+        assert [page.path in message for message in told] == [True]
 
     def test_temporary_files_of_killed_writers_go_once_they_are_old(self, tmp_path: Path) -> None:
         files = open_files(tmp_path)
