@@ -71,16 +71,17 @@ class OutputSink:
         """
         return origin(self._plan, self._output, timeline)
 
-    def giver(self, write: Callable[[Entry, Due], None], now: Callable[[], int]) -> Giver:
+    def giver(self, log: Log, write: Callable[[Entry, Due], None], now: Callable[[], int]) -> Giver:
         """Return what gives the sink its clocks by `write`, and lets it go back.
 
         Args:
+            log: The log of the application.
             write: Gives the sink the values that are due, read by an entry.
             now: Returns the wall clock in microseconds UTC.
         """
         plan = self._plan
         return Giver(
-            Log(plan.files, plan.application),
+            log,
             plan.name,
             self._output.output_name,
             self._open,

@@ -20,13 +20,13 @@ from persistent_state.sources.checked import opened_again
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
-from persistent_state.store.log import Log
+from persistent_state.store.log import RECENT, Log
 
 HUNG = 60.0
 """Seconds after which people hear of a transaction that stays open, also where nothing else arrives."""
 
-SOON, LATER = 1_000_000, 5_000_000
-"""Microseconds between two looks at the log of a flow that has nothing to read: of one that tasks feed, and of any other."""
+SOON = 1.0
+"""Seconds: how old a look at the log may be while a flow has nothing to read that tasks feed, maybe in another process."""
 
 Offset: TypeAlias = "dict[str, Any]"
 """The place of a flow between two micro-batches: by partition the `ends`, and a `tick` that moves where they do not."""
@@ -61,9 +61,10 @@ class Planner:
         self._idle_for: dict[str, int] = {}
         self._hung: set[str] = set()
         self._opened = False
-        self._quiet: Entry | None = None
-        """The entry by which nothing was new; None if something was, or if it was not looked."""
-        self._looked = 0
+        self._is_quiet = False
+        """Whether nothing was new when `latest` was last called."""
+        self._has_asked = False
+        """Whether it has asked the log for that, and `parts` was not called since."""
 
     def first(self) -> Offset:
         """Return the offset at which the flow stands by the newest entry.
@@ -88,7 +89,12 @@ class Planner:
         self._open()
         if self._until is not None:
             self.source.stay_within(self._until)
-        entry = self._looked_at(now())
+        # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing to
+        # read would ask its source for ever after a newer driver has started. An entry of others can let something be new only
+        # where their tasks feed this flow.
+        within = (SOON if self.flow.first.upstream else RECENT) if self._is_quiet else 0.0
+        entry = newest_own(self._log, self._epoch, within)
+        self._has_asked = not self._is_quiet
         self._reach = aligned_reach(
             self.flow.first,
             self.source,
@@ -103,7 +109,7 @@ class Planner:
         ends = self._ends(before["ends"])
         tick = self._has_news(before["ends"], now(), has_moved=ends != before["ends"]) or step is not None
         newest = {"ends": ends, "tick": before["tick"] + tick}
-        self._quiet = entry if newest == before else None
+        self._is_quiet = newest == before
         return newest
 
     def parts(self, start: Offset, now: Callable[[], int], new_id: Callable[[], str]) -> Sequence[Part]:
@@ -117,8 +123,10 @@ class Planner:
         Raises:
             FencedError: A newer driver owns the application.
         """
-        self._quiet = None
-        entry, self._reach = turn.begin(self._log, self._epoch, self.flow, self._reach, now(), new_id)
+        # What others write while a micro-batch is planned, they may as well write while it runs.
+        within = RECENT if self._has_asked else 0.0
+        self._is_quiet = self._has_asked = False
+        entry, self._reach = turn.begin(self._log, self._epoch, self.flow, self._reach, now(), new_id, within)
         planned = now()
         # A channel can become idle only after its source was first asked for rows.
         self._moved |= dict.fromkeys(self._moving, planned)
@@ -144,24 +152,13 @@ class Planner:
             newest = self._log.newest()
             is_fenced = newest is not None and newest.epoch > self._epoch
             # The next call of `latest` is to raise that.
-            self._quiet = None if is_fenced else self._quiet
+            self._is_quiet = self._is_quiet and not is_fenced
             return is_fenced
         return False
 
     def _ends(self, start: Mapping[str, int]) -> dict[str, int]:
         """Return how far the next micro-batch reads. A listing that is late may know less than was read before."""
         return {name: max(end, start.get(name, end)) for name, end in self._reach.ends.items()}
-
-    def _looked_at(self, now: int) -> Entry:
-        """Return the newest entry; while nothing is new, that of the last look, if it was not long ago.
-
-        An entry of others can let something be new only where their tasks feed this flow.
-        """
-        if self._quiet is None or not 0 <= now - self._looked < (SOON if self.flow.first.upstream else LATER):
-            # A killed client of Spark Connect stops none of its queries. Without this look at the epoch, one that has nothing
-            # to read would ask its source for ever after a newer driver has started.
-            self._quiet, self._looked = newest_own(self._log, self._epoch), now
-        return self._quiet
 
     def _known(self) -> FlowState:
         entry: Entry = newest_own(self._log, self._epoch)

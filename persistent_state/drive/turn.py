@@ -83,9 +83,11 @@ class DueStep:
 
 
 def begin(
-    log: Log, epoch: int, flow: FlowPlan, reach: Reach, now: int, new_id: Callable[[], str]
+    log: Log, epoch: int, flow: FlowPlan, reach: Reach, now: int, new_id: Callable[[], str], within: float = 0.0
 ) -> tuple[Entry, Reach]:
     """Write down that a flow's next micro-batch begins, where the log must say so before.
+
+    Else it is planned by a look at the log that began less than `within` seconds ago.
 
     Returns:
         The newest entry, in which the flow holds the global clock. And the reach with which the micro-batch is planned, without
@@ -97,7 +99,7 @@ def begin(
     if flow.first.delivery == AT_MOST_ONCE:
         entry = commits.announce(log, epoch, flow.id, reach, now, new_id)
         return entry, without_journals(reach)
-    return commits.wake(log, epoch, flow.id, now), reach
+    return commits.wake(log, epoch, flow.id, now, within), reach
 
 
 def micro_batch(

@@ -95,7 +95,7 @@ class _Loop:
         to_the_end = self._setup.to_the_end or until is not None
         flow, gathered = self._flow, None if to_the_end else self._gathering()
         committer = gathered or self._setup.committer(flow, self._entry.epoch, self._listener)
-        log, commit = (None, committer.commit) if gathered is None else (gathered.log, gathered.gather)
+        log, commit = (self._setup.log, committer.commit) if gathered is None else (gathered.log, gathered.gather)
         if gathered is not None:
             flow = replace(flow, tasks=tuple(self._setup.unsynced[plan.name] for plan in flow.tasks))
         turns = Turns(self._calls, flow, commit, self._source, self._setup.running_of(flow))

@@ -26,7 +26,7 @@ from persistent_state.store import kept_entries, lists
 from persistent_state.store.codec import side_from_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState, LateRows
-from persistent_state.store.log import Log
+from persistent_state.store.log import RECENT, Log
 from persistent_state.store.named_files import ShardRuns, Stored, written
 from persistent_state.store.task_state import TaskState
 
@@ -65,6 +65,8 @@ class Collector:
         """The files that each file of a list of settled rows names."""
         self._unread: set[str] = set()
         """The files of such lists that can't be read."""
+        self._due: float = 0
+        """Until then nothing more can go, unless an entry is written."""
 
     def collect(self, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
         """Delete what can go, if the application is still this driver's; the paths that went.
@@ -74,6 +76,10 @@ class Collector:
         its micro-batch can't be committed any more. The entries of kept clocks are among those that are left.
         """
         log, files = self._log, self._log.files
+        seen = log.newest(RECENT)
+        if seen is not None and self._newest is not None and seen.number == self._newest.number and now < self._due:
+            return []
+        self._due = 0
         numbers = log.numbers()
         for number in numbers:
             self._look_at(number)
@@ -119,6 +125,7 @@ class Collector:
             leftovers = files.leftovers(folder, now)
             unnamed += [f"{folder}/{file}" for file, age in leftovers if age > LEFTOVER_AGE]
         files.for_each(files.delete, unnamed)
+        self._due = min(time + keeping.grace for time in (*self._times.values(), now) if time >= now - keeping.grace)
         return [*gone, *unnamed]
 
     def _look_at(self, number: int) -> None:

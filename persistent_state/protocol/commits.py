@@ -54,13 +54,15 @@ from persistent_state.store.named_files import path_of
 from persistent_state.store.task_state import TaskState
 
 
-def wake(log: Log, epoch: int, flow: str, now: int) -> Entry:
+def wake(log: Log, epoch: int, flow: str, now: int, within: float = 0.0) -> Entry:
     """Return the newest entry, in which the flow holds the global clock. Until it commits, nobody else can move its clock.
+
+    A look that began less than `within` seconds ago may show that the flow holds it already.
 
     Raises:
         FencedError: a newer driver owns the application.
     """
-    return amend(log, epoch, lambda entry: _with_changed(entry, flow, entry.flows[flow].hold()), now)
+    return amend(log, epoch, lambda entry: _with_changed(entry, flow, entry.flows[flow].hold()), now, within)
 
 
 def announce(log: Log, epoch: int, flow: str, reach: Reach, now: int, new_id: Callable[[], str]) -> Entry:

@@ -255,12 +255,17 @@ class Giver:
             return f"holds clock={full_clock(self._applied)} already: name a place of its own."
         return ""
 
-    def give_next(self, epoch: int) -> bool:
+    def give_next(self, epoch: int, within: float = 0.0) -> bool:
         """Give the sink the values at the next clock, and write that down. Return whether there was such a clock.
+
+        A look that began less than `within` seconds ago may show that nothing is due. Before the sink is asked or given
+        anything, the store is asked for the newest entry.
 
         Raises:
             FencedError: a newer driver owns the application.
         """
+        if within and self._has_all(newest_own(self.log, epoch, within), epoch):
+            return False
         entry = self.follow(epoch)
         if self._applied is not None and epoch != self._believed_in:
             # Once in each start: the log then knows that the sink has nothing above the clock to which it cut the task back.
@@ -284,6 +289,12 @@ class Giver:
         # If this fails, what is given is known here, and only this is done again.
         record(self.log, epoch, self.task, self.output, found.clock, self.now())
         return True
+
+    def _has_all(self, entry: Entry, epoch: int) -> bool:
+        """Return whether the sink has all that there is by an entry, and the log knows that."""
+        is_open = entry.timeline == self._timeline and entry.owed(self.task, self.output) is None
+        is_believed = self._applied is None or epoch == self._believed_in
+        return is_open and is_believed and due(entry, self.task, self.output, self.delivery == AT_LEAST_ONCE) is None
 
     def follow(self, epoch: int) -> Entry:
         """Open the sink, let it go back if its output owes that, and return the newest entry, by which it owes nothing.

@@ -27,7 +27,6 @@ from persistent_state.errors import DisagreementError, ExistsError, StoreUnavail
 from persistent_state.protocol import next_entry
 from persistent_state.protocol.next_entry import newest_own
 from persistent_state.store.entry import Entry
-from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Stored
 
@@ -45,11 +44,14 @@ def may_gather(entry: Entry, flow: FlowPlan) -> bool:
 
 
 class GatheringLog(Log):
-    """The log as the driver of an epoch sees it: the newest entry is that of the turns that are gathered, if there are any."""
+    """The log as a flow sees it: the newest entry is that of the turns that are gathered, if there are any.
 
-    def __init__(self, files: Files, application: str, epoch: int) -> None:
-        super().__init__(files, application)
-        self._epoch = epoch
+    Others see only what is in the driver's own `log`, to which the turns are appended.
+    """
+
+    def __init__(self, log: Log, epoch: int) -> None:
+        super().__init__(log.files, log.application)
+        self._log, self._epoch = log, epoch
         self._changes: list[tuple[Change, Clocks]] = []
         """Each turn's change of an entry, and the clocks that the turn has not folded over."""
         self._made: Entry | None = None
@@ -59,8 +61,8 @@ class GatheringLog(Log):
         self._sides: set[str] = set()
         self._values: set[str] = set()
 
-    def newest(self) -> Entry | None:
-        return super().newest() if self._made is None else self._made
+    def newest(self, within: float = 0.0) -> Entry | None:
+        return self._log.newest(within) if self._made is None else self._made
 
     def append(self, entry: Entry) -> None:
         if self._changes:
@@ -70,7 +72,7 @@ class GatheringLog(Log):
                 f"entry={entry.number} of {self.application} was made before the turns that it follows; again."
             )
         self._make_durable(entry)
-        super().append(entry)
+        self._log.append(entry)
 
     def gather(self, change: Change, made: Sequence[Descriptor]) -> Entry:
         """Take in what a turn changes, and the files that its shards have made; return the entry as it would be.

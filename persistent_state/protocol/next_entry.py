@@ -35,8 +35,10 @@ def append(log: Log, newest: Callable[[], N], change: Callable[[N], Entry]) -> E
         return entry
 
 
-def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int) -> Entry:
+def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int, within: float = 0.0) -> Entry:
     """Change something that no micro-batch changes, and return the entry that says so: the newest, if `change` returns that.
+
+    The first change is of the entry that a look has shown which began less than `within` seconds ago.
 
     Raises:
         FencedError: A newer driver owns the application.
@@ -48,17 +50,17 @@ def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int) -> E
             return newest
         return newest.follower(now, flows=changed.flows, tasks=changed.tasks, kept=changed.kept, owes=changed.owes)
 
-    return append(log, partial(newest_own, log, epoch), follow)
+    return append(log, partial(newest_own, log, epoch, within), follow)
 
 
-def newest_own(log: Log, epoch: int) -> Entry:
-    """Return the newest entry, if the application is still this driver's.
+def newest_own(log: Log, epoch: int, within: float = 0.0) -> Entry:
+    """Return the newest entry, as `Log.newest` does, if the application is still this driver's.
 
     Raises:
         FencedError: A newer driver owns the application.
         StoreUnavailableError: The store does not list this driver's own entries yet.
     """
-    newest = log.newest()
+    newest = log.newest(within)
     if newest is None or newest.epoch < epoch:
         raise StoreUnavailableError(
             f"the store does not list what epoch {epoch} of {log.application} wrote yet; try again."

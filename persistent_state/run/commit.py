@@ -126,9 +126,9 @@ class GatheringCommitter(Committer):
     """A committer that gathers micro-batches in a `GatheringLog`, and commits them together."""
 
     def __init__(
-        self, flow: FlowPlan, epoch: int, keeping: Keeping, settings: Mapping[str, Settings], listener: Hears
+        self, flow: FlowPlan, epoch: int, keeping: Keeping, settings: Mapping[str, Settings], listener: Hears, log: Log
     ) -> None:
-        self.log = GatheringLog(flow.first.files, flow.first.application, epoch)
+        self.log = GatheringLog(log, epoch)
         super().__init__(flow, epoch, keeping, settings, listener, self.log)
         self._gathered: list[tuple[Advance, Answers]] = []
 

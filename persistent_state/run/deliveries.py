@@ -21,6 +21,7 @@ from persistent_state.run.progress import Progress
 from persistent_state.run.setup import Engine
 from persistent_state.run.wall_clock import now_us
 from persistent_state.store.entry import Entry
+from persistent_state.store.log import RECENT, Log
 
 POLL_SECONDS = 5.0
 """Time between two looks at the log while no commit of this process wakes the delivery."""
@@ -66,6 +67,7 @@ class Delivery:
         engine: Engine,
         plan: Plan,
         output: ValuesAtClock,
+        log: Log,
         tries: int,
         on_given: Callable[[str, str, float], None] = lambda task, output, seconds: None,
     ) -> None:
@@ -74,7 +76,7 @@ class Delivery:
         self._place = OutputSink(plan, output)
         self._tries = tries
         self._on_given = on_given
-        self._giver = self._place.giver(self._write, now_us)
+        self._giver = self._place.giver(log, self._write, now_us)
         engine.check_output(plan, output)
         self._thread = threading.Thread()
         self._epoch: Callable[[], int] = lambda: 0
@@ -235,7 +237,8 @@ class Delivery:
             raise error
         began = time.monotonic()
         try:
-            is_given = self._giver.give_next(self._epoch())
+            # A drain ends by what it finds.
+            is_given = self._giver.give_next(self._epoch(), 0.0 if is_draining else RECENT)
         except FencedError:
             # This driver itself may have fenced the epoch, by a restart: then the same clock is due in the new epoch. If
             # another driver did, the supervisor finds out and stops this delivery.

@@ -9,7 +9,6 @@ from persistent_state.drive.worker import LogWorker
 from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.run.wall_clock import now_us
-from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 
 EVERY_SECONDS = 60.0
@@ -24,11 +23,11 @@ _logger = logging.getLogger("persistent_state")
 class GarbageCollection:
     """The garbage collection of a run. Call `start` first, then `stop`, and `collect` if one more is wanted."""
 
-    def __init__(self, files: Files, application: str, keeping: Keeping) -> None:
-        self._collector = Collector(Log(files, application))
+    def __init__(self, log: Log, keeping: Keeping) -> None:
+        self._collector = Collector(log)
         self._keeping = keeping
         self._epoch: Callable[[], int] = lambda: 0
-        self._worker = LogWorker(f"persistent-state {application} collects", self._collect, EVERY_SECONDS)
+        self._worker = LogWorker(f"persistent-state {log.application} collects", self._collect, EVERY_SECONDS)
 
     def start(self, epoch: Callable[[], int]) -> None:
         """Collect every `EVERY_SECONDS`. `epoch` returns the epoch of this driver's newest start."""

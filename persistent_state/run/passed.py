@@ -13,7 +13,7 @@ from persistent_state.run.feeds import Feed, copied, flows_of
 from persistent_state.run.setup import Setup
 from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
+from persistent_state.store.log import RECENT
 
 POLL_SECONDS = 10.0
 """Time between two looks at the log while no commit of this process wakes the thread."""
@@ -38,7 +38,7 @@ class PassedPositions:
     """The teller of the sources of a run. Call `start` first, `wake` after each commit, and `stop` at the end."""
 
     def __init__(self, setup: Setup) -> None:
-        self._log = Log(setup.files, setup.application)
+        self._log = setup.log
         # On copies: what a source keeps for this would go where the source is read.
         self._listeners = [_Listener(feed, copied(feed.source)) for feed in setup.feeds if _wants_to_know(feed.source)]
         self._epoch: Callable[[], int] = lambda: 0
@@ -64,7 +64,7 @@ class PassedPositions:
         """Report to each source what has been passed since the last report."""
         for listener in self._listeners:
             try:
-                entry = self._log.newest()
+                entry = self._log.newest(RECENT)
                 if entry is None or entry.epoch != self._epoch():
                     # A newer driver reports to them now.
                     return

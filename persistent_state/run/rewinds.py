@@ -425,7 +425,7 @@ def _gone_back(entry: Entry, parts: ByOutput, output: OutputPlan) -> OutputPlan:
 
     plan, given = parts[output.task, output.output]
     try:
-        OutputSink(plan, given).giver(write, now_us).follow(entry.epoch)
+        OutputSink(plan, given).giver(Log(plan.files, plan.application), write, now_us).follow(entry.epoch)
     except FencedError:
         # A start has come, which lets it go back.
         return output

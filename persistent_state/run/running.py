@@ -27,7 +27,6 @@ from persistent_state.run.progress import Progress
 from persistent_state.run.setup import Setup
 from persistent_state.run.supervisor import Supervisor
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
 
 POLL_SECONDS = 0.05
 """Time between two looks at whether a run has ended while a thread waits for that."""
@@ -203,16 +202,15 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
     with asked_to_stop() as asked, engine.naming_a_loss(), engine.naming_errors(title), ExitStack() as undo:
         undo.callback(engine.close)
         engine.check(setup)
-        log = Log(setup.files, setup.application)
-        monitor = Monitor(log, setup.settings, setup.metrics)
+        monitor = Monitor(setup.log, setup.settings, setup.metrics)
         undo.callback(monitor.close)
         monitor.serve()
-        newest = log.newest()
+        newest = setup.log.newest()
         table = decide(newest, [feed.plan for feed in setup.feeds], Words(reset, rebuild))
         start_checks.check_start(setup, newest, table)
         all_deliveries = Deliveries(
             [
-                Delivery(engine, part.plan, output, setup.max_restarts, monitor.hear_delivery)
+                Delivery(engine, part.plan, output, setup.log, setup.max_restarts, monitor.hear_delivery)
                 for part in setup.parts
                 for output in part.outputs.at_clock
             ]
@@ -221,7 +219,7 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
         all_deliveries.check_empty(table.names(REBUILT))
         if asked.is_set():
             raise StateError(f"application={setup.application} was asked to stop before it began; nothing was changed.")
-        entry = setup.take_over(log, reset=reset, rebuild=rebuild)
+        entry = setup.take_over(reset=reset, rebuild=rebuild)
         _warn_of_absent_tasks(newest, table)
         _warn_of_dropped_fields(newest, entry)
         _warn_of_gaps(newest, entry)
@@ -233,7 +231,7 @@ def start(setup: Setup, reset: Sequence[str], rebuild: Sequence[str]) -> Running
                 "read once for all.",
                 ", ".join(part.plan.name for part in parts),
             )
-        running = Running(Supervisor(setup, log, entry, all_deliveries, asked, monitor))
+        running = Running(Supervisor(setup, entry, all_deliveries, asked, monitor))
         # From now on the run closes it.
         undo.pop_all()
     # From here on signals do again what they did before. One that came earlier has set the event.

@@ -85,15 +85,14 @@ class Setup:
         flow: FlowPlan,
         epoch: int,
         listener: Hears,
-        log: Log | None = None,
         turn: AbstractContextManager[object] | None = None,
     ) -> Committer:
         """Return what commits the micro-batches and steps of a flow, and reports each to the listener."""
-        return Committer(flow, epoch, self.keeping, self.settings, listener, log, turn, self.to_the_end)
+        return Committer(flow, epoch, self.keeping, self.settings, listener, self.log, turn, self.to_the_end)
 
     def gathering_committer(self, flow: FlowPlan, epoch: int, listener: Hears) -> GatheringCommitter:
         """Return what gathers the micro-batches of a flow, commits them together, and reports that to the listener."""
-        return GatheringCommitter(flow, epoch, self.keeping, self.settings, listener)
+        return GatheringCommitter(flow, epoch, self.keeping, self.settings, listener, self.log)
 
     def running_of(self, flow: FlowPlan) -> dict[str, Sequence[RunningValues]]:
         """Return the outputs of running values of a flow's tasks, by task."""
@@ -110,6 +109,11 @@ class Setup:
         return {plan.name: plan.settings for plan in self.plans}
 
     @cached_property
+    def log(self) -> Log:
+        """The log of the application, which all threads of the run's driver share."""
+        return Log(self.files, self.application)
+
+    @cached_property
     def unsynced(self) -> dict[str, Plan]:
         """By name: the plans whose files a power cut may take until they are synced; none where the store has no such files."""
         files = self.files.unsynced
@@ -124,12 +128,10 @@ class Setup:
         """Return a flow's tasks as messages name them."""
         return next(feed.plan for feed in self.feeds if flow in feed.plan.by_name).of(entry.tasks_of(flow)).title
 
-    def take_over(
-        self, log: Log, *, reset: Sequence[str] = (), rebuild: Sequence[str] = (), after: int | None = None
-    ) -> Entry:
+    def take_over(self, *, reset: Sequence[str] = (), rebuild: Sequence[str] = (), after: int | None = None) -> Entry:
         """Write the entry of a new start, which fences every driver before it, and return the entry."""
         return takeover.take_over(
-            log,
+            self.log,
             [feed.plan for feed in self.feeds],
             interval=self.interval,
             shards=self.shards,

@@ -23,7 +23,6 @@ from persistent_state.run.reports import Listener
 from persistent_state.run.setup import Setup
 from persistent_state.run.wall_clock import now_us
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
 
 POLL_SECONDS = 5.0
 """Time between two looks at the log while no commit of this process wakes the stepper."""
@@ -48,9 +47,8 @@ class Stepper:
     def __init__(self, setup: Setup) -> None:
         self.failed: tuple[str | None, Exception] | None = None
         self._setup = setup
-        # One log for all steps: it knows what each of them has written, so only what others wrote is read. One step at a time
-        # uses it.
-        self._log, self._turn = Log(setup.files, setup.application), threading.Lock()
+        # One step at a time is committed, as one entry at a time is the next.
+        self._log, self._turn = setup.log, threading.Lock()
         self._flows = [feed.plan for feed in setup.feeds if feed.plan.first.upstream]
         self._jobs = setup.engine.jobs(setup)
         self._is_open = False
@@ -164,7 +162,7 @@ class Stepper:
 
     def _take(self, entry: Entry, due: DueStep) -> None:
         try:
-            committer = self._setup.committer(due.flow, entry.epoch, self._listener, self._log, self._turn)
+            committer = self._setup.committer(due.flow, entry.epoch, self._listener, self._turn)
             self._jobs.take(entry, due, committer)
             self._committed.add(due.step.flow)
         except BaseException as error:

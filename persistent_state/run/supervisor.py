@@ -26,7 +26,7 @@ from persistent_state.run.setup import Setup
 from persistent_state.run.steps import Stepper
 from persistent_state.run.wall_clock import now_us
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log, fenced
+from persistent_state.store.log import RECENT, fenced
 
 POLL_SECONDS = 0.05
 """Time between two looks at the flows."""
@@ -55,7 +55,6 @@ class Supervisor:
     def __init__(
         self,
         setup: Setup,
-        log: Log,
         entry: Entry,
         deliveries: Deliveries,
         asked_before: threading.Event,
@@ -75,10 +74,10 @@ class Supervisor:
         self._engine.open(setup)
         self.flows = self._engine.flows(setup, self._wake, self._patience)
         self._setup = setup
-        self._log = log
+        self._log = setup.log
         self._deliveries = deliveries
         self._passed = PassedPositions(setup)
-        self._garbage = GarbageCollection(setup.files, setup.application, setup.keeping)
+        self._garbage = GarbageCollection(setup.log, setup.keeping)
         self._had_committed = False
         self._lines: Lines | None = None
         self._backoff, self._clock_before = Backoff(), entry.clock
@@ -287,7 +286,7 @@ class Supervisor:
             active = self.flows.active_flows
             if time.monotonic() > looked + LOOK_SECONDS:
                 looked = time.monotonic()
-                if fenced := self._fenced():
+                if fenced := self._fenced(RECENT):
                     return fenced
             if (failed := self.flows.failed_commit) is not None:
                 flow, error = failed
@@ -372,7 +371,7 @@ class Supervisor:
             self.monitor.restart()
 
         def start() -> None:
-            self.entry = self._together(self._setup.take_over(self._log, after=self.entry.epoch), self._asked)
+            self.entry = self._together(self._setup.take_over(after=self.entry.epoch), self._asked)
             self.flows = self._engine.flows(self._setup, self._wake, self._patience)
             self.flows.start(self.entry)
             self._steps.start(self.entry.epoch, self.flows.active_flows)
@@ -403,17 +402,17 @@ class Supervisor:
                 )
         finally:
             meeting.stop()
-        return self._setup.take_over(self._log, after=entry.epoch)
+        return self._setup.take_over(after=entry.epoch)
 
     def _global_clock(self, clock: int) -> int:
         """Return the global clock, or `clock` if the store does not answer."""
         newest = self._newest()
         return clock if newest is None else newest.clock
 
-    def _newest(self) -> Entry | None:
+    def _newest(self, within: float = 0.0) -> Entry | None:
         """Return the newest entry, or None if the store does not answer."""
         with suppress(StateError):
-            return self._log.newest()
+            return self._log.newest(within)
         return None
 
     def _cause(self, flow: str | None, error: Exception) -> StateError:
@@ -435,9 +434,9 @@ class Supervisor:
     def _own(self, error: Exception, of: str) -> StateError:
         return error if isinstance(error, StateError) else self._engine.own_error(error, of)
 
-    def _fenced(self) -> FencedError | None:
-        """Return a FencedError if a newer driver owns the application."""
-        newest = self._newest()
+    def _fenced(self, within: float = 0.0) -> FencedError | None:
+        """Return a FencedError if a newer driver owns the application, by a look of the last `within` seconds."""
+        newest = self._newest(within)
         if newest is None or newest.epoch == self.entry.epoch:
             return None
         return fenced(self._log.application, self.entry.epoch)

@@ -14,8 +14,11 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -47,11 +50,19 @@ MOST_AGE = 60_000_000
 files that it names: those that were replaced long ago are to go, and a minute is as often as they are collected."""
 
 
+MOST_KNOWN, MOST_BYTES = 200, 2**24
+"""The most entries that a log keeps in memory beside the newest, and the most bytes of their files."""
+
+RECENT = 10.0
+"""Seconds: how old the answer may be of a look that only finds out in time what other processes have done."""
+
+
 @dataclass(frozen=True)
 class _Known:
-    """An entry, the bytes of its base and when that was written, and the bytes of the changes since."""
+    """An entry and the bytes of its file, the bytes of its base and when that was written, and those of the changes since."""
 
     entry: Entry
+    length: int
     whole: int
     begun: int
     since: int = 0
@@ -70,11 +81,11 @@ class _Known:
         """Return what is known of the next entry, whose file has this length."""
         if entry.base == entry.number:
             return _whole(entry, length)
-        return replace(self, entry=entry, since=self.since + length)
+        return replace(self, entry=entry, length=length, since=self.since + length)
 
 
 def _whole(entry: Entry, length: int) -> _Known:
-    return _Known(entry, length, entry.time)
+    return _Known(entry, length, length, entry.time)
 
 
 class _MissingError(FileNotFoundError):
@@ -100,27 +111,46 @@ def fenced(application: str, epoch: int | None = None) -> FencedError:
 
 
 class Log:
-    """The entries of one application. Only the newest that was met is kept, so that a writer reads only what others wrote.
+    """The entries of one application, as a process knows them. All threads of a driver share one log.
+
+    What one thread has read or written, the others do not read again. No thread waits for a request of another one. A log that
+    is pickled comes back as one that knows nothing.
 
     The first look at the newest entry lists the log. Later ones ask for what follows the entry that is known, by its number.
     A store may list late what it has: an entry that this log has written or met is not forgotten for that, and one that others
     have written is asked for by its number.
+
+    Args:
+        files: The store.
+        application: The name of the application.
+        seconds: A clock that never goes back, for the age of looks.
     """
 
-    def __init__(self, files: Files, application: str) -> None:
+    def __init__(self, files: Files, application: str, seconds: Callable[[], float] = time.monotonic) -> None:
         self.files = files
         self.application = application
-        self._kept: _Known | None = None
+        self._seconds = seconds
+        # Held for no request: it guards the fields below.
+        self._lock = threading.Lock()
+        self._known: dict[int, _Known] = {}
+        """By number: entries that were read or written, those that were used last at the end."""
         self._highest = 0
         self._newest: Entry | None = None
         """The newest entry at the last look; None if the next look has to list the log."""
+        self._looked = -math.inf
+        """When the look began that found it."""
         self._looks = 0
         """The number of looks since the last listing."""
+
+    def __reduce__(self) -> tuple[type[Log], tuple[Files, str]]:
+        return Log, (self.files, self.application)
 
     def numbers(self) -> list[int]:
         """Return the numbers of the entries that exist, ascending."""
         listed = [*self._listed()][::-1]
-        return [*listed, self._highest] if self._highest > max(listed, default=0) else listed
+        # Other threads write meanwhile. Numbers follow each other.
+        highest = self._highest
+        return [*listed, *range(listed[-1] + 1 if listed else max(highest, 1), highest + 1)]
 
     def _listed(self) -> Iterator[int]:
         """Yield the numbers that the store lists, descending."""
@@ -131,25 +161,40 @@ class Log:
     def path(self, number: int) -> str:
         return f"{self.application}/log/{number:020d}.json"
 
-    def newest(self) -> Entry | None:
+    def newest(self, within: float = 0.0) -> Entry | None:
         """Return the newest entry, or None if the application has never been started.
+
+        A look asks the store, unless one that began less than `within` seconds ago has shown an entry: then it returns that, or
+        what a later look or `append` has shown. Ask the store wherever it matters that no other process has written: before a
+        sink is written to or goes back, before a drain ends, for the entry that a commit follows, and after each PUT, won or
+        lost. An older answer is enough for who waits, for a newer driver or for a clock: the commits of this process show the
+        log each new entry.
 
         Raises:
             DamagedError: The newest entry, or one that it follows from, is not what was written, or is missing. An older entry
                 is never taken in its place.
         """
-        self._looks += 1
-        newest = self._newest_by_name() if self._looks < LOOKS else None
+        began = self._seconds()
+        with self._lock:
+            known = self._newest
+            if known is not None and began - self._looked < within:
+                return known
+            self._looks += 1
+            is_listed = self._looks >= LOOKS
+        newest = None if is_listed else self._newest_by_name(known)
         if newest is None:
             # If this fails, the next look lists, too.
-            self._newest, self._looks = None, 0
+            known = self._newest = None
+            self._looks = 0
             newest = self._newest_by_listing()
-        self._newest = newest
+        with self._lock:
+            # Another thread may have come further meanwhile.
+            if self._newest is known or (newest and self._newest and newest.number >= self._newest.number):
+                self._newest, self._looked = newest, began
         return newest
 
-    def _newest_by_name(self) -> Entry | None:
+    def _newest_by_name(self, entry: Entry | None) -> Entry | None:
         """Return the last of the entries that follow the known one; None if only a listing shows which is the newest."""
-        entry = self._newest
         # Nothing is before the first one.
         if entry is None or not entry.previous:
             return None
@@ -189,7 +234,8 @@ class Log:
                 return self._last_from(None)
             if number > listed:
                 # Not listed yet, or collected: only reading it shows which.
-                self._kept = None
+                with self._lock:
+                    self._known.pop(number, None)
             try:
                 return self._last_from(self.read(number))
             except _MissingError as error:
@@ -245,17 +291,27 @@ class Log:
     def read(self, number: int) -> Entry:
         """Return one entry. If all entries are read in their order, each is read once.
 
+        An entry never changes, so one that this log still knows is not read again, even if it was collected.
+
         Raises:
             DamagedError: It is not what was written, or does not go on from what it follows.
             FileNotFoundError: It was collected, or never written; or an entry was from which it follows.
         """
-        if self._kept is not None and self._kept.entry.number == number:
-            return self._kept.entry
-        written = self.open(number)
-        known = self._put_together(written)
-        if number >= self._highest:
-            self._kept, self._highest = known, number
+        known = self._known.get(number) or self._put_together(self.open(number))
+        self._remember(known)
         return known.entry
+
+    def _remember(self, known: _Known) -> None:
+        """Keep an entry in memory, and let those go that were used longest ago, but not the newest."""
+        number = known.entry.number
+        with self._lock:
+            self._known.pop(number, None)
+            self._known[number] = known
+            self._highest = max(self._highest, number)
+            lengths = sum(each.length for each in self._known.values())
+            while len(self._known) > MOST_KNOWN + 1 or (len(self._known) > 1 and lengths > MOST_BYTES):
+                oldest = next(number for number in self._known if number != self._highest)
+                lengths -= self._known.pop(oldest).length
 
     def open(self, number: int) -> Written:
         """Return one entry as it stands in the log.
@@ -271,7 +327,7 @@ class Log:
         return written
 
     def _put_together(self, written: Written) -> _Known:
-        """Return an entry by its base and the changes since, or by what changed since the entry that is kept."""
+        """Return an entry by its base and the changes since, or by what changed since one that is known."""
 
         def link(number: int) -> Written:
             try:
@@ -281,9 +337,9 @@ class Log:
                     f"log entry {self.path(number)} is missing, and entry {written.number} follows from it"
                 ) from None
 
-        known = self._kept
-        if known is None or not written.changes or not written.base <= known.entry.number < written.number:
-            known = None
+        with self._lock:
+            numbers = (number for number in self._known if written.base <= number < written.number)
+            known = self._known.get(max(numbers, default=0)) if written.changes else None
         first = known.entry.number + 1 if known else written.base
         links = [*self.files.for_each(link, range(first, written.number)), written]
         for each in links:
@@ -302,7 +358,7 @@ class Log:
             StoreRefusedError: The store may not be written with these credentials, or by this user.
             StoreUnavailableError: The entry was written, and then the store did not answer. The next start finds out.
         """
-        known = self._kept
+        known = self._known.get(entry.number - 1)
         before = known if known and known.goes_on_with(entry) else None
         base = entry.number if before is None or before.is_far_from_base(entry.time) else before.entry.base
         data = to_bytes(entry, before.entry if before else None, base)
@@ -310,7 +366,9 @@ class Log:
         try:
             self.files.ensure(path, data, TRIES)
         except ExistsError:
-            self._highest = max(self._highest, entry.number)
+            with self._lock:
+                # No answer that is older than this one will do.
+                self._highest, self._looked = max(self._highest, entry.number), -math.inf
             raise
         except StoreUnavailableError as error:
             raise CommitUnknownError(
@@ -318,8 +376,7 @@ class Log:
             ) from error
         if entry.number >= self._highest:
             written = replace(entry, checksum=checksum(data), base=base)
-            self._kept = before.followed_by(written, len(data)) if before else _whole(written, len(data))
-            self._highest = entry.number
+            self._remember(before.followed_by(written, len(data)) if before else _whole(written, len(data)))
         # The number may have been used and collected while this driver slept. A look finds that out, by name or by a listing.
         newest = self.newest()
         if newest is None or newest.epoch > entry.epoch:

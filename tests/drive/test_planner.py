@@ -36,3 +36,20 @@ def test_a_listing_that_is_late_takes_no_flow_back_and_what_it_says_of_channels_
     assert late["tick"] == offset["tick"] + 1, "a channel that has not ended after all"
     (part,) = planner.parts(offset, lambda: 0, core.new_id)
     assert part.reads is None
+
+
+def test_a_micro_batch_is_planned_by_the_newest_entry_though_an_older_one_was_enough_to_wait() -> None:
+    plan = core.plan_of(PerShop(), SALES)
+    source, other = LateListing(SALES), Log(plan.files, "app")
+    log, epoch = Log(plan.files, "app", lambda: 0.0), core.start(other, [plan]).epoch
+    planner = Planner(core.alone(plan), source, epoch, 1, log=log)
+    offset = planner.latest(planner.first(), lambda: 0)
+    planner.parts(planner.first(), lambda: 0, core.new_id)
+    assert planner.latest(offset, lambda: 0) == planner.latest(offset, lambda: 0) == offset
+    # Another process writes, and then rows arrive.
+    other.append(core.newest(other).follower(0))
+    source.rows = [(0, 0, 1)]
+    assert planner.latest(offset, lambda: 0) != offset
+    assert log.newest(1) != other.newest()
+    planner.parts(offset, lambda: 0, core.new_id)
+    assert log.newest(1) == other.newest()

@@ -446,7 +446,9 @@ class Shop:
         """What gives each sink its clocks."""
         outputs = rewinds._by_output(self.app()._rewind_setup().parts).values()
         places = [OutputSink(plan, output) for plan, output in outputs]
-        return [place.giver(place.write_here, lambda: 0) for place in places]
+        return [
+            place.giver(Log(open_files(self.store), self.app().name), place.write_here, lambda: 0) for place in places
+        ]
 
     def run(self, drain: bool = True) -> int:
         """Run to the end of what is there, in this process, and return the clock."""

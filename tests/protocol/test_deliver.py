@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from persistent_state.errors import InvalidInputError
+from persistent_state.errors import FencedError, InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.protocol.deliver import Due, Giver, behind, due
 from persistent_state.store.entry import Entry
@@ -16,6 +16,7 @@ from persistent_state.store.flow_state import FlowProgress, FlowState
 from persistent_state.store.log import Log
 from persistent_state.store.output_state import ACTIVE, OutputRecord, OutputState
 from persistent_state.store.task_state import StoredState, TaskState
+from tests import core
 
 
 def entry_of(
@@ -84,6 +85,18 @@ def test_what_is_given_is_not_given_again_when_only_its_record_fails(monkeypatch
         giver.give_next(1)
     assert [giver.give_next(1) for _ in range(3)] == [True, True, False]
     assert given == [10, 20]
+
+
+def test_a_sink_is_given_nothing_by_an_old_look_though_an_old_look_is_enough_to_wait() -> None:
+    log, given = log_with(entry_of((10, 20), BEGINNING)), list[int]()
+    mine = Log(log.files, "app", lambda: 0.0)
+    giver = Giver(mine, "t", "out", lambda _: None, lambda entry, due: given.append(due.clock), lambda: 0)
+    assert giver.give_next(1, 10)
+    newest = core.newest(log)
+    log.append(newest.follower(0, epoch=2))
+    with pytest.raises(FencedError):
+        giver.give_next(1, 10)
+    assert given == [10]
 
 
 def test_a_sink_with_a_record_of_its_own_is_believed() -> None:

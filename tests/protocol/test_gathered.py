@@ -61,7 +61,7 @@ class Driver:
         ]
         self.beside = Log(self.files, "app")
         self.first = core.start(self.beside, [self.plan, *self.others])
-        self.log, self.held = GatheringLog(self.files, "app", self.first.epoch), Held()
+        self.log, self.held = GatheringLog(Log(self.files, "app"), self.first.epoch), Held()
 
     def answers(self, stamps: list[int]) -> Answers:
         unsynced = FlowPlan((replace(self.plan, files=self.files.unsynced),))

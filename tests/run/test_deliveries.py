@@ -12,6 +12,7 @@ from persistent_state.engine.run.spark_engine import SparkEngine
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.run.deliveries import Deliveries, Delivery
 from persistent_state.run.progress import Progress
+from persistent_state.store.log import Log
 from tests import core
 from tests.sentences import problem
 from tests.words import Words
@@ -80,6 +81,7 @@ def test_an_output_whose_type_spark_lacks_is_refused_before_its_sink_is_opened()
     task = Words("words")
     session: Any = None
     plan = core.plan_of(task, pa.schema([("ts", pa.int64()), ("word", pa.uint64())]))
-    refused = problem(lambda: Delivery(SparkEngine(session), plan, ValuesAtClock(ConsoleSink()), tries=1))
+    log = Log(plan.files, plan.application)
+    refused = problem(lambda: Delivery(SparkEngine(session), plan, ValuesAtClock(ConsoleSink()), log, tries=1))
     assert refused.startswith("task=words: Spark has no type for one of uint64, timestamp[us, tz=UTC], int64 (")
     assert refused.endswith("); leave the sink out.")

@@ -70,6 +70,8 @@ class World(LocalApplication):
         self.told, outputs = told or Told(), cast(Any, None)
         parts = [FedTask(plan, self.told, outputs) for plan in self.plans.values()]
         self.setup = replace(setup_of(parts[0]), parts=parts)
+        # All parts of a run share it.
+        vars(self.setup)["log"] = self.log
 
     def start(self, *wanted: Any, **more: Any) -> Entry:
         entry = super().start(*wanted, **more)

@@ -74,7 +74,7 @@ def test_a_collection_that_fails_for_any_reason_is_told_of_and_followed_by_other
     monkeypatch.setattr(garbage, "EVERY_SECONDS", 0.01)
     monkeypatch.setattr(Collector, "collect", collect)
     plan = core.plan_of(Totals(), SCHEMA)
-    collected = garbage.GarbageCollection(plan.files, plan.application, Keeping())
+    collected = garbage.GarbageCollection(Log(plan.files, plan.application), Keeping())
     collected.start(lambda: 1)
     assert followed.wait(PATIENCE)
     collected.stop()

@@ -67,7 +67,7 @@ class Script:
             self.queries.committed = True
 
     def supervise(self) -> Supervisor:
-        return Supervisor(self.setup, self.log, core.start(self.log, [self.plan]), Deliveries([]), threading.Event())
+        return Supervisor(self.setup, core.start(self.log, [self.plan]), Deliveries([]), threading.Event())
 
     def run(self) -> Supervisor:
         """Supervise to the end."""
@@ -262,7 +262,7 @@ def test_a_signal_ends_the_wait_for_flows_that_are_to_meet() -> None:
     script, asked = play(ends), threading.Event()
     script.behind, script.waits = [lambda script: asked.set()], True
     entry = core.start(script.log, [script.plan])
-    Supervisor(script.setup, script.log, entry, Deliveries([]), asked)._thread.join(PATIENCE)
+    Supervisor(script.setup, entry, Deliveries([]), asked)._thread.join(PATIENCE)
     assert asked.is_set()
 
 
@@ -392,6 +392,7 @@ def test_a_run_that_does_nothing_sees_that_a_newer_driver_owns_the_application(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(supervisor, "RECENT", 0.01)
 
     def is_taken_over(script: Script) -> None:
         core.start(script.log, [script.plan])
@@ -525,7 +526,7 @@ def test_sinks_are_told_of_a_stop_first_and_only_an_end_by_itself_collects_once_
     script = play((lambda script: None) if is_asked else ends)
     entry = core.start(script.log, [script.plan])
     monkeypatch.setattr(FakeQueries, "stop", stops)
-    run = Supervisor(script.setup, script.log, entry, Sinks([]), threading.Event())
+    run = Supervisor(script.setup, entry, Sinks([]), threading.Event())
     if is_asked:
         run.stop()
     run._thread.join(PATIENCE)
@@ -556,7 +557,7 @@ def test_all_that_a_stop_waits_for_ends_in_one_time(monkeypatch: pytest.MonkeyPa
     entry = core.start(script.log, [script.plan])
     monkeypatch.setattr(FakeQueries, "stop", stops)
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.4)
-    run = Supervisor(script.setup, script.log, entry, Sinks([]), threading.Event())
+    run = Supervisor(script.setup, entry, Sinks([]), threading.Event())
     run.stop()
     run._thread.join(PATIENCE)
     # The micro-batch that was under way has taken most of it.
@@ -680,6 +681,6 @@ def test_a_monitor_hears_of_failures_and_is_closed_at_the_end() -> None:
     script, monitor = play(fails(DOWN), raises(DOWN), recovers), Told()
     watch: Any = monitor
     entry = core.start(script.log, [script.plan])
-    run = Supervisor(script.setup, script.log, entry, Deliveries([]), threading.Event(), watch)
+    run = Supervisor(script.setup, entry, Deliveries([]), threading.Event(), watch)
     run._thread.join(PATIENCE)
     assert told == [*["fails: the store is down.", "starts again"] * 2, "ends: None"]

@@ -121,7 +121,7 @@ class Gathering(GatheringLog):
     """A log that gathers turns, and lets the oracle know what each makes of the entry before it."""
 
     def __init__(self, log: Log, epoch: int, oracle: Oracle) -> None:
-        super().__init__(log.files, log.application, epoch)
+        super().__init__(log, epoch)
         self._oracle = oracle
         self._stages: list[Stage] = []
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 from greenlet import getcurrent
 
@@ -47,15 +49,25 @@ class Pauses:
 
 @contextmanager
 def checked_looks(world: World) -> Iterator[None]:
-    """Check that each look at the log of a world sees what was written before it."""
-    look = Log.newest
+    """Check that each look at the log of a world sees what was written before it.
 
-    def newest(log: Log) -> Entry | None:
+    One that may be older sees what was written that long before it, and all that its own driver has seen.
+    """
+    look = Log.newest
+    times, numbers, own = list[float](), [0], WeakKeyDictionary[Log, int]()
+
+    def newest(log: Log, within: float = 0.0) -> Entry | None:
         is_of_world = isinstance(log.files, PlainFiles) and log.files.disk is world.disk
         before = world.oracle.newest if is_of_world and log.application == world.oracle.application else None
-        entry = look(log)
-        is_newest = before is None or (entry is not None and entry.number >= before.number)
+        if before is None:
+            return look(log, within)
+        times.append(world.now)
+        numbers.append(before.number)
+        least = max(numbers[bisect_right(times, world.now - within)], own.get(log, 0))
+        entry = look(log, within)
+        is_newest = entry is not None and entry.number >= least
         must(is_newest, "a look at the log sees what was written before it", entry=entry and entry.number)
+        own[log] = max(own.get(log, 0), entry.number if entry else 0)
         return entry
 
     with mock.patch.object(Log, "newest", newest):

@@ -50,7 +50,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState
-from persistent_state.store.log import Log
+from persistent_state.store.log import RECENT, Log
 from persistent_state.store.named_files import Run, written
 from persistent_state.store.state_at import state_at
 from persistent_state.task import name_of_messages
@@ -912,7 +912,8 @@ class World:
                     emits=emits,
                 )
             plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
-        log = Log(files, APPLICATION)
+        # All threads of a driver share it.
+        log = Log(files, APPLICATION, lambda: self.now)
         rebuilt = self._rebuilt(actor)
         for name in rebuilt.keys() & plans.keys():
             plans[name] = replace(plans[name], outputs=tuple(rebuilt[name]))
@@ -1033,7 +1034,7 @@ class World:
             # Before the entry is looked at: the last one may come in between.
             has_read = actor.has_read
             try:
-                if giver.give_next(actor.epoch):
+                if giver.give_next(actor.epoch, 0.0 if has_read else RECENT):
                     continue
                 if has_read and (actor.closes or self.rng.random() < 0.1):
                     return

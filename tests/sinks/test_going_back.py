@@ -233,11 +233,11 @@ def test_a_key_that_expired_and_came_again_is_in_the_table_after_two_rewinds(tmp
         words = ["ann", "bob"] if time in (5, 45) else ["ann"]
         messages = [{"ts": time, "word": word, "n": time} for word in words]
         core.play(log, plan, pa.RecordBatch.from_pylist(messages, schema), keeping=Keeping(20))
-    giver = place.giver(place.write_here, lambda: 0)
+    giver = place.giver(log, place.write_here, lambda: 0)
     while giver.give_next(core.newest(log).epoch):
         pass
     assert rows() == {"ann": 5 + 15 + 25 + 35 + 45 + 55}
     for to, there in ((30, {"ann": 45}), (10, {"ann": 5, "bob": 5})):
         rewind.rewind(log, core.plan_rewind(log, to, RETRACT), writer=f"back to {to}", now=0)
-        place.giver(place.write_here, lambda: 0).follow(core.newest(log).epoch)
+        place.giver(log, place.write_here, lambda: 0).follow(core.newest(log).epoch)
         assert rows() == there == {word: value for (word,), value in core.state_at(core.newest(log), plan, to).items()}

@@ -99,11 +99,11 @@ def test_a_new_sink_is_exact_without_spark_and_goes_back(tmp_path: Path) -> None
     for time in (5, 15, 25, 35):
         messages = [{"ts": time, "key": key, "amount": time} for key in ("a", "bc"[time // 10 % 2])]
         core.play(log, plan, pa.RecordBatch.from_pylist(messages, schema), keeping=Keeping(20))
-    giver = place.giver(place.write_here, lambda: 0)
+    giver = place.giver(log, place.write_here, lambda: 0)
     while giver.give_next(core.newest(log).epoch):
         pass
     wanted = {10: {"a": 5, "b": 5}, 20: {"a": 20, "c": 15}, 30: {"a": 45, "b": 30}}
     assert {clock: rows for clock, rows in sink.clocks().items() if rows} == wanted
     rewind.rewind(log, core.plan_rewind(log, 20, RETRACT), writer="back", now=0)
-    place.giver(place.write_here, lambda: 0).follow(core.newest(log).epoch)
+    place.giver(log, place.write_here, lambda: 0).follow(core.newest(log).epoch)
     assert max(sink.clocks()) == 20

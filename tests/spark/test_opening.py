@@ -85,7 +85,8 @@ def plan_of(*sinks: Sink) -> Plan:
 
 def deliveries_of(plan: Plan, *sinks: Sink) -> Deliveries:
     spark: Any = None
-    return Deliveries([Delivery(SparkEngine(spark), plan, ValuesAtClock(sink), 0) for sink in sinks])
+    log = Log(plan.files, plan.application)
+    return Deliveries([Delivery(SparkEngine(spark), plan, ValuesAtClock(sink), log, 0) for sink in sinks])
 
 
 def recorded(plan: Plan) -> dict[str, int]:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -1029,6 +1030,93 @@ class TestAskingByName:
             log.append(known[-1].follower(7))
 
 
+class TestSharing:
+    """Threads of a driver share a log, and each of them asks the store for no more than it needs."""
+
+    @pytest.fixture
+    def files(self) -> Paused:
+        """The store of three entries."""
+        return Paused(log_of(*chain_of(3)).files.url)
+
+    @pytest.fixture
+    def log(self, files: Paused) -> Log:
+        """A log that has seen the newest of them, by a clock that stands still."""
+        log = Log(files, "app", lambda: 0.0)
+        log.newest()
+        files.asked.clear()
+        return log
+
+    def test_what_one_thread_has_read_or_written_the_others_do_not_read_again(self, log: Log, files: Paused) -> None:
+        for _ in range(2):
+            log.append(core.newest(log).follower(0))
+        files.asked.clear()
+        assert log.newest(1) == log.read(5)
+        assert [log.read(number).number for number in (3, 4)] == [3, 4]
+        assert files.asked == []
+        assert core.newest(log).number == 5
+        assert files.asked == ["GET 6", "GET 4"]
+
+    def test_an_answer_may_be_as_old_as_the_look_and_no_older(self, files: Paused) -> None:
+        now = [0.0]
+        log, other = Log(files, "app", lambda: now[0]), Log(MemoryFiles(files.url), "app")
+        log.newest()
+        # The second look takes a while. Its answer is as old as its first request.
+        now[0] = 5.0
+        files.before(nothing, lambda: now.__setitem__(0, 7.0))
+        assert core.newest(log).number == 3
+        other.append(core.newest(other).follower(0))
+        for now[0], number in ((14.0, 3), (15.0, 4)):
+            newest = log.newest(10)
+            assert newest is not None
+            assert newest.number == number
+
+    def test_a_look_that_another_thread_has_overtaken_takes_nothing_back(self, log: Log, files: Paused) -> None:
+        # Another thread appends an entry after this one was answered that it is not there.
+        following = core.newest(log).follower(0)
+        files.before(nothing, lambda: log.append(following))
+        log.newest()
+        newest = log.newest(1)
+        assert newest is not None
+        assert newest.number == 4
+
+    def test_after_a_number_is_lost_to_another_process_no_older_answer_will_do(self, log: Log, files: Paused) -> None:
+        other = Log(MemoryFiles(files.url), "app")
+        known = core.newest(log)
+        other.append(known.follower(0))
+        with pytest.raises(ExistsError):
+            log.append(known.follower(7))
+        newest = log.newest(1)
+        assert newest is not None
+        assert newest.number == 4
+
+    def test_entries_in_memory_are_few_and_the_newest_is_among_them(
+        self, files: Paused, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, most in (("MOST_KNOWN", 1), ("MOST_BYTES", len(codec.to_bytes(FULL)))):
+            with monkeypatch.context() as patched:
+                patched.setattr(logs, name, most)
+                log = Log(files, "app")
+                for number in (3, 1, 2):
+                    log.read(number)
+                assert [*log._known] == ([3, 2] if name == "MOST_KNOWN" else [3])
+                files.asked.clear()
+                log.read(3)
+                assert files.asked == []
+
+    def test_what_other_threads_write_while_the_log_is_listed_is_no_gap(self) -> None:
+        log = Log(Late(log_of(*chain_of(3)).files.url, 2), "app")
+        for _ in range(3):
+            log.append(core.newest(log).follower(0))
+        assert log.numbers() == [1, 2, 3, 4, 5, 6]
+
+    def test_a_log_that_went_to_another_process_knows_nothing(self, log: Log) -> None:
+        log = Log(open_files(log.files.url), "app")
+        log.newest()
+        copied = pickle.loads(pickle.dumps(log))
+        assert (copied.application, copied._newest, copied._known) == ("app", None, {})
+        assert copied.newest() == log.newest()
+
+
 class TestReading:
     def test_an_application_that_was_never_started_has_no_newest_entry(self) -> None:
         assert log_of().newest() is None
@@ -1466,7 +1554,7 @@ class TestCollection:
         # The list is of another flow's micro-batches.
         assert self.run_files(files, "other") <= left
         told = caplog.messages
-        assert [page.path in message for message in told] == [True], told
+        assert [page.path in message for message in told] == [True]
 
     def test_temporary_files_of_killed_writers_go_once_they_are_old(self, tmp_path: Path) -> None:
         files = open_files(tmp_path)

@@ -36,7 +36,6 @@ from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store import lists
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
 from persistent_state.task import PersistentTask
 
 POLL_SECONDS = 0.05
@@ -120,8 +119,7 @@ class Queries:
         self._listener = Listener(setup.writer, setup.on_progress)
         self._follower: Follower | None = None
         if connect.is_connect(spark):
-            log = Log(setup.files, setup.application)
-            self._follower = Follower(log, spark, self._listener, on_commit)
+            self._follower = Follower(setup.log, spark, self._listener, on_commit)
         self._watch = Watch()
         self._commits = self._follower or self._watch
         self._endless: set[str] = set()

@@ -16,7 +16,6 @@ from persistent_state import Message, NonWindowState, PersistentState, Persisten
 from persistent_state.batch.packets import DRIVER, Answers, Blob, Report
 from persistent_state.batch.plan import Plan
 from persistent_state.batch.shard import merge_shard
-from persistent_state.drive import planner
 from persistent_state.drive.planner import HUNG
 from persistent_state.engine.read import arrow_source, idle_source
 from persistent_state.engine.read.arrow_source import ArrowReader
@@ -29,7 +28,7 @@ from persistent_state.protocol.commits import close, plan_batch, wake
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
-from persistent_state.store.log import Log
+from persistent_state.store.log import RECENT, Log
 from tests import core
 
 
@@ -101,6 +100,7 @@ class Query:
         entry = core.start(self.log, [self.plan], now=self.now)
         flow = core.alone(self.plan)
         self.reader = ArrowReader(flow, self.source, entry.epoch, self.most, (0,), 1, to_the_end=self.to_the_end)
+        self.reader._planner._log._seconds = lambda: self.now / SECOND
         self.offset = self.initial()
 
     def initial(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def test_a_quiet_query_that_a_newer_driver_has_fenced_ends_with_that_error(kind:
     assert query.poll()
     assert query.poll() is None
     core.start(query.log, [query.plan], now=query.now)
-    query.now += planner.LATER
+    query.now += int(RECENT) * SECOND
     with pytest.raises(FencedError, match="a newer driver owns app; this one \\(epoch 1\\) has stopped"):
         query.poll()
 
@@ -219,10 +219,10 @@ def test_a_query_that_has_nothing_to_read_looks_at_the_log_now_and_then() -> Non
     source = Stamps([5, 15, 25], there=2)
     query = Query(source, Settings(10, ahead=2**62))
     assert query.poll()
-    with mock.patch.object(Log, "newest", autospec=True, side_effect=Log.newest) as looks:
+    with mock.patch.object(Log, "_newest_by_name", autospec=True, side_effect=Log._newest_by_name) as looks:
         for _ in range(10):
             assert query.poll() is None
-            query.now += planner.LATER // 5
+            query.now += int(RECENT) * SECOND // 5
         assert looks.call_count == 2
         # What arrives is read at once, by the newest entry.
         source.there = 3
