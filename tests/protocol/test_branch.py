@@ -278,18 +278,18 @@ def test_a_clock_that_is_not_kept_is_refused() -> None:
 
 
 def test_progress_is_told_in_bytes() -> None:
-    world, told, there = World(), [], core.memory()
+    world, shown, there = World(), [], core.memory()
     world.read(12)
     clock = (
         open_store(world.files.url)
         .application("app")
-        .branch("app", to=there.url, on_progress=lambda done, size: told.append((done, size)))
+        .branch("app", to=there.url, on_progress=lambda done, size: shown.append((done, size)))
     )
     assert clock == 110
     entry = core.newest(Log(there, "app"))
     size = length_of({*entry.tasks["total"].files(), *entry.flow_of("total").files()})
-    assert told[-1] == (size, size)
-    assert told == sorted(told)
+    assert shown[-1] == (size, size)
+    assert shown == sorted(shown)
 
 
 class Busy(MemoryFiles):
