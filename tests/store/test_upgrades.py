@@ -4,8 +4,8 @@ The stores in `fixtures` were written by the commits in their names, one after t
 wrote over the store of an older one. The first commit made two starts with 40 of the sales of `write_store`, with late and bad
 rows in lists, each further commit one start with 10 more. Where a version knew outputs and plans, its newest entry has some.
 The last one went back to a kept clock, which outputs owe that are there, left before, and came later. Two
-commits wrote a store from its beginning to its end, of format 5 and of format 6. In the latter one worker has merged all shards,
-so that runs are ranges of files.
+commits wrote a store from its beginning to its end, of format 5 and of format 6. In the latter one worker has merged all
+shards, so that runs are ranges of files.
 """
 
 from __future__ import annotations
