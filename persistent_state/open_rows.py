@@ -278,7 +278,7 @@ def _names(state: StateAt) -> dict[str, str]:
 def _parts(state: StateAt) -> int:
     """Return the number of parts in which a state is read within bounded memory."""
     # Starts cut a file into many runs, each of which counts the rows of the whole file.
-    of_files = {run.file.path: run for run in state.runs}.values()
+    of_files = {run.file: run for run in state.runs}.values()
     return 1 + max(sum(run.rows for run in of_files) // PART, sum(run.file.length for run in of_files) // BYTES)
 
 

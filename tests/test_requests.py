@@ -72,7 +72,8 @@ class Deaf:
 class Run:
     """The parts of a run that ask the store, by one log: a planner, a committer, a delivery, a look, a collector."""
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, workers: int) -> None:
+        self.workers = workers
         # The committer asks the machine for the time.
         self.files, self.now = CountedFiles(core.memory().url), now_us() // INTERVAL * INTERVAL
         settings = Settings(INTERVAL, ahead=2**62)
@@ -108,7 +109,7 @@ class Run:
         self.source.rows += [(self.now, key, 1) for key in range(KEYS)]
         newest = self.planner.latest(self.offset, lambda: self.now)
         parts = self.planner.parts(self.offset, lambda: self.now, core.new_id)
-        self.committer.commit(local.run(self.flow, parts, self.source, self.held, core.new_id))
+        self.committer.commit(local.run(self.flow, parts, self.source, self.held, core.new_id, map, self.workers))
         self.offset = newest
 
     def deliver(self) -> None:
@@ -174,6 +175,7 @@ WORK: dict[str, tuple[int, Callable[[Run], object], Callable[[Run], object]]] = 
     "a micro-batch, 1 shard": (1, nothing, lambda run: run.batch(1)),
     "a micro-batch, 2 shards": (2, nothing, lambda run: run.batch(1)),
     "a micro-batch, 16 shards": (16, nothing, lambda run: run.batch(1)),
+    "a micro-batch, 16 shards on 2 workers": (16, nothing, lambda run: run.batch(1)),
     "a micro-batch that moves the clock, 2 shards": (2, nothing, lambda run: run.batch()),
     "a delivery that finds nothing": (2, lambda run: run.batch(1), lambda run: run.deliver()),
     "a clock that an output is given": (2, lambda run: run.batch(), lambda run: run.deliver()),
@@ -185,10 +187,14 @@ WORK: dict[str, tuple[int, Callable[[Run], object], Callable[[Run], object]]] = 
 }
 """By the words of `docs/stores.md`: the shards, what comes before, and what is counted."""
 
+WORKERS = {"a micro-batch, 16 shards on 2 workers": 2}
+"""The workers, where there is not one for each shard."""
+
 EXPECTED = {
     "a micro-batch, 1 shard": {"PUT": 2, "GET": 6},
     "a micro-batch, 2 shards": {"PUT": 3, "GET": 6},
     "a micro-batch, 16 shards": {"PUT": 17, "GET": 6},
+    "a micro-batch, 16 shards on 2 workers": {"PUT": 3, "GET": 6},
     "a micro-batch that moves the clock, 2 shards": {"PUT": 3, "GET": 6},
     "a delivery that finds nothing": {},
     "a clock that an output is given": {"PUT": 1, "GET": 6},
@@ -203,7 +209,7 @@ EXPECTED = {
 @pytest.mark.parametrize("work", WORK)
 def test_requests_are_as_few_as_they_were(work: str) -> None:
     shards, before, counted = WORK[work]
-    run = Run(shards)
+    run = Run(shards, WORKERS.get(work, shards))
     before(run)
     assert run.counts(lambda: counted(run)) == EXPECTED[work]
 

@@ -20,6 +20,7 @@ from persistent_state.batch.shard import Fresh, Work, fold_fresh, held_runs, mer
 from persistent_state.partials import fold, keys
 from persistent_state.sources.base import Chunk
 from persistent_state.store.named_files import Run
+from persistent_state.store.shared_file import SharedFile
 
 ROOM = fold.SLICE_BYTES // 8
 """About how many bytes of rows, for all tasks of a flow, a step keeps before it writes them: a run for each task."""
@@ -29,7 +30,12 @@ MOST_BYTES = 4 * ROOM
 
 
 def take_step(
-    flow: FlowPlan, basis: Basis, shard: int, chunks: Iterable[Chunk], new_id: Callable[[], str]
+    flow: FlowPlan,
+    basis: Basis,
+    shard: int,
+    chunks: Iterable[Chunk],
+    new_id: Callable[[], str],
+    shared: SharedFile | None = None,
 ) -> tuple[Report, list[Descriptor]]:
     """Make new runs of what a step makes of the messages of a shard, and rewrite older ones where they have become many.
 
@@ -39,6 +45,7 @@ def take_step(
         shard: The number of the shard. It is also that of the part.
         chunks: What the step makes.
         new_id: Makes names of files that no other file has.
+        shared: The file for the runs of several shards, which is to be written before the driver hears of the shard.
 
     Returns:
         The report of the part, and what the shard has made for each task, durable: the driver commits it, or it never happened.
@@ -48,7 +55,7 @@ def take_step(
         TaskFailedError: User code raised, or a row is bad and bad rows are to fail.
     """
     read, sender = Read(), Sender(basis.flow, basis.epoch, basis.batch, basis.plan, shard, flow.first.shards)
-    made = [_Made(plan, basis, sender, new_id) for plan in flow.tasks]
+    made = [_Made(plan, basis, sender, new_id, shared) for plan in flow.tasks]
     lifted = [of_task.lifted for of_task in made]
     for high, some in groupby(chunks, _high):
         for chunk in some:
@@ -69,9 +76,11 @@ def _high(chunk: Chunk) -> int:
 class _Made:
     """The rows that a step makes in a shard for one task. Where they become many, they are written as runs, by hash."""
 
-    def __init__(self, plan: Plan, basis: Basis, sender: Sender, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, plan: Plan, basis: Basis, sender: Sender, new_id: Callable[[], str], shared: SharedFile | None
+    ) -> None:
         self.lifted = Lifted()
-        self._plan, self._basis, self._new_id = plan, basis, new_id
+        self._plan, self._basis, self._new_id, self._shared = plan, basis, new_id, shared
         (ground,) = basis.grounds[plan.name]
         shard, parts = sender.part, short_digest([*range(plan.shards)])
         held = held_runs(plan, sender, ground, shard, None)
@@ -98,7 +107,8 @@ class _Made:
         if self._runs:
             self.write(self._end, 0)
         fresh = Fresh(self._take(), self.lifted.sides, written=self._runs)
-        return merge(self._work, fresh, self._new_id)[0]
+        # Not before: what was written for want of room may be read again here.
+        return merge(replace(self._work, shared=self._shared), fresh, self._new_id)[0]
 
     def _take(self) -> pa.Table:
         """Return the rows that there are, sorted by hash, and keep them no more."""

@@ -31,6 +31,7 @@ from persistent_state.store.files import Files
 from persistent_state.store.late_rows import joined, side_file
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, SideFile, Stored
+from persistent_state.store.shared_file import SharedFile
 from persistent_state.windows import WINDOW
 
 INLINE = 8 << 20
@@ -64,6 +65,9 @@ class Work:
 
     ids_from: int | None
     """Ids of messages below this time are forgotten. None if ids do not count."""
+
+    shared: SharedFile | None = None
+    """The file for the runs of all shards of the worker; None if each run is a file of its own."""
 
     @property
     def looks_up(self) -> bool:
@@ -108,6 +112,7 @@ def merge_shard(
     blobs: Sequence[Blob],
     cached: Mapping[str, Sequence[Run]],
     new_id: Callable[[], str],
+    shared: SharedFile | None = None,
 ) -> tuple[list[Descriptor], dict[str, tuple[Run, ...]]]:
     """Fold a shard's blobs into new runs of each task, and rewrite older runs where they have become many.
 
@@ -117,6 +122,7 @@ def merge_shard(
         blobs: What the parts have sent to the shard, in any order.
         cached: By task: the runs that the shard believes it holds. They are used only if the micro-batch says the same.
         new_id: Makes names of files that no other file has.
+        shared: The file for the runs of several shards, which is to be written before the driver hears of the shard.
 
     Returns:
         What the shard has made for each task, durable: the driver commits it, or it never happened. And by task all runs that
@@ -130,7 +136,7 @@ def merge_shard(
     descriptors, runs = [], {}
     for plan in flow.tasks:
         late = [table for blob in blobs for table in blob.late] if plan is flow.first else []
-        work = _work(plan, shard, blobs, parts, late, cached.get(plan.name))
+        work = _work(plan, shard, blobs, parts, late, cached.get(plan.name), shared)
         descriptor, runs[plan.name] = merge(work, fold_fresh(work), new_id)
         descriptors.append(descriptor)
     return descriptors, runs
@@ -151,6 +157,7 @@ def _work(
     parts: str,
     late: Sequence[pa.Table],
     cached: Sequence[Run] | None,
+    shared: SharedFile | None,
 ) -> Work:
     sender = blobs[0].sender
     ground = next((blob.grounds[plan.name] for blob in blobs if plan.name in blob.grounds), None)
@@ -170,6 +177,7 @@ def _work(
         held=held_runs(plan, sender, ground, shard, cached),
         # No later message is below the floor, so none has a copy that is further below.
         ids_from=None if once is None else max(BEGINNING, ground.floor - once.horizon),
+        shared=shared,
     )
 
 
@@ -247,7 +255,7 @@ def write(work: Work, table: pa.Table, low: int, high: int, new_id: Callable[[],
     """Write rows of the hashes in [low, high), at least one, as a run of the shard."""
     layout = work.plan.layout
     rows = layout.kind.with_sums(table, layout)
-    return runs_io.write_run(work.plan.files, _path(work, new_id), rows, layout, low, high)
+    return runs_io.write_run(work.plan.files, _path(work, new_id), rows, layout, low, high, work.shared)
 
 
 def _descriptor(

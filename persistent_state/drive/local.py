@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Protocol, TypeAlias, TypeVar
 
 from persistent_state.batch.alignment import aligned_reach
@@ -20,6 +20,7 @@ from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run
+from persistent_state.store.shared_file import SharedFile
 
 Held = dict[tuple[str, int], Mapping[str, Sequence[Run]]]
 """By flow and shard: the runs that the shard holds of each task, as it knows from its last turn."""
@@ -56,6 +57,7 @@ def run(
     held: Held,
     new_id: NewId,
     each: Each = map,
+    workers: int = 1,
 ) -> Answers:
     """Run all parts of a turn, then all shards, and return their answers, with which the driver commits the turn.
 
@@ -65,13 +67,14 @@ def run(
         source: The flow's source, opened; None if the turn reads no source.
         held: The runs that the shards hold. The turn adds what they hold after it.
         new_id: Makes names of files that nobody else has.
-        each: Calls a function for each part, and for each shard. That of a pool of threads runs them side by side.
+        each: Calls a function for each part, and for each worker's shards. That of a pool of threads runs them side by side.
+        workers: The number of workers that share the shards. Each writes the runs of its shards into one file.
 
     Raises:
         StateError: A part or a shard failed.
     """
     if flow.is_in_order:
-        taken = [*each(partial(_take, flow, new_id), parts)]
+        taken = [*chain.from_iterable(each(partial(_take, flow, new_id), _shares(parts, workers)))]
         return Answers([report for report, _ in taken], [descriptor for _, made in taken for descriptor in made])
     if len(parts) == flow.first.shards == 1:
         # One call does both, so that no blob travels.
@@ -79,11 +82,28 @@ def run(
         ((report, made, held[flow.id, 0]),) = each(both, parts)
         return Answers([report], made)
     sent = each(partial(_combine, flow, source), parts)
-    return merge(flow, chain.from_iterable(sent), held, new_id, each)
+    return merge(flow, chain.from_iterable(sent), held, new_id, each, workers)
 
 
-def _take(flow: FlowPlan, new_id: NewId, part: Part) -> tuple[Report, list[Descriptor]]:
-    return part.take(flow, new_id)
+def _shares(items: Sequence[Item], workers: int) -> list[Sequence[Item]]:
+    """Return each worker's share of the shards, in their order. No share is empty."""
+    bounds = [len(items) * i // workers for i in range(workers + 1)]
+    return [items[begin:end] for begin, end in pairwise(bounds) if begin < end]
+
+
+def _written_together(
+    flow: FlowPlan, share: Sequence[Item], make: Callable[[Item, SharedFile | None], Made]
+) -> list[Made]:
+    """Let one worker make what its share of the shards makes. If it has several, their runs are written together."""
+    shared = SharedFile(flow.first.files) if len(share) > 1 else None
+    made = [make(item, shared) for item in share]
+    if shared is not None:
+        shared.write()
+    return made
+
+
+def _take(flow: FlowPlan, new_id: NewId, share: Sequence[Part]) -> list[tuple[Report, list[Descriptor]]]:
+    return _written_together(flow, share, lambda part, shared: part.take(flow, new_id, shared))
 
 
 def _combine(flow: FlowPlan, source: TimeReplayableSource | None, part: Part) -> list[Blob | Report]:
@@ -99,8 +119,12 @@ def _combine_and_merge(
     return report, [*answers.descriptors], held[flow.id, 0]
 
 
-def _merge(flow: FlowPlan, new_id: NewId, of: OfShard) -> tuple[list[Descriptor], Mapping[str, Sequence[Run]]]:
-    return merge_shard(flow, of.shard, of.blobs, of.held, new_id)
+def _merge(
+    flow: FlowPlan, new_id: NewId, share: Sequence[OfShard]
+) -> Sequence[tuple[list[Descriptor], Mapping[str, Sequence[Run]]]]:
+    return _written_together(
+        flow, share, lambda of, shared: merge_shard(flow, of.shard, of.blobs, of.held, new_id, shared)
+    )
 
 
 def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
@@ -112,8 +136,12 @@ def flows_of(plans: Mapping[str, Plan]) -> list[FlowPlan]:
     return [*map(FlowPlan, groups.values())]
 
 
-def merge(flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: NewId, each: Each = map) -> Answers:
+def merge(
+    flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: NewId, each: Each = map, workers: int = 1
+) -> Answers:
     """Let the shards of a flow merge what all parts of a turn have sent, and return the answers of all.
+
+    This number of `workers` share the shards.
 
     Raises:
         StateError: A shard failed.
@@ -127,7 +155,8 @@ def merge(flow: FlowPlan, sent: Iterable[Blob | Report], held: Held, new_id: New
             blobs[message.shard].append(message)
 
     work = [OfShard(shard, of_shard, held.get((flow.id, shard), {})) for shard, of_shard in enumerate(blobs)]
-    for shard, (descriptors, runs) in enumerate(each(partial(_merge, flow, new_id), work)):
+    answered = chain.from_iterable(each(partial(_merge, flow, new_id), _shares(work, workers)))
+    for shard, (descriptors, runs) in enumerate(answered):
         held[flow.id, shard] = runs
         made += descriptors
     return Answers(reports, made)

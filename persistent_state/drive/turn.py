@@ -24,6 +24,7 @@ from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.sources.casts import plain_rows
 from persistent_state.store.entry import Entry
 from persistent_state.store.log import Log
+from persistent_state.store.shared_file import SharedFile
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,18 @@ class Part:
         """
         return combine(flow, self.basis, self.number, self.parts, chunks)
 
-    def take(self, flow: FlowPlan, new_id: Callable[[], str]) -> tuple[Report, list[Descriptor]]:
+    def take(
+        self, flow: FlowPlan, new_id: Callable[[], str], shared: SharedFile | None = None
+    ) -> tuple[Report, list[Descriptor]]:
         """Take the step of ordered tasks in the part's shard, and return the part's report and what the shard has made.
+
+        With `shared` its runs stand in this file, which is to be written before the driver hears of them.
 
         Raises:
             DisagreementError: The log has moved on since the step was planned.
             TaskFailedError: User code raised, or a row is bad and bad rows are to fail.
         """
-        return take_step(flow, self.basis, self.number, self.chunks(flow), new_id)
+        return take_step(flow, self.basis, self.number, self.chunks(flow), new_id, shared)
 
 
 @dataclass(frozen=True)

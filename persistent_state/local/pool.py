@@ -153,7 +153,7 @@ class Pool:
     """A number of workers, all of which know the same objects. Calls wait for a worker that is free."""
 
     def __init__(self, count: int, known: Sequence[object]) -> None:
-        self.known = known
+        self.known, self.count = known, count
         self.threads = ThreadPoolExecutor(count, "persistent-state calls")
         # Workers end with the thread that has started them, so it lives as long as the pool.
         self._starter = ThreadPoolExecutor(1, "persistent-state workers")
@@ -219,10 +219,11 @@ class Pool:
 
 
 class Calls:
-    """Calls in the workers of a pool, which can be cancelled together. Several threads may call `each`."""
+    """Calls in the `workers` of a pool, which can be cancelled together. Several threads may call `each`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.workers = pool.count
         self._busy: set[Worker] = set()
         self._lock = threading.Lock()
         self._is_cancelled = False

@@ -70,7 +70,7 @@ class Turns:
 
     def _answers(self, parts: Sequence[Part], places: Places) -> Answers:
         try:
-            return local.run(self._flow, parts, self._source, self._held, new_id, self._calls.each)
+            return local.run(self._flow, parts, self._source, self._held, new_id, self._calls.each, self._calls.workers)
         except DeathsError as error:
             of, remedy = _named(error.item, places), "Give the machine more memory, the source smaller micro-batches"
             raise TaskFailedError(f"{self._flow.title}: {error.sentence(of, remedy)}") from None
@@ -78,8 +78,12 @@ class Turns:
 
 def _named(item: object, places: Places) -> str:
     """Return what a worker was given, as words."""
-    if isinstance(item, OfShard):
-        return f"shard={item.shard}, while they merged it"
+    if isinstance(item, list) and isinstance(item[0], OfShard):
+        shards = [of.shard for of in item]
+        return f"shard={shards[0]}, while they merged it" if len(shards) == 1 else f"{shards=}, while they merged them"
+    if isinstance(item, list):
+        numbers = [part.number for part in item]
+        return f"part={numbers[0]} of a step" if len(numbers) == 1 else f"parts={numbers} of a step"
     assert isinstance(item, Part), item
     basis = item.basis
     if not basis.ends:

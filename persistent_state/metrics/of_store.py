@@ -18,8 +18,9 @@ from persistent_state.protocol import deliver, holding
 from persistent_state.protocol.holding import SILENT, UNHEARD
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
-from persistent_state.store.lengths import lengths_of_flow, lengths_of_task, with_lists
+from persistent_state.store.lengths import files_of_flow, files_of_task, with_lists
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Stored, count_of, length_of
 from persistent_state.store.state_at import find_applications
 
 MOST_CHANNELS = 10
@@ -102,16 +103,15 @@ def of_files(files: Files, application: str, entry: Entry) -> Iterator[Sample]:
         DamagedError: A list is not what was written.
         FileNotFoundError: It was collected.
     """
-    shared = {id: lengths_of_flow(files, flow) for id, flow in entry.flows.items()}
-    whole = {path: length for of_flow in shared.values() for path, length in of_flow.items()}
-    sizes = {id: (sum(of_flow.values()), len(of_flow)) for id, of_flow in shared.items()}
+    shared = {id: files_of_flow(files, flow) for id, flow in entry.flows.items()}
+    whole = set[Stored]().union(*shared.values())
     for name, task in sorted(entry.tasks.items()):
-        own, (length, count) = lengths_of_task(files, task), sizes[task.flow]
+        own = files_of_task(files, task)
         whole |= own
-        yield measures.TASK_BYTES.at(sum(own.values()) + length, application, name)
-        yield measures.TASK_FILES.at(len(own) + count, application, name)
-    yield measures.STORE_BYTES.at(sum(whole.values()), application)
-    yield measures.STORE_FILES.at(len(whole), application)
+        yield measures.TASK_BYTES.at(length_of(own) + length_of(shared[task.flow]), application, name)
+        yield measures.TASK_FILES.at(count_of(own) + count_of(shared[task.flow]), application, name)
+    yield measures.STORE_BYTES.at(length_of(whole), application)
+    yield measures.STORE_FILES.at(count_of(whole), application)
 
 
 def _of_task(application: str, entry: Entry, name: str) -> Iterator[Sample]:

@@ -17,13 +17,13 @@ The place of the backups is a store. Its application has the same name, and a lo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from persistent_state.errors import DamagedError, ExistsError, FencedError, InvalidInputError, StoreUnavailableError
 from persistent_state.formatting import full_clock
-from persistent_state.protocol.branch import copy_file, listed_files
+from persistent_state.protocol.branch import by_path, copy_file, listed_files
 from persistent_state.protocol.collect import LEFTOVER_AGE
 from persistent_state.protocol.naming import none_kept
 from persistent_state.store import kept_entries, lists
@@ -31,7 +31,7 @@ from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.log import TRIES, Log
-from persistent_state.store.named_files import Stored, written
+from persistent_state.store.named_files import Stored, length_of, written
 from persistent_state.store.state_at import no_application
 from persistent_state.store.task_state import TaskState
 
@@ -51,7 +51,7 @@ def backup(
         target: The log of its backups, of the same name in another store.
         last: The number of clocks that are kept.
         now: The time by the wall clock.
-        show: Called after each file with the bytes that are copied, and those of all new files, by one thread at a time.
+        show: Called after each file with the new bytes that are copied, and all that are needed, by one thread at a time.
 
     Raises:
         InvalidInputError: There is no such application or no clock yet, or the place has something else than its backups.
@@ -127,15 +127,17 @@ def _copy(source: Files, target: Log, before: Entry | None, newest: Entry, show:
         FileNotFoundError: A file is gone.
     """
     there = _files_there(target)
-    known = there & _named(target.files, before).keys() if before else set[str]()
-    new = [file for path, file in _named(source, newest).items() if path not in known]
-    size, done, lock = sum(file.length for file in new), 0, threading.Lock()
+    known = {file for file in _named(target.files, before) if file.path in there} if before else set[Stored]()
+    # A range that no backup has named yet is verified, also where its file is there.
+    new = [*by_path(_named(source, newest) - known).values()]
+    size, done, lock = sum(map(length_of, new)), 0, threading.Lock()
 
-    def copy(file: Stored) -> None:
+    def copy(named: Sequence[Stored]) -> None:
         nonlocal done
-        copy_file(source, target.files, file, file.path, file.path in there)
+        path = named[0].path
+        copy_file(source, target.files, named, path, path in there)
         with lock:
-            done += file.length
+            done += length_of(named)
             show(done, size)
 
     (target.files if source.near else source).for_each(copy, new)
@@ -175,14 +177,14 @@ def _entry(before: Entry | None, newest: Entry, last: int, older: Mapping[int, K
     return before if before is not None and same == before else entry
 
 
-def _named(files: Files, entry: Entry) -> Mapping[str, Stored]:
-    """Return the files that an entry names, also by its lists, by path."""
+def _named(files: Files, entry: Entry) -> set[Stored]:
+    """Return the files, and ranges of files, that an entry names, also by its lists."""
     holders: list[TaskState | FlowState] = [*entry.tasks.values(), *entry.flows.values()]
-    named = {file.path: file for holder in holders for file in holder.files()}
+    named = {file for holder in holders for file in holder.files()}
     for settled in [holder.late_rows.settled for holder in holders]:
         for page in settled.files:
-            named |= listed_files(lists.read_file(files, page))
-        named |= listed_files(settled.tail)
+            named.update(listed_files(lists.read_file(files, page)))
+        named.update(listed_files(settled.tail))
     return named
 
 
@@ -209,7 +211,7 @@ def _tidy(target: Log, entry: Entry, now: int) -> None:
         for number in numbers:
             if number < first:
                 files.delete(target.path(number))
-        named = {path for number in numbers if number >= first for path in _named(files, target.read(number))}
+        named = {file.path for number in numbers if number >= first for file in _named(files, target.read(number))}
         under_way = {name: entry.flow_of(name).progress.batch for name in entry.tasks}
         gone = [
             path

@@ -42,7 +42,7 @@ from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState, LateRows
 from persistent_state.store.log import TRIES, Log, check_name
-from persistent_state.store.named_files import Pages, ShardRuns, Stored
+from persistent_state.store.named_files import Pages, ShardRuns, Stored, length_of
 from persistent_state.store.output_state import OutputState
 from persistent_state.store.state_at import nearest_clocks, no_application
 from persistent_state.store.task_state import TaskState
@@ -69,7 +69,7 @@ def branch(
         clock: The kept clock; None for the global one.
         now: The time by the wall clock.
         new_id: Makes a part of a file's name that was never used.
-        tell: Called after each file with the bytes that are copied, and those of all files, by one thread at a time.
+        tell: Called after each file with the bytes that are copied, and all that are needed, by one thread at a time.
 
     Raises:
         InvalidInputError: There is no such application, the clock is not kept or no longer kept, or the new name can't be used.
@@ -235,37 +235,37 @@ class _Copies:
         self._back = back
         self._there = self._find()
         holders: list[TaskState | FlowState] = [*back.tasks.values(), *back.flows.values()]
-        files = {file.path: file for holder in holders for file in holder.files()}
+        files = [file for holder in holders for file in holder.files()]
         settled = [holder.late_rows.settled for holder in holders]
         self._lists: dict[str, Stored] = {}
         """By the path of a list of files: the list of their copies."""
-        for path in dict.fromkeys(file.path for pages in settled for file in pages.files):
-            items = lists.read_file(source.files, files.pop(path))
-            files |= listed_files(items)
-            self._lists[path] = self._write_list(path, items, epoch, new_id)
+        for page in dict.fromkeys(file for pages in settled for file in pages.files):
+            items = lists.read_file(source.files, page)
+            files += listed_files(items)
+            self._lists[page.path] = self._write_list(page.path, items, epoch, new_id)
         for pages in settled:
-            files |= listed_files(pages.tail)
-        self._files = [*files.values()]
+            files += listed_files(pages.tail)
+        self._files = by_path(file for file in files if file.path not in self._lists)
 
     @property
     def left_before(self) -> list[str]:
         """The paths of what an earlier try has left that is no copy of these files."""
-        return sorted(self._there - {self._path(file.path) for file in self._files})
+        return sorted(self._there - {self._path(path) for path in self._files})
 
     def make(self, tell: Callable[[int, int], None]) -> None:
         """Copy all files, and verify each copy."""
-        size, done, lock = sum(file.length for file in self._files), 0, threading.Lock()
+        size, done, lock = sum(map(length_of, self._files.values())), 0, threading.Lock()
 
-        def copy(file: Stored) -> None:
+        def copy(named: Sequence[Stored]) -> None:
             nonlocal done
-            path = self._path(file.path)
-            copy_file(self._source.files, self._target.files, file, path, path in self._there)
+            path = self._path(named[0].path)
+            copy_file(self._source.files, self._target.files, named, path, path in self._there)
             with lock:
-                done += file.length
+                done += length_of(named)
                 tell(done, size)
 
         far = self._target.files if self._source.files.near else self._source.files
-        far.for_each(copy, self._files)
+        far.for_each(copy, [*self._files.values()])
 
     def renamed(self) -> Entry:
         """Return the entry that names the copies."""
@@ -316,31 +316,47 @@ class _Copies:
         return replace(task, stored=replace(task.stored, shards=shards), late_rows=self._late_rows(task.late_rows))
 
 
-def listed_files(items: Iterable[str]) -> dict[str, Stored]:
-    """Return the files that items of a list name, by path."""
-    return {file.path: file for file in (side_from_json(item).file for item in items)}
+def listed_files(items: Iterable[str]) -> list[Stored]:
+    """Return the files that items of a list name."""
+    return [side_from_json(item).file for item in items]
 
 
-def copy_file(source: Files, target: Files, stored: Stored, path: str, is_there: bool) -> None:
+def by_path(files: Iterable[Stored]) -> dict[str, list[Stored]]:
+    """Return what is named of each file, by its path: the file, or ranges of it."""
+    named: dict[str, list[Stored]] = {}
+    for file in dict.fromkeys(files):
+        named.setdefault(file.path, []).append(file)
+    return named
+
+
+def copy_file(source: Files, target: Files, named: Sequence[Stored], path: str, is_there: bool) -> None:
     """Copy a file, and verify the copy. One that is there already is only verified.
+
+    Args:
+        source: The store of the file.
+        target: The store of the copy.
+        named: What entries name of the file: all of it, or ranges, of which each is verified.
+        path: The path of the copy.
+        is_there: True if there is a file of this path.
 
     Raises:
         DamagedError: The file is not what was written, or what is there is not a copy of it.
         FileNotFoundError: The file is gone.
     """
-    if is_there or target.copy_from(source, stored.path, path):
+    first = named[0]
+    if is_there or target.copy_from(source, first.path, path):
         with suppress(FileNotFoundError):
-            if _is_sound(target.read(path), stored):
+            if _is_sound(target.read(path), named):
                 return
-            if _is_sound(source.read(stored.path), stored):
+            if _is_sound(source.read(first.path), named):
                 # It is not replaced: another call may be writing the entry that names it.
-                raise DamagedError(f"{path} is no copy of {stored.path}; delete it, and do it again.")
-            raise stored.damage()
-    data = source.read(stored.path)
-    if not _is_sound(data, stored):
-        raise stored.damage()
+                raise DamagedError(f"{path} is no copy of {first.path}; delete it, and do it again.")
+            raise first.damage()
+    data = source.read(first.path)
+    if not _is_sound(data, named):
+        raise first.damage()
     target.ensure(path, data, TRIES)
 
 
-def _is_sound(data: pa.Buffer, stored: Stored) -> bool:
-    return next(iter(runs.problems(data, stored)), None) is None
+def _is_sound(data: pa.Buffer, named: Sequence[Stored]) -> bool:
+    return not any(True for stored in named for _ in runs.problems(data, stored))

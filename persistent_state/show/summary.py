@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,8 +9,9 @@ from persistent_state.event_time.clocks import or_none
 from persistent_state.protocol import deliver, holding
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
-from persistent_state.store.lengths import lengths_of_flow, lengths_of_task, with_lists
+from persistent_state.store.lengths import files_of_flow, files_of_task, with_lists
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import Stored, count_of, length_of
 from persistent_state.store.state_at import no_application
 
 
@@ -45,10 +45,8 @@ def of_entry(files: Files, name: str, entry: Entry) -> dict[str, Any]:
         DamagedError: A list of files is not what was written.
         FileNotFoundError: It was collected.
     """
-    shared = {id: lengths_of_flow(files, flow) for id, flow in entry.flows.items()}
-    stored = {name: {**lengths_of_task(files, task), **shared[task.flow]} for name, task in sorted(entry.tasks.items())}
-    # The tasks of a flow share some files.
-    every = {path: length for of_task in stored.values() for path, length in of_task.items()}
+    shared = {id: files_of_flow(files, flow) for id, flow in entry.flows.items()}
+    stored = {name: files_of_task(files, task) | shared[task.flow] for name, task in sorted(entry.tasks.items())}
     holder = holding.holder(entry)
     return {
         "application": name,
@@ -63,12 +61,13 @@ def of_entry(files: Files, name: str, entry: Entry) -> dict[str, Any]:
         "epoch": entry.epoch,
         "entry": entry.number,
         "written": entry.time,
-        "bytes": sum(every.values()),
+        # The tasks of a flow share some files.
+        "bytes": length_of(set[Stored]().union(*stored.values())),
         "tasks": [_task(entry, name, of_task) for name, of_task in stored.items()],
     }
 
 
-def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
+def _task(entry: Entry, name: str, stored: set[Stored]) -> dict[str, Any]:
     task, flow = entry.tasks[name], entry.flow_of(name)
     inputs = {input: source.channels for input, source in flow.inputs.items() if input not in flow.upstream}
     channels = [channel for some in inputs.values() for channel in some.values()]
@@ -91,8 +90,8 @@ def _task(entry: Entry, name: str, stored: Mapping[str, int]) -> dict[str, Any]:
         "clock": or_none(flow.visited),
         "runs": len(task.stored.runs),
         "rows": sum(run.rows for run in {run.file: run for run in task.stored.runs}.values()),
-        "files": len(stored),
-        "bytes": sum(stored.values()),
+        "files": count_of(stored),
+        "bytes": length_of(stored),
         "late_and_bad": entry.late_counts_of(name),
         "outputs": [
             {

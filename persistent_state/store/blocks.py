@@ -27,6 +27,7 @@ from persistent_state.partials.layout import DUE, as_numpy
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files, Stamp
 from persistent_state.store.named_files import Stored
+from persistent_state.store.shared_file import ROOM, SharedFile
 
 BLOCK = 256 << 10
 """About how many bytes a block, or a piece of the timers, has.
@@ -86,17 +87,24 @@ class Index:
         return sum(self.bounds[i + 1] - self.bounds[i] for i in numbers)
 
 
-Known: TypeAlias = tuple[str, str, str, Stamp | None]
-"""The store, the path and the checksum of a file, and its stamp if it is mapped: what an index is remembered by."""
+Known: TypeAlias = tuple[str, Stored | str, Stamp | None]
+"""The store and the file or range, or the checksum of a copy; and the stamp if it is mapped: what an index is known by."""
 
 _indexes: dict[Known, Index] = {}
 
 
-def write_blocks(files: Files, path: str, table: pa.Table) -> Stored:
-    """Write a table that is sorted by hash as a new file with blocks, durable when this returns."""
+def write_blocks(files: Files, path: str, table: pa.Table, shared: SharedFile | None = None) -> Stored:
+    """Write a table that is sorted by hash as a new file with blocks, durable when this returns.
+
+    With `shared` it is a range of the shared file, unless it is large. It is then durable when the shared file is written.
+    """
     data, length = _encoded(table)
-    files.ensure(path, data)
-    stored = Stored(path, len(data), _checksum(data[-length:]), index=length)
+    start = 0
+    if shared is None or len(data) > ROOM:
+        files.ensure(path, data)
+    else:
+        path, start = shared.add(path, data)
+    stored = Stored(path, len(data), _checksum(data[-length:]), length, start)
     if not files.near:
         cache.keep(stored.checksum, data)
     return stored
@@ -283,9 +291,9 @@ def _read(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple[Ind
     """Return the index of a file and the pieces of it that are needed, all of them verified."""
     if files.near:
         stamp = files.stamp(stored.path)
-        known = (files.url, stored.path, stored.checksum, stamp)
+        data = stored.within(files.read(stored.path))
         # Where it is unknown whether it was written to, all is verified each time.
-        return _read_mapped(files.read(stored.path), known, stored, needed, anew or stamp is None)
+        return _read_mapped(data, (files.url, stored, stamp), stored, needed, anew or stamp is None)
     return _read_far(files, stored, needed, anew)
 
 
@@ -319,12 +327,12 @@ def _read_far(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple
     if (copy := cache.opened(stored.checksum)) is not None:
         data, stamp = copy
         try:
-            return _read_mapped(data, ("", "", stored.checksum, stamp), stored, needed, anew)
+            return _read_mapped(data, ("", stored.checksum, stamp), stored, needed, anew)
         except DamagedError:
             cache.drop(stored.checksum)
-    begin = stored.length - stored.index
-    known = (files.url, stored.path, stored.checksum, None)
-    index = _index(known, stored, lambda: files.read_ranges(stored.path, [(begin, stored.length)])[0])
+    end = stored.start + stored.length
+    known = (files.url, stored, None)
+    index = _index(known, stored, lambda: files.read_ranges(stored.path, [(end - stored.index, end)])[0])
     numbers = needed(index)
     pieces = {i: cache.find(index.checksums[i], anew) for i in numbers}
     missing = [i for i in numbers if pieces[i] is None]
@@ -345,9 +353,10 @@ def _read_far(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple
 
 def _whole(files: Files, stored: Stored) -> pa.Buffer:
     """Return the bytes of a far file. Those of a large one come by several requests at once."""
-    if stored.length <= LARGE:
+    if stored.length <= LARGE and not stored.start:
         return files.read(stored.path)
-    spans = [(begin, min(begin + LARGE, stored.length)) for begin in range(0, stored.length, LARGE)]
+    end = stored.start + stored.length
+    spans = [(begin, min(begin + LARGE, end)) for begin in range(stored.start, end, LARGE)]
     return pa.py_buffer(b"".join(files.read_ranges(stored.path, spans)))
 
 
@@ -359,7 +368,8 @@ def _fetched(files: Files, stored: Stored, index: Index, missing: Sequence[int])
         if spans and begin - spans[-1][1] <= GAP:
             begin, _ = spans.pop()
         spans.append((begin, end))
-    for (begin, end), data in zip(spans, files.read_ranges(stored.path, spans), strict=True):
+    in_file = [(stored.start + begin, stored.start + end) for begin, end in spans]
+    for (begin, end), data in zip(spans, files.read_ranges(stored.path, in_file), strict=True):
         for i in missing:
             if begin <= index.bounds[i] < end:
                 yield i, data[index.bounds[i] - begin : index.bounds[i + 1] - begin]

@@ -1,7 +1,8 @@
 """Log entries as bytes: one line of JSON, written and read field by field, and one line with its SHA-256.
 
 An entry is written whole, or as what changed since the entry before it. `docs/format.md` describes the bytes. `FORMAT` rises
-when what an older library knows changes its meaning.
+when what an older library knows changes its meaning. An entry has the lowest number that it can have, so that an older library
+reads what makes no use of the newest.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from persistent_state.store.records import ADDED, ENTRY, RUN, SIDE
 
 Json: TypeAlias = dict[str, Any]
 
-FORMAT = 5
-READABLE = (1, 2, 3, 4, 5)
+FORMAT = 6
+READABLE = (1, 2, 3, 4, 5, 6)
 
 LARGE = 16 << 10
 """The most characters of JSON about the flows, or the tasks, that stand in an entry as they are. More are compressed."""
@@ -115,7 +116,12 @@ def to_bytes(entry: Entry, before: Entry | None = None, base: int | None = None)
         record["changes"] = _packed(
             {name: each for name, each in changes.items() if name not in ("number", "previous")}
         )
-    return _sealed({**record, "format": FORMAT, "base": entry.number if base is None else base})
+    return _sealed({**record, "format": format_of(entry), "base": entry.number if base is None else base})
+
+
+def format_of(entry: Entry) -> int:
+    """Return the format of an entry. It follows from what is true then, so a whole entry and its changes have the same."""
+    return FORMAT if entry.has_ranges else 5
 
 
 def _packed(record: Json) -> Json | str:

@@ -153,6 +153,11 @@ class Entry:
         """Return how many rows came late or are bad for the task, by reason. The flow's are counted once for all its tasks."""
         return dict(Counter(self.tasks[task].late_rows.counts()) + Counter(self.flow_of(task).late_rows.counts()))
 
+    @property
+    def has_ranges(self) -> bool:
+        """Return whether a run is a range of a file."""
+        return any(shard.has_ranges for task in self.tasks.values() for shard in task.stored.shards)
+
     def files(self) -> set[str]:
         """Return the path of every file that this entry names."""
         of_flows = (stored.path for flow in self.flows.values() for stored in flow.files())

@@ -1,4 +1,4 @@
-"""Find the files of the store that a task and a flow have, and their lengths. Some are named in lists, which are read."""
+"""Find the files of the store that a task and a flow have. Some are named in lists, which are read."""
 
 from __future__ import annotations
 
@@ -40,26 +40,25 @@ def with_lists(log: Log, entry: Entry, read: Callable[[Entry], T]) -> T:
         entry = newest
 
 
-def lengths_of_task(files: Files, task: TaskState) -> dict[str, int]:
-    """Return the length of each file of a task, by its path. It has none in common with its flow.
+def files_of_task(files: Files, task: TaskState) -> set[Stored]:
+    """Return the files of a task, and its ranges of files. It has none in common with its flow.
 
     Raises:
         DamagedError: A list of files is not what was written.
         FileNotFoundError: It was collected.
     """
-    return _lengths(files, task.files(), task.late_rows)
+    return {*task.files(), *_settled(files, task.late_rows)}
 
 
-def lengths_of_flow(files: Files, flow: FlowState) -> dict[str, int]:
-    """Return the length of each file that the tasks of a flow share, by its path.
+def files_of_flow(files: Files, flow: FlowState) -> set[Stored]:
+    """Return the files that the tasks of a flow share.
 
     Raises:
         DamagedError: A list of files is not what was written.
         FileNotFoundError: It was collected.
     """
-    return _lengths(files, flow.files(), flow.late_rows)
+    return {*flow.files(), *_settled(files, flow.late_rows)}
 
 
-def _lengths(files: Files, named: Iterable[Stored], rows: LateRows) -> dict[str, int]:
-    settled = (side.file for side in late_rows.settled(files, rows))
-    return {file.path: file.length for file in (*named, *settled)}
+def _settled(files: Files, rows: LateRows) -> Iterable[Stored]:
+    return (side.file for side in late_rows.settled(files, rows))

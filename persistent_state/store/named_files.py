@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import pyarrow as pa
 
 from persistent_state.errors import DamagedError
 from persistent_state.event_time.positions import LAST_POSITION
@@ -20,20 +22,37 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Stored:
-    """A file that an entry names: its path below the store, its length in bytes and its SHA-256."""
+    """A file that an entry names, or a range of one: its path below the store, its length in bytes and its SHA-256."""
 
     path: str
     length: int
 
     checksum: str
-    """The SHA-256 of the file, or of its last `index` bytes if it has blocks."""
+    """The SHA-256 of the file or range, or of its last `index` bytes if it has blocks."""
 
     index: int = 0
     """The bytes of the index of blocks and of all behind it, at the end of the file. 0: the file has no blocks."""
 
+    start: int = 0
+    """The first byte of a range of a file that has several runs. 0: it is the whole file."""
+
+    def within(self, data: pa.Buffer) -> pa.Buffer:
+        """Return the bytes of the range in those of the file."""
+        return data[self.start : self.start + self.length] if self.start else data
+
     def damage(self) -> DamagedError:
         """Return the error for a file that is not what was written."""
         return DamagedError(f"{self.path} is damaged: it is not what was written; {WAYS}.")
+
+
+def length_of(files: Iterable[Stored]) -> int:
+    """Return how many bytes these files and ranges of files have."""
+    return sum(file.length for file in files)
+
+
+def count_of(files: Iterable[Stored]) -> int:
+    """Return how many files these files and ranges of files are."""
+    return len({file.path for file in files})
 
 
 @dataclass(frozen=True)
@@ -43,7 +62,7 @@ class Run:
     file: Stored
 
     rows: int
-    """Rows of the whole file."""
+    """Rows of the whole file, or of the whole range of one."""
 
     low: int
     high: int
@@ -86,6 +105,11 @@ class ShardRuns:
         return min((run.first for run in self.runs), default=None)
 
     @cached_property
+    def has_ranges(self) -> bool:
+        """True if a run is a range of a file."""
+        return any(run.file.start for run in self.runs)
+
+    @cached_property
     def digest(self) -> str:
         """A digest of everything that an entry says of the runs."""
         return hashlib.sha256("\n".join(map(_text, self.runs)).encode()).hexdigest()
@@ -96,8 +120,8 @@ def _text(run: Run) -> str:
     file, due = run.file, f" {run.due} {run.last_due}" if timers else ""
     dropped = f" {[*map(list, run.dropped)]}" if run.dropped else ""
     return (
-        f"{file.path} {file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} {run.first} {run.last} "
-        f"{run.below} {run.half}{due}{dropped}"
+        f"{file.path} {file.start} {file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} "
+        f"{run.first} {run.last} {run.below} {run.half}{due}{dropped}"
     )
 
 

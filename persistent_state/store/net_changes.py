@@ -154,7 +154,7 @@ class NetChanges:
 
 def _rows(runs: Iterable[Run]) -> int:
     # Starts cut a file into many runs, each of which counts the rows of the whole file.
-    return sum({run.file.path: run.rows for run in runs}.values())
+    return sum({run.file: run.rows for run in runs}.values())
 
 
 def _folded(state: StateAt) -> pa.Table:

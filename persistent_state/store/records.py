@@ -24,7 +24,7 @@ from persistent_state.store.task_state import StoredState, TaskState
 ADDED: dict[str, dict[str, Json]] = {
     "channel": {"before": None},
     "run": {"half": None, "due": None, "last_due": None, "dropped": []},
-    "stored file": {"index": 0},
+    "stored file": {"index": 0, "start": 0},
     "input": {"planned": {}, "again": END, "since": BEGINNING, "below": END},
     "flow": {"upstream": {}, "stepped": BEGINNING, "outside": 0},
     "kept clock": {"names": []},
@@ -74,7 +74,7 @@ def _fields(*names: str) -> dict[str, Kind]:
     return dict.fromkeys(names, _AS_IT_IS)
 
 
-_STORED = Record("stored file", Stored, _fields("path", "length", "checksum", "index"), ADDED["stored file"])
+_STORED = Record("stored file", Stored, _fields("path", "length", "checksum", "index", "start"), ADDED["stored file"])
 
 RUN = Record(
     "run",

@@ -29,6 +29,7 @@ from persistent_state.store.blocks import read_blocks, write_blocks
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files, Stamp
 from persistent_state.store.named_files import WAYS, Run, Stored
+from persistent_state.store.shared_file import SharedFile
 
 MOST_VERIFIED = 10_000
 """The most verified files that a process remembers."""
@@ -93,7 +94,11 @@ def read_bytes(files: Files, stored: Stored, anew: bool = False) -> pa.Buffer:
 
 
 def problems(data: pa.Buffer, stored: Stored) -> Iterator[str]:
-    """Yield what is wrong with the bytes of a file that a log entry names: nothing if they are what was written."""
+    """Yield what is wrong with the bytes of a file that a log entry names: nothing if they are what was written.
+
+    Where a range of the file is named, nothing else in the file is looked at.
+    """
+    data = stored.within(data)
     if len(data) != stored.length:
         yield f"it has {len(data)} bytes, and {stored.length} were written"
     elif stored.index:
@@ -177,12 +182,14 @@ def _of_type(table: pa.Table, run: Run, layout: Layout) -> pa.Table:
     return with_values(table, pa.chunked_array([as_type(piece, type, run.dropped) for piece in column.chunks], type))
 
 
-def write_run(files: Files, path: str, table: pa.Table, layout: Layout, low: int, high: int) -> Run:
-    """Write partial sums of the hashes in [low, high), at least one, as a run."""
+def write_run(
+    files: Files, path: str, table: pa.Table, layout: Layout, low: int, high: int, shared: SharedFile | None = None
+) -> Run:
+    """Write partial sums of the hashes in [low, high), at least one, as a run; with `shared` as a range of the shared file."""
     starts, fading = as_numpy(table, "start"), expiry.fading(table, layout)
     middle = (table.num_rows - 1) // 2
     half = None if fading is None else int(np.partition(fading, middle)[middle])
-    file = write_blocks(files, path, table)
+    file = write_blocks(files, path, table, shared)
     due = as_numpy(table, DUE) if DUE in layout.kind.columns else np.array([], np.int64)
     due = due[due < END]
     run = Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half)

@@ -301,7 +301,7 @@ class _Application:
     def _entry(self, path: str, entry: Entry) -> None:
         self._found(path, _entry_problems(entry))
         for name, task in entry.tasks.items():
-            self._found(path, _task_problems(entry, name, task, f"{self._log.application}/runs/{name}/"))
+            self._found(path, _task_problems(entry, name, task, f"{self._log.application}/runs/"))
             for run in task.stored.runs:
                 is_own = _epoch(run.file.path) == entry.epoch
                 self._name(entry, run.file, (run, is_own), partial(_run_problems, run, is_own, task.identity))
@@ -416,9 +416,10 @@ def _entry_problems(entry: Entry) -> Iterator[str]:
 
 def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Iterator[str]:
     for run in task.stored.runs:
-        if not run.file.path.startswith(folder):
+        # A file with the runs of several tasks is in the folder of one of them.
+        if not run.file.path.startswith(folder if run.file.start else f"{folder}{name}/"):
             yield f"task {name} names {run.file.path}, which is not its own"
-    ranges: dict[str, list[tuple[int, int]]] = {}
+    ranges: dict[Stored, list[tuple[int, int]]] = {}
     shards = task.stored.shards
     # A task that was left out of a start keeps the shards that it had.
     if task.active and len(shards) not in (0, entry.shards):
@@ -426,17 +427,17 @@ def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Ite
     for number, shard in enumerate(shards):
         low, high = keys.shard_range(number, len(shards))
         for run in shard.runs:
-            ranges.setdefault(run.file.path, []).append((run.low, run.high))
+            ranges.setdefault(run.file, []).append((run.low, run.high))
             if not low <= run.low < run.high <= high:
                 yield f"task {name} has {run.file.path} from {run.low} to {run.high}, which is not in shard {number}"
-    for path, parts in ranges.items():
+    for file, parts in ranges.items():
         if any(low < high for (_, high), (low, _) in pairwise(sorted(parts))):
-            yield f"task {name} has rows of {path} twice"
+            yield f"task {name} has rows of {file.path} twice"
 
 
 def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.Buffer) -> Iterator[str]:
     """Yield what is wrong with a run. `is_own` means that no start has cut it yet."""
-    table = _table(data)
+    table = _table(run.file.within(data))
     types = [column["type"] for column in identity["key"]]
     found = [
         (field.name, _name_of_values(field.type, run, identity) if field.name == "value" else str(field.type))

@@ -44,7 +44,7 @@ class Threads:
     def __call__(
         self, flow: FlowPlan, parts: Sequence[Part], source: TimeReplayableSource | None, held: Held, new_id: NewId
     ) -> Answers:
-        return local.run(flow, parts, source, held, new_id, self.each)
+        return local.run(flow, parts, source, held, new_id, self.each, 2)
 
     def each(self, function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
         numbered = [*enumerate(items, self.count)]

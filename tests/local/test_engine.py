@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from persistent_state import (
     TaskFailedError,
     ValuesAtClock,
     read_state,
+    verify,
 )
 from persistent_state.engine import Progress
 from persistent_state.local import pace
@@ -55,6 +57,7 @@ from persistent_state.sources.files import PARTITION, ROW_BITS
 from persistent_state.sources.rate import RateSource
 from persistent_state.store.files import open_files
 from persistent_state.store.log import Log
+from persistent_state.store.named_files import written
 from tests import page_code
 from tests.local.test_pool import alive
 from tests.sentences import problem
@@ -510,6 +513,23 @@ def test_a_store_goes_on_after_a_rewind(tmp_path: Path) -> None:
     assert dict(zip(latest["shop"].to_pylist(), latest["value"].to_pylist(), strict=True)) == before
 
 
+class PerAmount(PerShop):
+    key = "amount"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_share_the_shards_and_each_writes_one_file_in_a_micro_batch(tmp_path: Path, workers: int) -> None:
+    for file in range(3):
+        write(tmp_path / "in", file, range(40 * file, 40 * file + 40))
+    application(tmp_path, PerAmount(), shards=7).run(Local(workers), drain=True)
+    folder = "shops/runs/PerAmount"
+    made = Counter(written(path)[1] for path in open_files(str(tmp_path / "store")).list(folder))
+    assert {*made.values()} == {workers}
+    sums = read_state(str(tmp_path / "store"), "shops", "PerAmount").to_pylist()
+    assert {row["amount"]: row["value"] for row in sums} == {at: at for at in range(120)}
+    assert verify(str(tmp_path / "store")).problems == ()
+
+
 def test_a_start_keeps_the_number_of_shards_that_the_store_has(tmp_path: Path) -> None:
     for file, (workers, shards, wanted) in enumerate([(2, None, 2), (1, None, 2), (3, 5, 5), (1, None, 5)]):
         write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
@@ -596,8 +616,13 @@ def ends_at_15(message: Message) -> None:
 @pytest.mark.parametrize(
     ("task", "shards", "where"),
     # One call reads the only part and merges the only shard, and is named by what it reads.
-    [(DiesInMerge(), 2, "shard=[01], while they merged it"), (DiesInStep(), 1, "part=0 of a step")],
-    ids=["merge", "step"],
+    [
+        (DiesInMerge(), 2, "shard=[01], while they merged it"),
+        (DiesInMerge(), 4, r"shards=\[(0, 1|2, 3)\], while they merged them"),
+        (DiesInStep(), 1, "part=0 of a step"),
+        (DiesInStep(), 4, r"parts=\[(0, 1|2, 3)\] of a step"),
+    ],
+    ids=["merge", "merge of several shards", "step", "step of several shards"],
 )
 def test_workers_that_die_of_a_merge_or_a_step_end_the_run_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any, shards: int, where: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -256,7 +257,8 @@ def test_an_entry_of_a_later_version_is_whole_and_nothing_goes_past_it() -> None
     world = played()
     (path,) = entries_back(world, 1)
     data = bytes(world.files.read(path))
-    body = data.partition(b"\n")[0].replace(b'"format":%d' % codec.FORMAT, b'"format":%d' % (codec.FORMAT + 1)) + b"\n"
+    record = json.loads(data.partition(b"\n")[0])
+    body = codec._dumped({**record, "format": codec.FORMAT + 1}).encode() + b"\n"
     put(world.files, path, body + codec._seal(body))
     with pytest.raises(DamagedError, match="a format later than"):
         branch.branch(Log(world.files, "app"), Log(world.files, "green"), 90, now=0, new_id=core.new_id)

@@ -344,9 +344,10 @@ class TestOneFlow:
         for name in "ab":
             assert (world.ids(name, 30), world.ids(name)) == ([0, 1], [0, 1, 2])
             assert entry.tasks[name].stored.cuts == (30,)
-        # Each task has files of its own.
-        paths = [{run.file.path for run in entry.tasks[name].stored.runs} for name in "ab"]
-        assert not paths[0] & paths[1]
+        # Each task has runs of its own, in the same file.
+        runs = [{run.file for run in entry.tasks[name].stored.runs} for name in "ab"]
+        assert not runs[0] & runs[1]
+        assert len({file.path for files in runs for file in files}) == 1
 
     def test_each_shard_of_each_task_answers_once_and_for_its_flow(self) -> None:
         world = two(shards=2)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
 import pytest
 
+from monoids import Count
+from persistent_state import Message, NonWindowState, PersistentState, PersistentTask
 from persistent_state.batch.packets import Answers
 from persistent_state.batch.plan import DELIVERIES, EXACTLY_ONCE, FlowPlan, Plan
 from persistent_state.drive.local import Held
@@ -22,6 +25,19 @@ from tests import core
 from tests.protocol.test_global_clock import ROW, Total, rows
 
 KEEPING = Keeping(clocks=5)
+KEYED = pa.schema([("ts", pa.int64()), ("k", pa.int64())])
+
+
+class PerKey(PersistentTask):
+    """Counts messages by key."""
+
+    key = "k"
+
+    def persistent_state(self) -> NonWindowState[int]:
+        return NonWindowState(Count())
+
+    def process_message(self, state: PersistentState[int], message: Message) -> None:
+        state.update(message.timestamp, 1)
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,7 @@ class PowerFiles(MemoryFiles):
 
     is_synced: bool = True
     at_risk: set[str] = field(default_factory=set, compare=False)
+    synced: list[str] = field(default_factory=list, compare=False)
 
     @property
     def unsynced(self) -> Files:
@@ -44,6 +61,7 @@ class PowerFiles(MemoryFiles):
         for path in paths:
             self.read(path)
             self.at_risk.discard(path)
+            self.synced.append(path)
 
     def delete(self, path: str) -> None:
         self.at_risk.discard(path)
@@ -105,6 +123,25 @@ def test_turns_are_one_entry_and_what_none_names_is_gone() -> None:
     assert driver.run_files() == {path for path in {*entry.files(), *newest.files()} if "/runs/a/" in path}
     assert len(merged - driver.run_files()) > 2, "runs were merged before they were committed"
     assert not driver.files.at_risk
+
+
+def test_a_file_with_the_runs_of_several_shards_is_made_safe_once() -> None:
+    files, held = PowerFiles(core.memory().url), Held()
+    plan = core.plan_of(PerKey(), KEYED, files=files, settings=Settings(10, 0, ahead=2**62), shards=4)
+    unsynced = FlowPlan((replace(plan, files=files.unsynced),))
+    core.start(Log(files, "app"), [plan])
+    log = GatheringLog(files, "app", 1)
+    for stamp in range(5):
+        batch = pa.RecordBatch.from_pylist([{"ts": stamp, "k": k} for k in range(20)], KEYED)
+        made = core.answers(log, unsynced, batch, held=held)
+        commits.commit(log, 1, plan.settings, made, now=0, new_id=core.new_id, keeping=KEEPING, gathers=True)
+    entry = log.write()
+    runs = [run.file for run in entry.tasks["PerKey"].stored.runs]
+    assert {*files.synced} == {file.path for file in runs}
+    assert len(files.synced) == len({*files.synced}) < len(runs)
+    assert not files.at_risk
+    assert {f"app/runs/PerKey/{name}" for name in files.list("app/runs/PerKey")} == {*files.synced}
+    assert core.state_at(entry, plan, None) == {(k,): 5 for k in range(20)}
 
 
 def test_what_others_append_meanwhile_stays() -> None:

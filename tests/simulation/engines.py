@@ -79,6 +79,11 @@ class Calls:
     actor: Actor
     engine: Engine
 
+    @property
+    def workers(self) -> int:
+        """The number of workers that merge shards."""
+        return self.engine.most
+
     def each(self, function: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
         """Call a function for each item, and return what the calls return, in this order."""
         sent = [pickle.loads(pickle.dumps(item)) if self.engine.rng.random() < 0.3 else item for item in items]
@@ -230,7 +235,7 @@ def driver_of(world: World, actor: Actor, log: Log, wanted: Sequence[FlowPlan], 
     calls, held = Calls(world, actor, actor.engine), actor.engine.held
 
     def run(flow: FlowPlan, parts: Sequence[Part], source: Any, _: Held, new_id: NewId) -> Answers:
-        return local.run(flow, parts, source, held[flow.id], new_id, calls.each)
+        return local.run(flow, parts, source, held[flow.id], new_id, calls.each, calls.workers)
 
     return LocalDriver(
         log,

@@ -25,7 +25,7 @@ from persistent_state.batch import (
     shard,
     update,
 )
-from persistent_state.drive import planner
+from persistent_state.drive import local, planner
 from persistent_state.edges import base as edges_base
 from persistent_state.edges import changes as fed
 from persistent_state.edges import values
@@ -748,7 +748,10 @@ BUGS = (
         "commit before the run is durable",
         "A run counts as written though the store did not say so.",
         blocks.write_blocks,
-        ("files.ensure(path, data)", "try:\n        files.create(path, data)\n    except Exception:\n        pass"),
+        (
+            "files.ensure(path, data)",
+            "try:\n            files.create(path, data)\n        except Exception:\n            pass",
+        ),
         theme="faulty",
     ),
     bug(
@@ -974,7 +977,21 @@ BUGS = (
         "index of another file",
         "The blocks of a file are told by the index of another.",
         blocks._read,
-        ("(files.url, stored.path, stored.checksum, stamp)", '(files.url, "", "", stamp)'),
+        ("(files.url, stored, stamp)", '(files.url, "", stamp)'),
+    ),
+    bug(
+        "range read from the start",
+        "A range is read from the start of its file.",
+        blocks._read,
+        ("stored.within(files.read(stored.path))", "files.read(stored.path)[: stored.length]"),
+        theme="engines",
+    ),
+    bug(
+        "shared file not written",
+        "A worker answers for its shards before their runs are written.",
+        local._written_together,
+        ("    shared.write()", "    pass"),
+        theme="engines",
     ),
     bug(
         "block before only",
@@ -1068,6 +1085,13 @@ BUGS = (
         "Collection does not look at what entries name.",
         Collector.collect,
         ("if not is_named and unsure", "if unsure"),
+    ),
+    bug(
+        "shared file collected",
+        "A file is taken for unnamed once a shard names it no more, while another still does.",
+        Collector._know,
+        ("if not self._named[path]:", "if path not in after:"),
+        theme="engines",
     ),
     bug(
         "run of a batch under way collected",
@@ -2635,7 +2659,7 @@ BUGS = (
         "a file not copied",
         "A branch names a file that was not copied.",
         branch._Copies.make,
-        ("far.for_each(copy, self._files)", "far.for_each(copy, self._files[1:])"),
+        ("[*self._files.values()]", "[*self._files.values()][1:]"),
         theme="branched",
     ),
     bug(
@@ -2663,7 +2687,7 @@ BUGS = (
         "copies of an earlier try deleted",
         "A branch deletes what an earlier try has copied, and names it.",
         branch._Copies.left_before.fget,
-        ("self._there - {self._path(file.path) for file in self._files}", "self._there"),
+        ("self._there - {self._path(path) for path in self._files}", "self._there"),
         theme="branched",
     ),
     bug(
@@ -2745,7 +2769,10 @@ BUGS = (
         "what is left of a backup believed",
         "What a backup that was broken off has left is not verified.",
         backup._copy,
-        ("known = there & _named(target.files, before).keys() if before else set[str]()", "known = there"),
+        (
+            "_named(target.files, before) if file.path in there} if before else set[Stored]()",
+            "_named(source, newest) if file.path in there}",
+        ),
     ),
     bug(
         "backups of what is void",

@@ -287,6 +287,7 @@ def test_starts_by_one_engine_after_the_other_keep_the_contract() -> None:
     )
     shards = {actor.shards for world in worlds for actor in world.actors}
     assert len(shards) > 1
+    assert sum(world.oracle.happened["a run is a range of a file"] for world in worlds)
 
 
 def test_a_seed_is_one_world() -> None:

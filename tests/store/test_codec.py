@@ -131,6 +131,8 @@ def runs_of(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 def content(store: Path, file: dict[str, Any]) -> bytes:
     data = (store / file["path"]).read_bytes()
+    if start := file.get("start"):
+        data = data[start : start + file["length"]]
     assert len(data) == file["length"]
     if index := file.get("index"):
         assert hashlib.sha256(data[-index:]).hexdigest() == file["checksum"]

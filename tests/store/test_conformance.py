@@ -511,8 +511,10 @@ class TestDamage:
         paths = stored.path, log.path(entry.number)
         whole = {path: files.read(path).to_pybytes() for path in paths}
         for path in paths:
-            data = bytearray(whole[path])
-            data[bit] ^= 1
+            data, place = bytearray(whole[path]), bit
+            if path == stored.path and stored.start:
+                place = stored.start + bit % stored.length
+            data[place] ^= 1
             files.delete(path)
             files.create(path, data)
 

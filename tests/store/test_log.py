@@ -657,7 +657,7 @@ class TestEntries:
                 codec.from_bytes(broken, "entry")
 
     def test_a_later_format_is_refused_with_what_to_do(self) -> None:
-        with mock.patch.object(codec, "FORMAT", codec.FORMAT + 1):
+        with mock.patch.object(codec, "format_of", return_value=codec.FORMAT + 1):
             data = codec.to_bytes(FULL)
         with pytest.raises(DamagedError, match=f"has a format later than {codec.FORMAT}; upgrade persistent-state"):
             codec.from_bytes(data, "entry")
@@ -1351,8 +1351,9 @@ class TestApplications:
         core.play(log, plan, rows_of(5, 25))
         entry = close(log, 1, now=0, keeping=Keeping())
         assert read_state(files.url, "app", Totals()).num_rows == 2
-        path = entry.tasks["totals"].stored.runs[0].file.path
-        flip(files, path, byte)
+        stored = entry.tasks["totals"].stored.runs[0].file
+        path = stored.path
+        flip(files, path, stored.start + byte % stored.length)
         # A process that has not read the run yet.
         blocks._indexes.clear()
         with pytest.raises(DamagedError, match=f"{path} is damaged"):

@@ -152,7 +152,7 @@ def test_tasks_that_shared_a_flow_take_a_copy_of_it_each_where_they_are_wanted_a
 def test_the_store_is_read_by_hand_before_and_after_this_version_goes_on_from_it(name: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
     files = unpacked(name, open_files(str(store)))
-    for format, read in ((3, 75), (5, 100)):
+    for format, read in ((3, 75), (6, 100)):
         entry = newest_entry(store)
         assert entry["format"] == format
         for clock in entry["retained"]:

@@ -3,7 +3,9 @@
 The stores in `fixtures` were written by the commits in their names, one after the other, so that each also holds what a version
 wrote over the store of an older one. The first commit made two starts with 40 of the sales of `write_store`, with late and bad
 rows in lists, each further commit one start with 10 more. Where a version knew outputs and plans, its newest entry has some.
-The last one went back to a kept clock, which outputs owe that are there, left before, and came later.
+The last one went back to a kept clock, which outputs owe that are there, left before, and came later. Two
+commits wrote a store from its beginning to its end, of format 5 and of format 6. In the latter one worker has merged all
+shards, so that runs are ranges of files.
 """
 
 from __future__ import annotations
@@ -204,3 +206,5 @@ def test_the_stores_hold_what_an_upgrade_is_about() -> None:
     assert entry.flow_of("Totals").source.planned
     assert entry.tasks["Totals"].outputs.delivered["sink"] in entry.retained
     assert all(flow.late_rows.settled.files and flow.late_rows.sides for flow in entry.flows.values())
+    newest = {name: Log(unpacked(name), APPLICATION).newest() for name in STORES}
+    assert {entry.has_ranges for entry in newest.values() if entry} == {True, False}

@@ -297,11 +297,11 @@ def _count(rows: int, size: int, state: StateAt) -> int:
 
 def _rows(runs: Iterable[Run]) -> int:
     # Starts cut a file into many runs, each of which counts the rows of the whole file.
-    return sum({run.file.path: run.rows for run in runs}.values())
+    return sum({run.file: run.rows for run in runs}.values())
 
 
 def _bytes(runs: Iterable[Run]) -> int:
-    return sum({run.file.path: run.file.length for run in runs}.values())
+    return sum({run.file: run.file.length for run in runs}.values())
 
 
 def _within(state: StateAt, asked: pa.Table) -> StateAt:
