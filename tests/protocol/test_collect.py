@@ -187,7 +187,10 @@ def test_the_driver_keeps_few_entries_and_reads_each_once_to_collect(streams: St
     stream, _, collector, _ = streams
     gc.collect()
     # Other tests have entries of their own in this process, but none of a task of this name.
-    assert sum(isinstance(each, Entry) and "TotalOfLongRun" in each.tasks for each in gc.get_objects()) < 10 + 3 * MOST_KNOWN
+    assert (
+        sum(isinstance(each, Entry) and "TotalOfLongRun" in each.tasks for each in gc.get_objects())
+        < 10 + 3 * MOST_KNOWN
+    )
     now = 10**15 + HALF_A_SECOND * BATCHES
     collector.collect(1, now=now, keeping=KEEPING)
     first = len(stream.files.reads)
