@@ -62,9 +62,9 @@ class Planner:
         self._hung: set[str] = set()
         self._opened = False
         self._is_quiet = False
-        """Whether nothing was new when `latest` was last called."""
+        """True if nothing was new when `latest` was last called."""
         self._has_asked = False
-        """Whether it has asked the log for that, and `parts` was not called since."""
+        """True if that call has asked the store, and `parts` was not called since."""
 
     def first(self) -> Offset:
         """Return the offset at which the flow stands by the newest entry.

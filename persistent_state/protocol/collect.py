@@ -240,6 +240,7 @@ class Collector:
 
     def _forget_below(self, number: int, kept: Sequence[int]) -> None:
         """Forget the entries before this one that are not of kept clocks, and the files that only they name."""
+        self._log.forget_below(number)
         self._times = {known: time for known, time in self._times.items() if known >= number}
         self._bases = {known: base for known, base in self._bases.items() if known >= number}
         self._last_kept = {entry: last for entry, last in self._last_kept.items() if last >= number}

@@ -291,7 +291,7 @@ class Log:
     def read(self, number: int) -> Entry:
         """Return one entry. If all entries are read in their order, each is read once.
 
-        An entry never changes, so one that this log still knows is not read again, even if it was collected.
+        An entry never changes, so one that this log still knows is not read again, even if others have collected it.
 
         Raises:
             DamagedError: It is not what was written, or does not go on from what it follows.
@@ -300,6 +300,11 @@ class Log:
         known = self._known.get(number) or self._put_together(self.open(number))
         self._remember(known)
         return known.entry
+
+    def forget_below(self, number: int) -> None:
+        """Forget the entries before this one, which were collected."""
+        with self._lock:
+            self._known = {known: each for known, each in self._known.items() if known >= number}
 
     def _remember(self, known: _Known) -> None:
         """Keep an entry in memory, and let those go that were used longest ago, but not the newest."""
