@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -44,6 +45,7 @@ from persistent_state import (
 )
 from persistent_state import open_rows as opened
 from persistent_state.batch.plan import AT_LEAST_ONCE, EXACTLY_ONCE, FlowPlan, Plan
+from persistent_state.drive import local
 from persistent_state.event_time.clocks import BEGINNING, Settings
 from persistent_state.open_state import OpenChanges, OpenState, OpenStore, OpenTask
 from persistent_state.partials import keys
@@ -343,6 +345,9 @@ def may_be_gone(world: World, *states: OpenState) -> Iterator[None]:
 def test_a_handle_goes_on_with_the_runs_that_hold_its_clock_now() -> None:
     with small():
         world = World(Kept())
+        # Each shard has files of its own, so that none stays for another shard.
+        world.executor = partial(local.run, workers=5)
+        world.restart()
         world.keeping = Keeping(20, 0)
         while world.newest.clock < 150:
             world.play()

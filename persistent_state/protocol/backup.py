@@ -6,7 +6,8 @@ The place of the backups is a store. Its application has the same name, and a lo
   on as a start of the application would have then.
 - All files that an entry names are in the place, and verified, before the entry is written. Until then there is no backup, but
   files that no entry names. The next backup takes those of them that it needs, and deletes the others.
-- A file's name is never used twice. So a file that an entry of the place names is not copied again.
+- A file's name is never used twice. So a file that an entry of the place names is not copied again. A range of it that no
+  entry of the place has named is verified.
 - A file of the newest entry stays in the application's store for the grace of its collector. If one is gone, the newest entry
   of now is copied instead, and what was copied stays.
 - The clocks of the newest backups are kept, each by a whole entry in the log. Where the application went back since, only those

@@ -4,6 +4,7 @@ The first entry of a branch says what a rewind to the clock would say, but for w
 
 - Every file is copied and verified before the entry is written, and the entry is written only if the name is free. Until then
   there is no application of that name, but files that no entry names.
+- A file of which ranges are named is copied once, as a whole. Each range that the entry names is verified in the copy.
 - A copy has the name of its file, in the folders of the branch. A name is never used twice, so what an earlier try has copied
   is a copy of the same file. A list of files names them by their paths, so it is written again, under a name of its own.
 - The epoch of a branch is above that of each file, as above that of each file of the application that it was. So its collector

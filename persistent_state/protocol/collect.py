@@ -8,6 +8,8 @@ clock.
 Entries go from the oldest up, one after the other, and the newest two stay. So whenever a collection breaks off, and also while
 two drivers collect, what is left is the end of the log, without a gap. `Log.newest` relies on that: while an entry is
 there, no later one was collected.
+
+A file may have the runs of several shards and tasks. It stays until no place of any of these entries names it or a range of it.
 """
 
 from __future__ import annotations

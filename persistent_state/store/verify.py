@@ -419,7 +419,7 @@ def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Ite
         # A file with the runs of several tasks is in the folder of one of them.
         if not run.file.path.startswith(folder if run.file.start else f"{folder}{name}/"):
             yield f"task {name} names {run.file.path}, which is not its own"
-    ranges: dict[Stored, list[tuple[int, int]]] = {}
+    ranges: dict[str, list[tuple[int, int]]] = {}
     shards = task.stored.shards
     # A task that was left out of a start keeps the shards that it had.
     if task.active and len(shards) not in (0, entry.shards):
@@ -427,12 +427,12 @@ def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Ite
     for number, shard in enumerate(shards):
         low, high = keys.shard_range(number, len(shards))
         for run in shard.runs:
-            ranges.setdefault(run.file, []).append((run.low, run.high))
+            ranges.setdefault(run.file.path, []).append((run.low, run.high))
             if not low <= run.low < run.high <= high:
                 yield f"task {name} has {run.file.path} from {run.low} to {run.high}, which is not in shard {number}"
-    for file, parts in ranges.items():
+    for path, parts in ranges.items():
         if any(low < high for (_, high), (low, _) in pairwise(sorted(parts))):
-            yield f"task {name} has rows of {file.path} twice"
+            yield f"task {name} has rows of {path} twice"
 
 
 def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.Buffer) -> Iterator[str]:
