@@ -33,7 +33,7 @@ from persistent_state.run.wall_clock import now_us
 from persistent_state.store import blocks
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import cache
-from persistent_state.store.log import RECENT, Log
+from persistent_state.store.log import MOST_KNOWN, RECENT, Log
 from tests import core
 from tests.local_application import Rows
 from tests.store.counted import KINDS, CountedFiles
@@ -95,7 +95,7 @@ class Run:
         self.collector.collect(self.epoch, now=self.now, keeping=self.keeping)
 
     def new_log(self) -> Log:
-        return Log(self.files, "app", lambda: self.now / SECOND)
+        return Log(self.files, "app", lambda: self.now / SECOND, MOST_KNOWN)
 
     def new_planner(self) -> Planner:
         return Planner(self.flow, self.source, self.epoch, 1, log=self.log)

@@ -64,12 +64,10 @@ class PassedPositions:
         """Report to each source what has been passed since the last report."""
         for listener in self._listeners:
             try:
-                entry = self._log.newest(RECENT)
-                if entry is None or entry.epoch != self._epoch():
-                    # A newer driver reports to them now.
-                    return
-                positions = passed(entry, listener.feed)
-                if positions != listener.told:
+                # An old look shows that there is nothing to report. A report can't be taken back: it has a look of its own.
+                if self._unreported(listener, RECENT) is None:
+                    continue
+                if (positions := self._unreported(listener)) is not None:
                     listener.source.committed(positions)
                     listener.told, listener.has_failed = positions, False
             except Exception as error:
@@ -82,6 +80,14 @@ class PassedPositions:
                         error,
                     )
                 listener.has_failed = True
+
+    def _unreported(self, listener: _Listener, within: float = 0.0) -> dict[str, int] | None:
+        """Return the positions to report to a source; None if they were reported, or a newer driver reports to it now."""
+        entry = self._log.newest(within)
+        if entry is None or entry.epoch != self._epoch():
+            return None
+        positions = passed(entry, listener.feed)
+        return None if positions == listener.told else positions
 
 
 def passed(entry: Entry, feed: Feed) -> dict[str, int]:

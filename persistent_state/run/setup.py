@@ -32,7 +32,7 @@ from persistent_state.sources.base import TimeReplayableSource
 from persistent_state.sources.dataframe import DataFrameSource
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
-from persistent_state.store.log import Log
+from persistent_state.store.log import MOST_KNOWN, Log
 from persistent_state.store.state_at import StateAt
 from persistent_state.task import PersistentTask
 
@@ -111,7 +111,7 @@ class Setup:
     @cached_property
     def log(self) -> Log:
         """The log of the application, which all threads of the run's driver share."""
-        return Log(self.files, self.application)
+        return Log(self.files, self.application, most=MOST_KNOWN)
 
     @cached_property
     def unsynced(self) -> dict[str, Plan]:

@@ -27,7 +27,7 @@ from persistent_state.partials.layout import DUE, as_numpy
 from persistent_state.store.files import cache
 from persistent_state.store.files.base import Files, Stamp
 from persistent_state.store.named_files import Stored
-from persistent_state.store.shared_file import ROOM, SharedFile
+from persistent_state.store.shared_file import MOST_SHARED, SharedFile
 
 BLOCK = 256 << 10
 """About how many bytes a block, or a piece of the timers, has.
@@ -100,7 +100,7 @@ def write_blocks(files: Files, path: str, table: pa.Table, shared: SharedFile | 
     """
     data, length = _encoded(table)
     start = 0
-    if shared is None or len(data) > ROOM:
+    if shared is None or len(data) > MOST_SHARED:
         files.ensure(path, data)
     else:
         path, start = shared.add(path, data)

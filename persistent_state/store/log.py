@@ -49,9 +49,8 @@ MOST_AGE = 60_000_000
 """Microseconds after a base in which entries are not whole. An entry stays as long as one that follows from it, and so do the
 files that it names: those that were replaced long ago are to go, and a minute is as often as they are collected."""
 
-
-MOST_KNOWN, MOST_BYTES = 200, 2**24
-"""The most entries that a log keeps in memory beside the newest, and the most bytes of their files."""
+MOST_KNOWN, MOST_BYTES = 200, 2**22
+"""The most entries that the log of a driver keeps in memory beside the newest, and the most bytes that they have as files."""
 
 RECENT = 10.0
 """Seconds: how old the answer may be of a look that only finds out in time what other processes have done."""
@@ -59,13 +58,17 @@ RECENT = 10.0
 
 @dataclass(frozen=True)
 class _Known:
-    """An entry and the bytes of its file, the bytes of its base and when that was written, and those of the changes since."""
+    """An entry, the bytes of its base and when that was written, and the bytes of the changes since."""
 
     entry: Entry
-    length: int
     whole: int
     begun: int
     since: int = 0
+
+    @property
+    def size(self) -> int:
+        """The bytes of what it was put together from, as a measure of its memory."""
+        return self.whole + self.since
 
     def goes_on_with(self, entry: Entry) -> bool:
         """Return True if the entry may say only what changed since this one."""
@@ -81,11 +84,11 @@ class _Known:
         """Return what is known of the next entry, whose file has this length."""
         if entry.base == entry.number:
             return _whole(entry, length)
-        return replace(self, entry=entry, length=length, since=self.since + length)
+        return replace(self, entry=entry, since=self.since + length)
 
 
 def _whole(entry: Entry, length: int) -> _Known:
-    return _Known(entry, length, length, entry.time)
+    return _Known(entry, length, entry.time)
 
 
 class _MissingError(FileNotFoundError):
@@ -124,19 +127,22 @@ class Log:
         files: The store.
         application: The name of the application.
         seconds: A clock that never goes back, for the age of looks.
+        most: The most entries to keep in memory beside the newest.
     """
 
-    def __init__(self, files: Files, application: str, seconds: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, files: Files, application: str, seconds: Callable[[], float] = time.monotonic, most: int = 1
+    ) -> None:
         self.files = files
         self.application = application
-        self._seconds = seconds
+        self._seconds, self._most = seconds, most
         # Held for no request: it guards the fields below.
         self._lock = threading.Lock()
         self._known: dict[int, _Known] = {}
         """By number: entries that were read or written, those that were used last at the end."""
         self._highest = 0
         self._newest: Entry | None = None
-        """The newest entry at the last look; None if the next look has to list the log."""
+        """The newest entry at the last look; None if there was none, or no look."""
         self._looked = -math.inf
         """When the look began that found it."""
         self._looks = 0
@@ -177,16 +183,17 @@ class Log:
         began = self._seconds()
         with self._lock:
             known = self._newest
-            if known is not None and began - self._looked < within:
+            # A higher number is known where another driver has won it.
+            if known and known.number >= self._highest and 0 <= began - self._looked < within:
                 return known
             self._looks += 1
             is_listed = self._looks >= LOOKS
         newest = None if is_listed else self._newest_by_name(known)
         if newest is None:
             # If this fails, the next look lists, too.
-            known = self._newest = None
-            self._looks = 0
+            self._looks = LOOKS
             newest = self._newest_by_listing()
+            self._looks = 0
         with self._lock:
             # Another thread may have come further meanwhile.
             if self._newest is known or (newest and self._newest and newest.number >= self._newest.number):
@@ -313,10 +320,10 @@ class Log:
             self._known.pop(number, None)
             self._known[number] = known
             self._highest = max(self._highest, number)
-            lengths = sum(each.length for each in self._known.values())
-            while len(self._known) > MOST_KNOWN + 1 or (len(self._known) > 1 and lengths > MOST_BYTES):
+            size = sum(each.size for each in self._known.values())
+            while len(self._known) > self._most + 1 or (len(self._known) > 1 and size > MOST_BYTES):
                 oldest = next(number for number in self._known if number != self._highest)
-                lengths -= self._known.pop(oldest).length
+                size -= self._known.pop(oldest).size
 
     def open(self, number: int) -> Written:
         """Return one entry as it stands in the log.
@@ -372,8 +379,7 @@ class Log:
             self.files.ensure(path, data, TRIES)
         except ExistsError:
             with self._lock:
-                # No answer that is older than this one will do.
-                self._highest, self._looked = max(self._highest, entry.number), -math.inf
+                self._highest = max(self._highest, entry.number)
             raise
         except StoreUnavailableError as error:
             raise CommitUnknownError(

@@ -98,13 +98,13 @@ def problems(data: pa.Buffer, stored: Stored) -> Iterator[str]:
 
     Where a range of the file is named, nothing else in the file is looked at.
     """
-    data = stored.within(data)
+    data, of_run = stored.within(data), f"the run at its byte {stored.start}: " if stored.start else ""
     if len(data) != stored.length:
-        yield f"it has {len(data)} bytes, and {stored.length} were written"
+        yield f"{of_run}it has {len(data)} bytes, and {stored.length} were written"
     elif stored.index:
-        yield from blocks.problems(data, stored)
+        yield from (f"{of_run}{problem}" for problem in blocks.problems(data, stored))
     elif hashlib.sha256(data).hexdigest() != stored.checksum:
-        yield "its SHA-256 is not that of what was written"
+        yield f"{of_run}its SHA-256 is not that of what was written"
 
 
 @contextmanager

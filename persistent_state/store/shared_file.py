@@ -7,7 +7,10 @@ import pyarrow as pa
 from persistent_state.store.files.base import Files
 
 ROOM = 8 << 20
-"""The most bytes of runs that stand in one file. A file stays as long as one of its runs is named, so none is large."""
+"""The most bytes of runs that stand in one file."""
+
+MOST_SHARED = 1 << 18
+"""The most bytes of a run that stands in a file with others. The file stays as long as one of them is named."""
 
 ALIGNED = 64
 """Each run begins at a multiple of this number of bytes, as Arrow wants what is mapped."""

@@ -130,7 +130,7 @@ def test_a_file_with_the_runs_of_several_shards_is_made_safe_once() -> None:
     plan = core.plan_of(PerKey(), KEYED, files=files, settings=Settings(10, 0, ahead=2**62), shards=4)
     unsynced = FlowPlan((replace(plan, files=files.unsynced),))
     core.start(Log(files, "app"), [plan])
-    log = GatheringLog(files, "app", 1)
+    log = GatheringLog(Log(files, "app"), 1)
     for stamp in range(5):
         batch = pa.RecordBatch.from_pylist([{"ts": stamp, "k": k} for k in range(20)], KEYED)
         made = core.answers(log, unsynced, batch, held=held)

@@ -21,6 +21,7 @@ from persistent_state.run.feeds import FedTask
 from persistent_state.run.passed import PassedPositions
 from persistent_state.sources.base import Chunk, Reach, TimeReplayableSource
 from persistent_state.store.entry import Entry
+from persistent_state.store.log import Log
 from tests import core
 from tests.local_application import LocalApplication
 from tests.run.test_start_checks import setup_of
@@ -85,6 +86,16 @@ class World(LocalApplication):
         telling = PassedPositions(self.setup)
         telling._epoch = lambda: self.epoch
         return telling
+
+
+def test_a_driver_that_has_looked_before_a_newer_one_started_tells_nothing() -> None:
+    world = World()
+    world.read("A", 1, 12)
+    world.read("B", 1, 12)
+    # The log of another process: this one knows nothing of the start, as its look is recent.
+    Log(world.log.files, "app").append(core.newest(world.log).follower(0, epoch=world.epoch + 1))
+    world.telling().tell()
+    assert world.told.told == []
 
 
 def test_a_source_is_told_what_no_flow_of_its_tasks_reads_again() -> None:

@@ -898,7 +898,7 @@ BUGS = (
         "recent for ever",
         "A look that may be as old as some seconds may be of any age.",
         log.Log.newest,
-        ("began - self._looked < within", "within"),
+        ("0 <= began - self._looked < within", "within"),
         theme="paused",
     ),
     bug(
@@ -927,8 +927,8 @@ BUGS = (
     bug(
         "a lost number is recent",
         "A driver whose number is taken takes an older look for the newest.",
-        log.Log.append,
-        (", self._looked = max(self._highest, entry.number), -math.inf", " = max(self._highest, entry.number)"),
+        log.Log.newest,
+        ("known and known.number >= self._highest and", "known and"),
     ),
     bug(
         "entries between are not there",

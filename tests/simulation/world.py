@@ -50,7 +50,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState
-from persistent_state.store.log import RECENT, Log
+from persistent_state.store.log import MOST_KNOWN, RECENT, Log
 from persistent_state.store.named_files import Run, written
 from persistent_state.store.state_at import state_at
 from persistent_state.task import name_of_messages
@@ -913,7 +913,7 @@ class World:
                 )
             plans[job.name] = replace(plan, outputs=self._outputs(actor, job))
         # All threads of a driver share it.
-        log = Log(files, APPLICATION, lambda: self.now)
+        log = Log(files, APPLICATION, lambda: self.now, MOST_KNOWN)
         rebuilt = self._rebuilt(actor)
         for name in rebuilt.keys() & plans.keys():
             plans[name] = replace(plans[name], outputs=tuple(rebuilt[name]))

@@ -46,7 +46,7 @@ from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry, Kept, Owed
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
-from persistent_state.store.log import Log
+from persistent_state.store.log import MOST_KNOWN, Log
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored, written
 from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED, OutputRecord, OutputState, Status
 from persistent_state.store.task_state import StoredState, TaskState
@@ -1041,7 +1041,7 @@ class TestSharing:
     @pytest.fixture
     def log(self, files: Paused) -> Log:
         """A log that has seen the newest of them, by a clock that stands still."""
-        log = Log(files, "app", lambda: 0.0)
+        log = Log(files, "app", lambda: 0.0, MOST_KNOWN)
         log.newest()
         files.asked.clear()
         return log
@@ -1092,16 +1092,15 @@ class TestSharing:
     def test_entries_in_memory_are_few_and_the_newest_is_among_them(
         self, files: Paused, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name, most in (("MOST_KNOWN", 1), ("MOST_BYTES", len(codec.to_bytes(FULL)))):
-            with monkeypatch.context() as patched:
-                patched.setattr(logs, name, most)
-                log = Log(files, "app")
-                for number in (3, 1, 2):
-                    log.read(number)
-                assert [*log._known] == ([3, 2] if name == "MOST_KNOWN" else [3])
-                files.asked.clear()
-                log.read(3)
-                assert files.asked == []
+        for most, most_bytes, kept in ((1, 1 << 20, [3, 2]), (9, len(codec.to_bytes(FULL)), [3])):
+            monkeypatch.setattr(logs, "MOST_BYTES", most_bytes)
+            log = Log(files, "app", most=most)
+            for number in (3, 1, 2):
+                log.read(number)
+            assert [*log._known] == kept
+            files.asked.clear()
+            log.read(3)
+            assert files.asked == []
 
     def test_what_other_threads_write_while_the_log_is_listed_is_no_gap(self) -> None:
         log = Log(Late(log_of(*chain_of(3)).files.url, 2), "app")

@@ -32,7 +32,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, MemoryFiles, cache
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run, Stored
-from persistent_state.store.shared_file import ALIGNED, HEAD, ROOM, SharedFile
+from persistent_state.store.shared_file import ALIGNED, HEAD, SharedFile
 from tests import core
 from tests.store.test_blocks import FarFiles
 
@@ -130,14 +130,13 @@ def test_ranges_of_the_same_bytes_are_verified_each() -> None:
 def test_a_full_file_is_written_and_a_large_run_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     files = core.memory()
     size = len(blocks._encoded(table(0))[0])
-    for module in (shared_file, blocks):
-        monkeypatch.setattr(module, "ROOM", 3 * size)
+    monkeypatch.setattr(shared_file, "ROOM", 3 * size)
+    monkeypatch.setattr(blocks, "MOST_SHARED", size)
     runs = written(files, [table(0), table(0), table(100, 1000), table(0), table(0)], SharedFile(files))
     paths = [run.file.path.rpartition("/")[2] for run in runs]
     assert paths == ["0.runs", "0.runs", "2.arrow", "3.runs", "3.runs"]
     assert runs[2].file.start == 0
     assert all(len(runs_io.read_run(files, run)) in (50, 1000) for run in runs)
-    assert ROOM > 1 << 20
 
 
 def test_nothing_is_written_where_nothing_was_added() -> None:
