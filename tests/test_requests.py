@@ -179,7 +179,7 @@ WORK: dict[str, tuple[int, Callable[[Run], object], Callable[[Run], object]]] = 
     "a micro-batch that moves the clock, 2 shards": (2, nothing, lambda run: run.batch()),
     "a delivery that finds nothing": (2, lambda run: run.batch(1), lambda run: run.deliver()),
     "a clock that an output is given": (2, lambda run: run.batch(), lambda run: run.deliver()),
-    "an idle minute": (2, nothing, lambda run: run.idle()),
+    "an idle hour": (2, nothing, lambda run: [run.idle() for _ in range(60)]),
     "a collection of nothing": (2, nothing, lambda run: run.collect()),
     "a collection": (2, batch_then_nothing, lambda run: run.collect()),
     "a start": (2, nothing, lambda run: run.open()),
@@ -198,7 +198,7 @@ EXPECTED = {
     "a micro-batch that moves the clock, 2 shards": {"PUT": 3, "GET": 6},
     "a delivery that finds nothing": {},
     "a clock that an output is given": {"PUT": 1, "GET": 6},
-    "an idle minute": {"GET": 12},
+    "an idle hour": {"PUT": 1, "GET": 718, "LIST": 22, "DELETE": 2},
     "a collection of nothing": {},
     "a collection": {"PUT": 2, "GET": 2, "LIST": 4, "DELETE": 16},
     "a start": {"PUT": 1, "GET": 16, "LIST": 2},
@@ -231,7 +231,9 @@ def of_month(shards: int, seconds: float) -> float:
     batches = MONTH / seconds * price(EXPECTED[f"a micro-batch, {shards} shard{'s' * (shards > 1)}"])
     clocks = MONTH / 10 * price(EXPECTED["a clock that an output is given"])
     # What a run asks for when nothing comes, it asks for beside the micro-batches, too.
-    return batches + clocks + MONTH / 60 * (price(EXPECTED["an idle minute"]) + price(EXPECTED["a collection"]))
+    return (
+        batches + clocks + MONTH / 3600 * price(EXPECTED["an idle hour"]) + MONTH / 60 * price(EXPECTED["a collection"])
+    )
 
 
 def page() -> list[str]:
@@ -240,7 +242,7 @@ def page() -> list[str]:
     for work, requests in EXPECTED.items():
         counts = " | ".join(str(requests.get(kind, 0)) for kind in KINDS)
         lines.append(f"| {work} | {counts} | {1e6 * price(requests):,.2f} |")
-    idle = MONTH / 60 * price(EXPECTED["an idle minute"])
+    idle = MONTH / 3600 * price(EXPECTED["an idle hour"])
     lines += ["| a month of | USD |", "| --- | ---: |", f"| nothing but an idle run | {idle:,.2f} |"]
     for shards in (2, 16):
         for seconds, pace in ((1, "each second"), (10, "each ten seconds")):

@@ -183,7 +183,7 @@ class Log:
         began = self._seconds()
         with self._lock:
             known = self._newest
-            # A higher number is known where another driver has won it.
+            # A higher number is known where another thread has come further, or another driver has won it.
             if known and known.number >= self._highest and 0 <= began - self._looked < within:
                 return known
             self._looks += 1
@@ -195,9 +195,7 @@ class Log:
             newest = self._newest_by_listing()
             self._looks = 0
         with self._lock:
-            # Another thread may have come further meanwhile.
-            if self._newest is known or (newest and self._newest and newest.number >= self._newest.number):
-                self._newest, self._looked = newest, began
+            self._newest, self._looked = newest, began
         return newest
 
     def _newest_by_name(self, entry: Entry | None) -> Entry | None:

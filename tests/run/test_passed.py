@@ -88,16 +88,6 @@ class World(LocalApplication):
         return telling
 
 
-def test_a_driver_that_has_looked_before_a_newer_one_started_tells_nothing() -> None:
-    world = World()
-    world.read("A", 1, 12)
-    world.read("B", 1, 12)
-    # The log of another process: this one knows nothing of the start, as its look is recent.
-    Log(world.log.files, "app").append(core.newest(world.log).follower(0, epoch=world.epoch + 1))
-    world.telling().tell()
-    assert world.told.told == []
-
-
 def test_a_source_is_told_what_no_flow_of_its_tasks_reads_again() -> None:
     world = World()
     telling = world.telling()
@@ -187,14 +177,19 @@ def test_what_a_start_reads_again_does_not_grow_by_a_micro_batch_after_another_f
     assert world.newest.flows["A"].source.next_positions == {"": 4}
 
 
-def test_a_driver_that_is_fenced_tells_nothing() -> None:
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_driver_that_is_fenced_tells_nothing(knows: bool) -> None:
     world = World()
     telling = world.telling()
     epoch = world.epoch
     for task in "AB":
         world.read(task, 1, 12)
-    world.start()
-    world.epoch = epoch
+    if knows:
+        world.start()
+        world.epoch = epoch
+    else:
+        # Another process has started. The last look of this one is recent.
+        Log(world.log.files, "app").append(core.newest(world.log).follower(0, epoch=epoch + 1))
     telling.tell()
     assert world.told.told == []
 

@@ -902,13 +902,6 @@ BUGS = (
         theme="paused",
     ),
     bug(
-        "taken back by a slow look",
-        "A look that another thread has overtaken takes back what the log knows.",
-        log.Log.newest,
-        ("if self._newest is known or (newest and self._newest and newest.number >= self._newest.number):", "if True:"),
-        theme="paused",
-    ),
-    bug(
         "given by an old look",
         "A sink is given a clock by an old look at the log, though a newer driver may have given it more.",
         deliver.Giver.give_next,
