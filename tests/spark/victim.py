@@ -111,6 +111,9 @@ class Steps:
         if name is None:
             return
         kind = path.split("/")[1] if "/" in path else path
+        if (operation, kind) == ("list", "log") and name not in ("start", "collect"):
+            # Each hundredth look of a driver lists the log, in whatever phase that comes.
+            return
         self.here.taken[operation, kind] += 1
         most = MOST if name != "collect" or operation in ("create", "delete") else 1
         step = f"{name} {operation} {kind} {min(self.here.taken[operation, kind], most)}"
