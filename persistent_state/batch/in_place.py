@@ -107,7 +107,7 @@ class _Made:
         if self._runs:
             self.write(self._end, 0)
         fresh = Fresh(self._take(), self.lifted.sides, written=self._runs)
-        # Not before: what was written for want of room may be read again here.
+        # Runs that were written for want of room may be read again here, so they stand in files of their own.
         return merge(replace(self._work, shared=self._shared), fresh, self._new_id)[0]
 
     def _take(self) -> pa.Table:

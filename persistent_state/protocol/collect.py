@@ -68,7 +68,7 @@ class Collector:
         self._unread: set[str] = set()
         """The files of such lists that can't be read."""
         self._due: float = 0
-        """Until then nothing more can go, unless an entry is written."""
+        """The time until which nothing that an entry has named can go, unless an entry is written."""
 
     def collect(self, epoch: int, *, now: int, keeping: Keeping) -> list[str]:
         """Delete what can go, if the application is still this driver's; the paths that went.

@@ -52,7 +52,7 @@ class Monitor:
     """
 
     def __init__(self, log: Log, settings: Mapping[str, Settings], endpoint: tuple[str, int] | None) -> None:
-        # A log of its own: it says what others can read, and the run still knows what is damaged since.
+        # A log of its own reports what other processes can read. The run's log has entries in memory, which may be damaged now.
         self._log, self._settings, self._turn = Log(log.files, log.application), settings, threading.Lock()
         self._run: Watched | None = None
         recorders = list[Callable[[Sample], None]]()

@@ -7,9 +7,9 @@ from typing import Any
 
 from persistent_state.event_time.clocks import or_none
 from persistent_state.protocol import deliver, holding
+from persistent_state.store.all_files import files_of_flow, files_of_task, with_lists
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
-from persistent_state.store.lengths import files_of_flow, files_of_task, with_lists
 from persistent_state.store.log import Log
 from persistent_state.store.named_files import Stored, count_of, length_of
 from persistent_state.store.state_at import no_application

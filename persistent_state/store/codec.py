@@ -1,8 +1,8 @@
 """Log entries as bytes: one line of JSON, written and read field by field, and one line with its SHA-256.
 
 An entry is written whole, or as what changed since the entry before it. `docs/format.md` describes the bytes. `FORMAT` rises
-when what an older library knows changes its meaning. An entry has the lowest number that it can have, so that an older library
-reads what makes no use of the newest.
+when what an older library knows changes its meaning. An entry that uses nothing of the newest format has the number of the one
+before it, so that an older library reads it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def to_bytes(entry: Entry, before: Entry | None = None, base: int | None = None)
 
 
 def format_of(entry: Entry) -> int:
-    """Return the format of an entry. It follows from what is true then, so a whole entry and its changes have the same."""
+    """Return the format of an entry. The state decides, so an entry has the same format written whole and as changes."""
     return FORMAT if entry.has_ranges else 5
 
 

@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 import time
@@ -143,8 +142,8 @@ class Log:
         self._highest = 0
         self._newest: Entry | None = None
         """The newest entry at the last look; None if there was none, or no look."""
-        self._looked = -math.inf
-        """When the look began that found it."""
+        self._looked = 0.0
+        """When that look began."""
         self._looks = 0
         """The number of looks since the last listing."""
 
@@ -170,11 +169,11 @@ class Log:
     def newest(self, within: float = 0.0) -> Entry | None:
         """Return the newest entry, or None if the application has never been started.
 
-        A look asks the store, unless one that began less than `within` seconds ago has shown an entry: then it returns that, or
-        what a later look or `append` has shown. Ask the store wherever it matters that no other process has written: before a
-        sink is written to or goes back, before a drain ends, for the entry that a commit follows, and after each PUT, won or
-        lost. An older answer is enough for who waits, for a newer driver or for a clock: the commits of this process show the
-        log each new entry.
+        A look asks the store, unless the last look began less than `within` seconds ago: then this one returns what that one
+        has found. Ask the store wherever it matters that no other process has written: before a sink is written to or goes
+        back, before a source hears what was passed, before a drain ends, for the entry that a commit follows, and after each
+        PUT, won or lost. A thread that only waits, for a newer driver or for a clock, may take the older answer: each commit of this
+        process replaces it.
 
         Raises:
             DamagedError: The newest entry, or one that it follows from, is not what was written, or is missing. An older entry

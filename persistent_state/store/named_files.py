@@ -50,6 +50,14 @@ def length_of(files: Iterable[Stored]) -> int:
     return sum(file.length for file in files)
 
 
+def rows_of(runs: Iterable[Run]) -> int:
+    """Return how many rows the files and ranges of these runs have.
+
+    Starts cut a file into many runs, each of which counts the rows of the whole file.
+    """
+    return sum({run.file: run.rows for run in runs}.values())
+
+
 def count_of(files: Iterable[Stored]) -> int:
     """Return how many files these files and ranges of files are."""
     return len({file.path for file in files})

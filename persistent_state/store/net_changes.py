@@ -6,7 +6,7 @@ changed. The state at a kept clock may be in runs of its own; then both states a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from persistent_state.partials.layout import Kind, Layout, as_numpy, below, betw
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
-from persistent_state.store.named_files import Run
+from persistent_state.store.named_files import Run, rows_of
 from persistent_state.store.state_at import StateAt, newest_entry, seen_below
 
 CHANGE_TYPE = "_change_type"
@@ -124,9 +124,9 @@ class NetChanges:
         layout, until = self.until.layout, self.until
         if not self.apart:
             share = layout.kind.windows_per_row(until.clock, None, BEGINNING)
-            return share * _rows([*self.since.runs, *until.runs])
+            return share * rows_of([*self.since.runs, *until.runs])
         clocks = self.since.clock, until.clock
-        return _rows([*runs_from(until.runs, *clocks), *ending_runs(until.runs, layout.kind, *clocks)])
+        return rows_of([*runs_from(until.runs, *clocks), *ending_runs(until.runs, layout.kind, *clocks)])
 
     def part(self, number: int, parts: int) -> NetChanges:
         """One of `parts` parts of the changes, by the hash of the key."""
@@ -150,11 +150,6 @@ class NetChanges:
                     return again.read()
         before, after = (state.answer(_folded)[0] for state in (since, until))
         return [paired(before, after, until.clock)] if len(before) or len(after) else []
-
-
-def _rows(runs: Iterable[Run]) -> int:
-    # Starts cut a file into many runs, each of which counts the rows of the whole file.
-    return sum({run.file: run.rows for run in runs}.values())
 
 
 def _folded(state: StateAt) -> pa.Table:

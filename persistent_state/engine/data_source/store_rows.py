@@ -23,7 +23,7 @@ from persistent_state.formatting import plain, to_json
 from persistent_state.open_rows import batches_of
 from persistent_state.store.asked import asked_keys, key_column, key_value
 from persistent_state.store.files.base import Files
-from persistent_state.store.named_files import Run, SideFile
+from persistent_state.store.named_files import Run, SideFile, length_of, rows_of
 from persistent_state.store.net_changes import CHANGE_TYPES, NetChanges, change_rows, schema_of_changes
 from persistent_state.store.state_at import StateAt, read_listed_side
 from persistent_state.windows import TIME
@@ -197,7 +197,7 @@ def parts_of_changes(changes: NetChanges) -> list[StorePart]:
     if not changes.rows:
         return []
     runs = changes.until.runs
-    count = _count(changes.rows, changes.rows * _bytes(runs) // max(1, _rows(runs)), changes.until)
+    count = _count(changes.rows, changes.rows * _bytes(runs) // max(1, rows_of(runs)), changes.until)
     return [ChangesPart(changes.part(number, count)) for number in range(count)]
 
 
@@ -285,7 +285,7 @@ def _with_clock(state: StateAt) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
 
 
 def _ranges(state: StateAt) -> list[StateAt]:
-    count = _count(_rows(state.runs), _bytes(state.runs), state)
+    count = _count(rows_of(state.runs), _bytes(state.runs), state)
     return [state.part(number, count) for number in range(count)]
 
 
@@ -295,13 +295,8 @@ def _count(rows: int, size: int, state: StateAt) -> int:
     return count if count <= state.shards else -(-count // state.shards) * state.shards
 
 
-def _rows(runs: Iterable[Run]) -> int:
-    # Starts cut a file into many runs, each of which counts the rows of the whole file.
-    return sum({run.file: run.rows for run in runs}.values())
-
-
 def _bytes(runs: Iterable[Run]) -> int:
-    return sum({run.file: run.file.length for run in runs}.values())
+    return length_of({run.file for run in runs})
 
 
 def _within(state: StateAt, asked: pa.Table) -> StateAt:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from persistent_state.errors import DamagedError
+from persistent_state.store.all_files import with_lists
 from persistent_state.store.entry import Entry
-from persistent_state.store.lengths import with_lists
 from tests import core
 from tests.two_tasks import TwoTasks
 
