@@ -172,8 +172,8 @@ class Log:
         A look asks the store, unless the last look began less than `within` seconds ago: then this one returns what that one
         has found. Ask the store wherever it matters that no other process has written: before a sink is written to or goes
         back, before a source hears what was passed, before a drain ends, for the entry that a commit follows, and after each
-        PUT, won or lost. A thread that only waits, for a newer driver or for a clock, may take the older answer: each commit of this
-        process replaces it.
+        PUT, won or lost. A thread that only waits, for a newer driver or for a clock, may take the older answer: each commit of
+        this process replaces it.
 
         Raises:
             DamagedError: The newest entry, or one that it follows from, is not what was written, or is missing. An older entry
