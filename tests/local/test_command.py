@@ -68,6 +68,8 @@ def test_the_command_runs_an_application_to_its_end(tmp_path: Path) -> None:
     assert (status, last["error"][:44]) == (MEND, "store=memory:// can't be reached by workers,")
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_an_application_goes_back_and_on_again(tmp_path: Path) -> None:
     for file in range(3):
         write(tmp_path / "in", file, range(10 * file, 10 * file + 10))

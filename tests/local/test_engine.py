@@ -285,6 +285,8 @@ def test_metrics_show_what_deliveries_take_but_for_those_that_fail_and_count_req
     assert min(requests["store_requests_total", kind] for kind in ("PUT", "GET", "LIST")) > 0
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_replaced_files_stay_for_the_grace_that_the_application_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +444,8 @@ def test_a_failure_starts_the_run_again_from_the_global_clock(tmp_path: Path) ->
     assert state(tmp_path) == expected(30)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 def test_what_is_no_exception_ends_no_run_well(tmp_path: Path, error: BaseException) -> None:
     for file in range(3):
@@ -456,10 +460,14 @@ def test_what_is_no_exception_ends_no_run_well(tmp_path: Path, error: BaseExcept
     assert state(tmp_path) == expected(30), "no message was passed over"
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_joins_are_those_of_a_loop_over_all_rows(tmp_path: Path) -> None:
     test_joins.check_joins(Local(2), tmp_path)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 def test_an_application_counts_all_under_another_delivery_where_nothing_fails(tmp_path: Path, delivery: str) -> None:
     sink = ParquetSink(tmp_path / "out")
@@ -530,6 +538,8 @@ def test_workers_share_the_shards_and_each_writes_one_file_in_a_micro_batch(tmp_
     assert verify(str(tmp_path / "store")).problems == ()
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_start_keeps_the_number_of_shards_that_the_store_has(tmp_path: Path) -> None:
     for file, (workers, shards, wanted) in enumerate([(2, None, 2), (1, None, 2), (3, 5, 5), (1, None, 5)]):
         write(tmp_path / "in", file, range(10 * file, 10 * file + 10))
@@ -613,6 +623,8 @@ def ends_at_15(message: Message) -> None:
         os._exit(7)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("task", "shards", "where"),
     # One call reads the only part and merges the only shard, and is named by what it reads.

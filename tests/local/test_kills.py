@@ -90,6 +90,7 @@ def test_a_store_is_exact_by_any_number_of_workers_and_shards_whatever_is_killed
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(soak_or(ci=1, soak=20)))
 def test_a_driver_that_was_paused_while_another_took_over_ends_fenced_and_changes_nothing(
     tmp_path: Path, seed: int

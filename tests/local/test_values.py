@@ -144,6 +144,8 @@ def test_a_sink_gets_each_clock_from_workers_though_some_of_them_die(tmp_path: P
     assert not any(os.getpid() in pids for _, pids in sink.given.values())
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_function_of_which_each_worker_dies_or_that_raises_ends_a_drain_and_names_task_and_sink(
     tmp_path: Path,
 ) -> None:
@@ -178,6 +180,8 @@ class Dying(LocalFiles):
             dies(Path(self.url) / "deaths", 2)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_worker_that_dies_behind_its_file_leaves_no_second_one_that_counts(tmp_path: Path) -> None:
     for file in range(3):
         write(tmp_path / "in", file, range(10 * file, 10 * file + 10))

@@ -166,6 +166,8 @@ class TestFormats:
         assert at(chunks) == [*range(10), *range(FILE, FILE + 5)]
         assert not bad(chunks)
 
+    @pytest.mark.soak
+    @pytest.mark.one_in(2)
     def test_a_header_may_be_longer_than_a_block(self, tmp_path: Path) -> None:
         names = [f"{i}-{'x' * 100}" for i in range(20_000)]
         write(tmp_path, "a.csv", f"value,ts,{','.join(names)}\n1,{',' * len(names)}\n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from examples.broker import Broker
 from persistent_state import Application, AsOfJoin, Emitted, FileSource, ParquetSink, open_store, read_state
@@ -31,6 +32,8 @@ SECONDS, BOUND = 600, START + 300
 """The length of what there is, and the second at which Kafka takes over."""
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_a_driver_that_dies_while_kafka_takes_over_from_history_counts_each_message_once(
     broker: Broker, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -79,6 +82,8 @@ def test_a_driver_that_dies_while_kafka_takes_over_from_history_counts_each_mess
     )
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_task_in_order_and_a_join_go_on_from_history_as_if_all_had_come_by_one_input(
     spark: SparkSession, tmp_path: Path
 ) -> None:

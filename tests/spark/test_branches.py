@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from persistent_state import SqlSink, open_store, verify
 from tests.spark.pipeline import NAME, application, check, grow, newest, per_shop, sale
 
@@ -18,6 +20,8 @@ FILE = 50
 """How many seconds a file has."""
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_branch_and_its_application_run_on_each_by_itself(spark: SparkSession, tmp_path: Path) -> None:
     folders = blue, green = tmp_path / "blue", tmp_path / "green"
 

@@ -45,6 +45,7 @@ MOST_KILLS = KILLS + 4
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_executors_killed_in_mid_batch_are_replaced_and_no_file_tells_the_secret_of_the_store(
     servers: Servers,
     rehearsal: Rehearsal,

@@ -184,7 +184,7 @@ def exact(stream: Flights) -> Verdict:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_each_flight_counts_once_whoever_is_killed(server: Server, clients: Clients, record_property: Any) -> None:
     stream, chance = Flights(clients.folder, 15_000, 21 + 10 * KILLED_AT_RANDOM), random.Random(7)
     stream.grow(6)

@@ -275,6 +275,7 @@ def by_clock(rows: Iterable[tuple[int, Any, Any]]) -> Found:
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_each_value_at_each_clock_is_delivered_once_whatever_step_its_driver_is_killed_at(
     launch: Launch,
     jvms: Sequence[Jvm],

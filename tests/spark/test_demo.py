@@ -74,6 +74,8 @@ def demos(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_the_demo_counts_every_flight_once(demos: Mapping[str, Future[Shown]]) -> None:
     demo = demos[""].result()
     assert demo.status == 0, demo.complaints[-4000:]

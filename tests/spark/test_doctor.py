@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_the_job_that_tries_a_platform_asks_workers_and_the_driver(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(blocks_of(text_of("docs/platforms.md"))[0])

@@ -77,6 +77,8 @@ runpy.run_module("tests.spark.victim", run_name="__main__")
 """
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_store_goes_on_under_another_version_of_spark(spark: SparkSession, launch: Launch, tmp_path: Path) -> None:
     oldest = oldest_pyspark()
     sent = Stream(tmp_path / "stream", seed=5)

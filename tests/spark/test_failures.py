@@ -96,6 +96,7 @@ def pythons(spark: SparkSession) -> list[psutil.Process]:
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_workers_and_planners_killed_at_random_moments_lose_and_double_no_message(
     spark: SparkSession, tmp_path: Path, record_property: Tell
 ) -> None:
@@ -132,6 +133,7 @@ def test_workers_and_planners_killed_at_random_moments_lose_and_double_no_messag
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_a_store_that_fails_on_a_schedule_costs_restarts_and_no_message(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Tell
 ) -> None:
@@ -221,6 +223,8 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_of_two_drivers_started_at_once_one_survives_and_the_other_is_fenced(
     spark: SparkSession, launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path
 ) -> None:
@@ -250,6 +254,8 @@ def test_of_two_drivers_started_at_once_one_survives_and_the_other_is_fenced(
     finish(spark, tmp_path, sent)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_driver_paused_through_a_takeover_and_its_collection_is_fenced_and_changes_nothing(
     spark: SparkSession, launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path
 ) -> None:
@@ -282,6 +288,8 @@ def test_a_driver_paused_through_a_takeover_and_its_collection_is_fenced_and_cha
     finish(spark, tmp_path, sent)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_the_second_attempt_of_a_task_commits_and_the_first_leaves_no_trace(
     launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path
 ) -> None:
@@ -299,6 +307,7 @@ def test_the_second_attempt_of_a_task_commits_and_the_first_leaves_no_trace(
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_workers_killed_at_the_store_are_replaced_and_their_tasks_retried_by_spark(
     launch: Launch, jvms: Sequence[sessions.Jvm], tmp_path: Path, record_property: Tell
 ) -> None:

@@ -165,6 +165,8 @@ def test_outputs_beside_derived_tasks_have_each_clock_once_and_a_new_task_is_rig
     assert not any(each.messages for each in told if each.task == "PerShop")
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_graph_follows_its_sources_through_rescales_and_other_intervals(spark: SparkSession, tmp_path: Path) -> None:
     file = 0
     (tmp_path / "in").mkdir()

@@ -148,6 +148,7 @@ def points_of(steps: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_graph_is_one_cut_at_every_clock_whenever_its_driver_is_killed(
     launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
 ) -> None:

@@ -35,6 +35,8 @@ def held(folder: Path) -> Counter[int]:
     return Counter(id for ids in state(folder, Journal()).values() for id in ids)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_killed_drivers_count_messages_as_often_as_their_delivery_says(
     launch: Launch, jvms: Sequence[Jvm], tmp_path: Path, delivery: str

@@ -92,7 +92,7 @@ class Shop:
 
 
 @pytest.mark.soak
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways(
     broker: Broker, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -140,6 +140,8 @@ def test_drivers_and_brokers_are_killed_and_each_record_counts_once_in_both_ways
     )
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_nothing_is_lost_of_a_partition_an_hour_behind_and_sparks_watermark_drops_it(
     broker: Broker, launch: Launch, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -192,6 +194,8 @@ def test_offsets_that_are_gone_stop_a_start_before_it_changes_anything(
     assert json.loads(lost["record"]) == {"topic": topic, "partition": 0, "from": 90, "first": 95}
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_drain_leaves_messages_of_an_open_transaction_to_the_next_run(
     spark: SparkSession,
     broker: Broker,
@@ -262,6 +266,8 @@ def test_a_first_drain_of_a_few_records_is_refused_if_none_has_the_key(
     assert {row["k"]: row["value"] for row in read_state(store, NAME, Fast()).to_pylist()} == {None: 2, 1: 2}
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_tls_and_sasl_reach_every_client_and_no_file_tells_the_password(
     launch: Launch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -48,6 +48,8 @@ FIRST = 1_700_000_000
 """The second of the first record of a topic, of which each has a second of its own."""
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_after_a_rewind_the_newest_record_of_each_key_is_its_state(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
@@ -102,6 +104,7 @@ def kept(messages: Iterable[Any]) -> dict[bytes, dict[str, Any]]:
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_each_value_and_each_emitted_row_is_seen_once_whatever_step_the_driver_is_killed_at(
     launch: Launch, jvms: Sequence[Jvm], broker: Broker, tmp_path: Path
 ) -> None:

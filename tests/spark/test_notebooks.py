@@ -24,6 +24,8 @@ print(lacks == (-so_far).groupby(rides["station"]).max().clip(lower=0).to_dict()
 """
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_the_tutorial_gives_what_it_shows_and_what_pandas_counts(tmp_path: Path) -> None:
     notebook = nbformat.read(notebooks.TUTORIAL, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

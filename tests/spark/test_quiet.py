@@ -7,6 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.spark.conftest import Launch
 from tests.waiting import PATIENCE, until
 
@@ -135,6 +137,8 @@ def test_an_error_of_the_users_is_told_with_its_file_and_line_and_without_pages_
     assert len(printed.splitlines()) < 120, printed
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_a_stop_prints_no_pages_however_it_is_asked_for(launch: Launch, tmp_path: Path) -> None:
     code, printed = run(launch, tmp_path, STOPPED)
     assert code == 0, printed[-4000:]
@@ -168,6 +172,8 @@ else:
 )
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_driver_that_slept_and_was_fenced_says_so_and_ends(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(SLEEPER)

@@ -95,6 +95,8 @@ def highest_of(module: str) -> PersistentTask:
     return HighestId()
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_what_may_change_between_starts_changes_and_nothing_is_lost_or_counted_twice(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -251,6 +253,8 @@ class Other(Total):
     name = "Other"
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_query_that_the_machine_is_too_slow_for_starts_again_and_the_other_goes_on(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -107,6 +107,8 @@ def rows_of(table: pa.Table) -> list[Row]:
     return sorted((row["shop"], row["clock"], row["value"]) for row in whole_times(table).to_pylist())
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_a_driver_that_goes_on_ends_a_rewind_whatever_sink_was_half_way_back(
     launch: Launch,
     jvms: Sequence[Jvm],

@@ -130,6 +130,8 @@ def seconds(text: str) -> int:
     return int((int(hours) * 3600 + int(minutes) * 60 + float(rest)) * SECOND)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_after_a_rewind_every_sink_is_as_if_what_was_above_the_clock_had_never_been(
     spark: SparkSession, tmp_path: Path
 ) -> None:

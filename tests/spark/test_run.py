@@ -93,6 +93,8 @@ def start(launch: Launch, folder: Path, args: Sequence[str], env: Mapping[str, s
     return Ran(launch("-m", "persistent_state", *args, *QUIET, of_workers, folder=folder, **told), folder)
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(3)
 def test_a_job_that_runs_every_five_minutes_gives_each_clock_once_and_closes_nothing(
     launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
 ) -> None:
@@ -136,6 +138,8 @@ def test_a_job_that_runs_every_five_minutes_gives_each_clock_once_and_closes_not
     assert {row["word"]: row["value"] for row in ParquetSink(env["COUNTS"]).latest().to_pylist()} == found
 
 
+@pytest.mark.soak
+@pytest.mark.one_in(2)
 def test_the_manifest_runs_on_s3_answers_its_probes_and_ends_in_its_time(
     launch: Launch, servers: Servers, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_store_of_two_tasks_that_read_a_folder_in_different_orders_is_gone_on_
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize("name", STORES)
 def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, as_one: bool, tmp_path: Path) -> None:

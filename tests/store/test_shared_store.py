@@ -113,6 +113,7 @@ def test_a_store_of_tasks_that_read_a_folder_alike_is_gone_on_from(name: str, as
 
 
 @pytest.mark.soak
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize("name", STORES)
 def test_whatever_kills_that_the_next_start_cuts_back_and_goes_on(name: str, as_one: bool, tmp_path: Path) -> None:
