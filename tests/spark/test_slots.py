@@ -70,10 +70,10 @@ def grow(folder: Path, first: int) -> None:
 
 def written(folder: Path, epoch: int) -> Mapping[str, Counter[str]]:
     """By the name of the first task that it is for: how many files of runs each micro-batch or step of a start has written."""
-    found: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     for path in (folder / "store/slots/runs").glob(f"*/{epoch:06d}-*"):
-        found.setdefault(path.parent.name, Counter())[path.name.split("-")[1]] += 1
-    return found
+        counts.setdefault(path.parent.name, Counter())[path.name.split("-")[1]] += 1
+    return counts
 
 
 def check(folder: Path, files: int) -> None:

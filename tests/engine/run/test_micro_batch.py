@@ -102,8 +102,8 @@ def test_a_slot_keeps_what_it_knows_of_each_of_its_shards() -> None:
         sent: dict[int, list[bytes]] = {}
         newest = run.planner.latest(run.offset, lambda: run.now)
         for part in run.planner.parts(run.offset, lambda: run.now, core.new_id):
-            for some in blob_batches(part.combine(run.flow, part.chunks(run.flow, run.source)), labels, 1):
-                for row in some.to_pylist():
+            for batches in blob_batches(part.combine(run.flow, part.chunks(run.flow, run.source)), labels, 1):
+                for row in batches.to_pylist():
                     sent.setdefault(row["label"], []).append(row["blob"])
         assert {*sent} == {*labels, DRIVER}
         run.offset = newest

@@ -519,9 +519,9 @@ def test_shards_are_shared_by_the_tasks_that_run_at_a_time_unless_executors_come
     monkeypatch: pytest.MonkeyPatch, is_remote: bool, dynamic: str | None, slots: list[int]
 ) -> None:
     monkeypatch.setattr(connect, "parallelism", lambda spark: 4)
-    told = {} if dynamic is None else {"spark.dynamicAllocation.enabled": dynamic}
+    conf = {} if dynamic is None else {"spark.dynamicAllocation.enabled": dynamic}
     remote: Any = RemoteSession()
-    remote.conf = SimpleNamespace(get=told.get)
-    classic: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: SimpleNamespace(get=told.get)))
+    remote.conf = SimpleNamespace(get=conf.get)
+    classic: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: SimpleNamespace(get=conf.get)))
     monkeypatch.setattr(connect, "is_connect", lambda spark: spark is remote)
     assert [connect.slots(remote if is_remote else classic, shards) for shards in (1, 4, 16)] == slots
