@@ -67,9 +67,9 @@ class Application:
             checkpoint of each hour, for two days of event time.
         grace: How long files and log entries stay that were replaced, by the wall clock, as a reader may need them. At least a
             minute, and behind a network ten. docs/stores.md says what it costs, and who relies on it.
-        shards: How many tasks of Spark write the state, by default Spark's parallelism. It may change at any start. Under
-            `Local` the default is what the store has, and one for each worker of the first start. The first start on Spark
-            after `Local` also keeps what the store has.
+        shards: Into how many ranges of keys the state is divided, by default Spark's parallelism. It may change at any start.
+            Tasks of Spark share them. Under `Local` the default is what the store has, and one for each worker of the first
+            start. The first start on Spark after `Local` also keeps what the store has.
         scratch: A folder for Spark's own checkpoints, as Spark names it; on a cluster all machines must reach it. Nothing in it
             is needed after the run.
         max_restarts: How often a failing run is started again without a new global clock in between.

@@ -22,7 +22,7 @@ WORDS = re.compile(r"\b((?i:tells?|told|telling|nobody|somebody|whoever|so\s+man
 NAMES = ("found", "some")
 """Names in code that do not say what they hold."""
 
-ELSEWHERE = {"benchmarks": 382, "examples": 0, "monoids": 0, "persistent_state": 827, "tests": 3301}
+ELSEWHERE = {"benchmarks": 382, "examples": 0, "monoids": 0, "persistent_state": 825, "tests": 3301}
 """How many there are in the files of each folder. A change may lower a number, never raise it."""
 
 PUBLIC = {**public("persistent_state"), **public("monoids")}

@@ -74,7 +74,7 @@ def run(
         StateError: A part or a shard failed.
     """
     if flow.is_in_order:
-        taken = [*chain.from_iterable(each(partial(_take, flow, new_id), _shares(parts, workers)))]
+        taken = [*chain.from_iterable(each(partial(take_share, flow, new_id), _shares(parts, workers)))]
         return Answers([report for report, _ in taken], [descriptor for _, made in taken for descriptor in made])
     if len(parts) == flow.first.shards == 1:
         # One call does both, so that no blob travels.
@@ -102,7 +102,8 @@ def _written_together(
     return made
 
 
-def _take(flow: FlowPlan, new_id: NewId, share: Sequence[Part]) -> list[tuple[Report, list[Descriptor]]]:
+def take_share(flow: FlowPlan, new_id: NewId, share: Sequence[Part]) -> list[tuple[Report, list[Descriptor]]]:
+    """Take the step of ordered tasks in one worker's share of the shards, as `Part.take` does in each."""
     return _written_together(flow, share, lambda part, shared: part.take(flow, new_id, shared))
 
 
@@ -119,9 +120,10 @@ def _combine_and_merge(
     return report, [*answers.descriptors], held[flow.id, 0]
 
 
-def _merge(
+def merge_share(
     flow: FlowPlan, new_id: NewId, share: Sequence[OfShard]
 ) -> Sequence[tuple[list[Descriptor], Mapping[str, Sequence[Run]]]]:
+    """Let one worker merge its share of the shards, one after the other, as `merge_shard` does each."""
     return _written_together(
         flow, share, lambda of, shared: merge_shard(flow, of.shard, of.blobs, of.held, new_id, shared)
     )
@@ -155,7 +157,7 @@ def merge(
             blobs[message.shard].append(message)
 
     work = [OfShard(shard, of_shard, held.get((flow.id, shard), {})) for shard, of_shard in enumerate(blobs)]
-    answered = chain.from_iterable(each(partial(_merge, flow, new_id), _shares(work, workers)))
+    answered = chain.from_iterable(each(partial(merge_share, flow, new_id), _shares(work, workers)))
     for shard, (descriptors, runs) in enumerate(answered):
         held[flow.id, shard] = runs
         made += descriptors

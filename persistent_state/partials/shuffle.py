@@ -20,6 +20,12 @@ def numbers_of_partitions(count: int) -> tuple[int, ...]:
         candidates *= 2
 
 
+def labels_of_shards(shards: int, slots: int) -> tuple[int, ...]:
+    """Return the label of each shard. A slot's shards have one label, and Spark sends that to a partition of its own."""
+    numbers = numbers_of_partitions(slots)
+    return tuple(numbers[shard * slots // shards] for shard in range(shards))
+
+
 def spark_hash(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return what the function `hash` of Spark SQL makes of a column of type int.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from persistent_state.partials.shuffle import numbers_of_partitions, spark_hash
+from persistent_state.partials.shuffle import labels_of_shards, numbers_of_partitions, spark_hash
 
 
 def test_numbers_are_hashed_as_spark_hashes_them() -> None:
@@ -18,3 +18,13 @@ def test_numbers_are_hashed_as_spark_hashes_them() -> None:
 def test_each_number_goes_to_its_partition(count: int) -> None:
     numbers = np.array(numbers_of_partitions(count), np.int32)
     assert (spark_hash(numbers) % count).tolist() == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("shards", "slots", "shares"), [(5, 5, [1] * 5), (5, 2, [3, 2]), (16, 3, [6, 5, 5]), (4, 1, [4])]
+)
+def test_shards_are_shared_among_slots_evenly_and_in_their_order(shards: int, slots: int, shares: list[int]) -> None:
+    labels = labels_of_shards(shards, slots)
+    assert labels == tuple(
+        label for label, share in zip(numbers_of_partitions(slots), shares, strict=True) for _ in range(share)
+    )

@@ -22,6 +22,7 @@ from persistent_state.engine.run.spark_engine import SparkEngine
 from persistent_state.engine.spark import connect
 from persistent_state.inputs import Input
 from persistent_state.outputs import Outputs
+from persistent_state.partials.shuffle import labels_of_shards
 from persistent_state.protocol import graph
 from persistent_state.run import steps
 from persistent_state.run.feeds import FedTask
@@ -43,15 +44,15 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many blobs each job has sent."""
     sent: list[int] = []
 
-    def rows(_: Any, flow: FlowPlan, parts: Sequence[Part]) -> Any:
-        labels, by_label = [*range(flow.first.shards)], dict[int, list[bytes]]()
+    def rows(_: Any, flow: FlowPlan, parts: Sequence[Part], slots: int) -> Any:
+        labels, by_label = labels_of_shards(flow.first.shards, slots), dict[int, list[bytes]]()
         for part in parts:
             for batch in blob_batches(part.combine(flow, part.chunks(flow)), labels, 1):
                 for row in batch.to_pylist():
                     by_label.setdefault(row["label"], []).append(row["blob"])
         sent.append(sum(len(blobs) for label, blobs in by_label.items() if label != DRIVER))
         answered = [
-            {"label": label, "answer": micro_batch.answer_of(flow, labels, label, blobs, {}, 0, 1)[0]}
+            {"label": label, "answer": micro_batch.answer_of(flow, label, blobs, {}, 0, 1)[0]}
             for label, blobs in by_label.items()
         ]
         return SimpleNamespace(collect=lambda: answered)
@@ -61,8 +62,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         setLocalProperty=lambda *_: None,
         cancelJobGroup=lambda *_: None,
         defaultParallelism=PARTS,
+        getConf=lambda: SimpleNamespace(get=lambda name, default: default),
     )
-    monkeypatch.setattr(jobs_module, "_session_of", lambda *_: SimpleNamespace(sparkContext=context))
+    conf = SimpleNamespace(set=lambda *_: None)
+    monkeypatch.setattr(jobs_module, "_session_of", lambda _: SimpleNamespace(sparkContext=context, conf=conf))
     monkeypatch.setattr(jobs_module, "for_sinks", lambda session: {})
     monkeypatch.setattr(jobs_module, "_rows", rows)
     return sent

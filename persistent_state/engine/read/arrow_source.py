@@ -47,7 +47,7 @@ def load(
 def blob_batches(sent: Iterable[Blob | Report], labels: Sequence[int], attempts: int) -> Iterator[pa.RecordBatch]:
     """Yield blobs and a report as the rows that Spark shuffles, in batches of about `BATCH_BYTES`.
 
-    If making a blob fails, the error goes to each shard and the driver in place of what was still to come.
+    If making a blob fails, the error goes to each slot and the driver in place of what was still to come.
     """
     some, size = list[tuple[int, bytes]](), 0
     try:
@@ -60,7 +60,7 @@ def blob_batches(sent: Iterable[Blob | Report], labels: Sequence[int], attempts:
             size += len(data)
     except StateError as error:
         row = failures.as_row(error, attempts)
-        some = [(label, row) for label in (*labels, DRIVER)]
+        some = [(label, row) for label in {*labels, DRIVER}]
     freeze_imports()
     if some:
         yield _batch(some)

@@ -18,7 +18,7 @@ from persistent_state.engine.run import micro_batch
 from persistent_state.engine.run.commit import Commit
 from persistent_state.engine.spark import connect, failures
 from persistent_state.engine.spark.session import for_sinks, own_session
-from persistent_state.partials.shuffle import numbers_of_partitions
+from persistent_state.partials.shuffle import labels_of_shards
 from persistent_state.run.commit import Committer
 from persistent_state.run.setup import Setup
 from persistent_state.run.wall_clock import now_us
@@ -34,11 +34,14 @@ class SparkJobs:
     def __init__(self, spark: SparkSession, setup: Setup) -> None:
         self._spark, self._setup = spark, setup
         self._session: SparkSession | None = None
+        self._slots = 1
         self._group = f"persistent-state {setup.application} {setup.writer} steps"
 
     def open(self) -> None:
-        """Make the session, unless there is one."""
-        self._session = self._session or _session_of(self._spark, self._setup.shards)
+        """Make the session, unless there is one, with as many partitions as there are slots now."""
+        self._session = self._session or _session_of(self._spark)
+        self._slots = connect.slots(self._session, self._setup.shards)
+        self._session.conf.set("spark.sql.shuffle.partitions", str(self._slots))
 
     def take(self, entry: Entry, due: DueStep, committer: Committer) -> None:
         """Take a step by a job, and commit it, as `Jobs.take` does."""
@@ -48,7 +51,7 @@ class SparkJobs:
         commit = Commit(committer, self._setup.running_of(flow), for_sinks(session))
         # No more parts than there are tasks at a time: each sends a blob to each shard, also if that has little.
         parts = turn.step(entry, due, now=now_us(), most=connect.parallelism(session))
-        commit(_rows(session, flow, parts), step.clock)
+        commit(_rows(session, flow, parts, self._slots), step.clock)
 
     def cancel(self) -> None:
         """Cancel the jobs that run."""
@@ -66,36 +69,35 @@ class SparkJobs:
             self._session = None
 
 
-def _session_of(spark: SparkSession, shards: int) -> SparkSession:
+def _session_of(spark: SparkSession) -> SparkSession:
     session = own_session(spark)
-    # A group for each shard, and no fewer partitions than there are shards.
-    session.conf.set("spark.sql.shuffle.partitions", str(shards))
+    # A partition for each slot, and no fewer.
     session.conf.set("spark.sql.adaptive.enabled", "false")
     return session
 
 
-def _rows(session: SparkSession, flow: FlowPlan, parts: Sequence[Part]) -> DataFrame:
+def _rows(session: SparkSession, flow: FlowPlan, parts: Sequence[Part], slots: int) -> DataFrame:
     """Return the control rows of a step: those of a micro-batch whose parts read what other tasks have given.
 
-    The parts of ordered tasks each make the rows of their own shard.
+    The parts of ordered tasks make the rows of their own shards. Those that Spark gives to one task are a slot.
     """
-    labels, attempts = numbers_of_partitions(flow.first.shards), failures.attempts(session)
+    labels, attempts = labels_of_shards(flow.first.shards, slots), failures.attempts(session)
 
-    def parts_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
-        return (pickle.loads(row) for batch in batches for row in batch.column(0).to_pylist())
+    def parts_in(batches: Iterable[pa.RecordBatch]) -> list[Part]:
+        return [pickle.loads(row) for batch in batches for row in batch.column(0).to_pylist()]
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts_in(batches):
             yield from blob_batches(part.combine(flow, part.chunks(flow)), labels, attempts)
 
     def take(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts_in(batches):
-            answers = micro_batch.answers_in_place(flow, part, attempts)
+        if share := parts_in(batches):
+            answers = micro_batch.answers_in_place(flow, share, attempts)
             freeze_imports()
-            yield pa.record_batch({"label": pa.array([DRIVER, part.number], pa.int32()), "answer": answers})
+            yield pa.record_batch({"label": pa.array([DRIVER, share[0].number], pa.int32()), "answer": answers})
 
     def merge(key: tuple[int], frame: pd.DataFrame) -> pd.DataFrame:
-        answer = micro_batch.answer_of(flow, labels, int(key[0]), list(frame["blob"]), {}, 0, attempts)[0]
+        answer = micro_batch.answer_of(flow, int(key[0]), list(frame["blob"]), {}, 0, attempts)[0]
         freeze_imports()
         return pd.DataFrame({"label": [int(key[0])], "answer": [answer]})
 

@@ -1,4 +1,8 @@
-"""The control rows of a micro-batch or a step: Spark tasks merge blobs for their shards, and say what they made."""
+"""The control rows of a micro-batch or a step: Spark tasks merge blobs for the shards of their slots, and say what they made.
+
+A slot is a task's share of the shards, as a worker's is under Local: it merges them one after the other, and writes their runs
+together.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import pandas as pd
 import pyarrow as pa
@@ -14,7 +19,8 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from persistent_state.batch.packets import DRIVER, Answers, Blob, Descriptor, Report
 from persistent_state.batch.plan import FlowPlan, Plan
-from persistent_state.batch.shard import merge_shard, read_values
+from persistent_state.batch.shard import read_values
+from persistent_state.drive.local import OfShard, merge_share, take_share
 from persistent_state.drive.turn import Part
 from persistent_state.edges.output_rows import output_rows
 from persistent_state.engine.read.arrow_source import freeze_imports
@@ -27,14 +33,17 @@ from persistent_state.run.wall_clock import new_id
 from persistent_state.store.codec import run_from_json, run_to_json
 from persistent_state.store.named_files import Run, Stored
 
+Held: TypeAlias = Mapping[int, Mapping[str, Sequence[Run]]]
+"""By shard and task: the runs that the shard holds, as its slot knows from the micro-batch before."""
+
 ANSWERS = "label int, answer binary"
 """The columns of control rows."""
 
 
-def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Sequence[int], attempts: int) -> DataFrame:
-    """Return the rows (label, answer) of a micro-batch: the descriptors of each shard, and one row of all parts' reports.
+def control_rows(blobs: DataFrame, flow: FlowPlan, attempts: int) -> DataFrame:
+    """Return the rows (label, answer) of a micro-batch: the descriptors of each slot, and one row of all parts' reports.
 
-    Running it writes the runs that the descriptors name. If a part or a shard fails, an error stands in place of an answer.
+    Running it writes the runs that the descriptors name. If a part or a slot fails, an error stands in place of an answer.
     """
 
     def step(key: tuple[int], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -42,11 +51,14 @@ def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Sequence[int], attemp
         sent = [blob for frame in frames for blob in frame["blob"]]
         # What Spark keeps is a cache: merge_shard uses it only if the log says the same.
         kept = json.loads(state.get[0]) if state.exists else {}
-        cached = {task: list(map(run_from_json, runs)) for task, runs in kept.items()}
+        cached = {
+            int(shard): {task: list(map(run_from_json, runs)) for task, runs in by_task.items()}
+            for shard, by_task in kept.items()
+        }
         now = state.getCurrentProcessingTimeMs() * 1000
-        answer, runs = answer_of(flow, labels, label, sent, cached, now, attempts)
-        if runs is not None:
-            state.update((json.dumps({task: list(map(run_to_json, some)) for task, some in runs.items()}),))
+        answer, held = answer_of(flow, label, sent, cached, now, attempts)
+        if held is not None:
+            state.update((json.dumps(held, default=run_to_json),))
         freeze_imports()
         yield pd.DataFrame({"label": [label], "answer": [answer]})
 
@@ -57,45 +69,50 @@ def control_rows(blobs: DataFrame, flow: FlowPlan, labels: Sequence[int], attemp
 
 def answer_of(
     flow: FlowPlan,
-    labels: Sequence[int],
     label: int,
     sent: Sequence[bytes],
-    cached: Mapping[str, Sequence[Run]],
+    cached: Held,
     now: int,
     attempts: int,
-) -> tuple[bytes, Mapping[str, Sequence[Run]] | None]:
-    """Return the answer of the shard with this label to what it was sent, and the runs that it has then.
+) -> tuple[bytes, Held | None]:
+    """Return the answer of the slot with this label to what its shards were sent, and the runs that they hold then.
 
-    The reports to the driver are their own answer. Instead of an answer there may be the error of a part, or that of the shard.
+    The reports to the driver are their own answer. Instead of an answer there may be the error of a part, or that of the slot.
     """
     if failed := next((blob for blob in sent if failures.error_of(blob)), None):
         return failed, None
     if label == DRIVER:
         return pickle.dumps((now, sent)), None
+    blobs: dict[int, list[Blob]] = {}
+    for blob in map(Blob.from_bytes, sent):
+        blobs.setdefault(blob.shard, []).append(blob)
+    share = [OfShard(shard, blobs[shard], cached.get(shard, {})) for shard in sorted(blobs)]
     try:
-        made, runs = merge_shard(flow, labels.index(label), list(map(Blob.from_bytes, sent)), cached, new_id)
+        merged = merge_share(flow, new_id, share)
     except StateError as error:
         return failures.as_row(error, attempts), None
-    return pickle.dumps(made), runs
+    made = [descriptor for descriptors, _ in merged for descriptor in descriptors]
+    return pickle.dumps(made), {of.shard: runs for of, (_, runs) in zip(share, merged, strict=True)}
 
 
-def answers_in_place(flow: FlowPlan, part: Part, attempts: int) -> list[bytes]:
-    """Return the answers of the part that takes a step in its shard: its report, and what the shard has made.
+def answers_in_place(flow: FlowPlan, share: Sequence[Part], attempts: int) -> list[bytes]:
+    """Return the answers of the parts that take a step in the shards of a slot: their reports, and what the shards have made.
 
     Instead of both there may be an error.
     """
     try:
-        report, made = part.take(flow, new_id)
+        taken = take_share(flow, new_id, share)
     except StateError as error:
         return [failures.as_row(error, attempts)] * 2
-    return [pickle.dumps((0, [report.to_bytes()])), pickle.dumps(made)]
+    reports = [report.to_bytes() for report, _ in taken]
+    return [pickle.dumps((0, reports)), pickle.dumps([descriptor for _, made in taken for descriptor in made])]
 
 
 def answers_of(rows: Sequence[Row], is_planned_by_spark: bool) -> Answers:
     """Return the reports of the parts and the descriptors of the shards that the rows of a micro-batch hold.
 
     Raises:
-        StateError: A part or a shard failed.
+        StateError: A part or a slot failed.
     """
     reports: list[Report] = []
     descriptors: list[Descriptor] = []

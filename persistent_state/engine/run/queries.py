@@ -27,7 +27,7 @@ from persistent_state.errors import InvalidInputError
 from persistent_state.event_time.clocks import BEGINNING
 from persistent_state.inputs import AnySource
 from persistent_state.kafka.connector import KafkaConnectorSource
-from persistent_state.partials.shuffle import numbers_of_partitions
+from persistent_state.partials.shuffle import labels_of_shards
 from persistent_state.protocol import commits
 from persistent_state.run.feeds import Feed, flows_of, meetings
 from persistent_state.run.reports import Listener
@@ -215,7 +215,8 @@ class Queries:
         until: Mapping[str, int] | None = None,
     ) -> None:
         setup, flow = self._setup, feed.plan.of(entry.tasks_of(id))
-        labels, attempts = numbers_of_partitions(setup.shards), failures.attempts(self._spark)
+        slots, attempts = connect.slots(session, setup.shards), failures.attempts(self._spark)
+        labels = labels_of_shards(setup.shards, slots)
         to_the_end = setup.to_the_end or until is not None
         blobs = _blobs(self._spark, setup, session, flow, feed.source, entry, labels, attempts, until, to_the_end)
         # Where commits are made, if not here, there is no run that could hear of them.
@@ -226,7 +227,7 @@ class Queries:
             for_sinks(blobs.sparkSession),
             note or self._watch,
         )
-        rows = micro_batch.control_rows(blobs, flow, labels, attempts)
+        rows = micro_batch.control_rows(blobs, flow, attempts)
         writer = (
             rows.writeStream.outputMode("update")
             .foreachBatch(commit)
@@ -243,7 +244,7 @@ class Queries:
             writer = writer.trigger(processingTime=f"{setup.trigger / 1e6:f} seconds")
         rows_cross_spark = flow.first.by_spark or bool(dataframe_source.with_column(flow))
         are_rows_small = rows_cross_spark and dataframe_source.are_small(flow)
-        wanted = for_queries(blobs.sparkSession, setup.shards, self._scratch.is_local, are_rows_small)
+        wanted = for_queries(blobs.sparkSession, slots, self._scratch.is_local, are_rows_small)
         with settings(blobs.sparkSession, wanted):
             query = writer.start()
         self.by_flow[flow.id] = query if self._follower is None else RemoteQuery(query, (session, self._spark))

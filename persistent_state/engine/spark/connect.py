@@ -81,6 +81,13 @@ def parallelism(spark: SparkSession) -> int:
     return _parallelism[spark]
 
 
+def slots(spark: SparkSession, shards: int) -> int:
+    """Return how many tasks of Spark share the shards: no more than run at a time, or one each where executors come and go."""
+    if setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true":
+        return shards
+    return min(shards, parallelism(spark))
+
+
 def new_session(spark: SparkSession) -> SparkSession:
     """Return a new session of the same Spark. One of Spark Connect's takes a server that is silent for long for lost.
 

@@ -49,14 +49,14 @@ def own_session(spark: SparkSession) -> SparkSession:
     return session
 
 
-def for_queries(session: SparkSession, shards: int, is_scratch_local: bool, are_rows_small: bool) -> dict[str, str]:
+def for_queries(session: SparkSession, slots: int, is_scratch_local: bool, are_rows_small: bool) -> dict[str, str]:
     """Return the settings of a session while a query starts in it. The query keeps them.
 
     Arrow batches of small rows are limited by the number of rows alone.
     """
     return {
         **({_BATCH_BYTES: session.conf.get(_BATCH_BYTES, None) or _NO_LIMIT} if are_rows_small else {}),
-        "spark.sql.shuffle.partitions": str(shards),
+        "spark.sql.shuffle.partitions": str(slots),
         # Streams can't be adaptive, and Spark would warn about it.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",

@@ -153,7 +153,7 @@ class World(LocalApplication):
             tried = []
             for _ in range(self.rng.choice([1, 1, 2, 3])):
                 attempt = self.attempts.begin()
-                tried.append((attempt, answers_in_place(due.flow, part, 1)))
+                tried.append((attempt, answers_in_place(due.flow, [part], 1)))
             attempt, made = self.rng.choice(tried)
             of_shards.append(attempt)
             rows += [{"label": label, "answer": answer} for label, answer in zip((-1, shard), made, strict=True)]

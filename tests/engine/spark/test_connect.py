@@ -511,3 +511,17 @@ class TestFollower:
     def test_an_error_of_a_commit_ends_its_query(self) -> None:
         with pytest.raises(OSError, match="the disk is full"):
             Note(core.memory(), "app").fail("Words", OSError("the disk is full"))
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["classic", "Connect"])
+@pytest.mark.parametrize(("dynamic", "slots"), [(None, [1, 4, 4]), ("false", [1, 4, 4]), ("true", [1, 4, 16])])
+def test_shards_are_shared_by_the_tasks_that_run_at_a_time_unless_executors_come_and_go(
+    monkeypatch: pytest.MonkeyPatch, is_remote: bool, dynamic: str | None, slots: list[int]
+) -> None:
+    monkeypatch.setattr(connect, "parallelism", lambda spark: 4)
+    conf = {} if dynamic is None else {"spark.dynamicAllocation.enabled": dynamic}
+    remote: Any = RemoteSession()
+    remote.conf = SimpleNamespace(get=conf.get)
+    classic: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: SimpleNamespace(get=conf.get)))
+    monkeypatch.setattr(connect, "is_connect", lambda spark: spark is remote)
+    assert [connect.slots(remote if is_remote else classic, shards) for shards in (1, 4, 16)] == slots
