@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from examples.broker import Broker
+from persistent_state.batch import shard
 from tests.lanes import LANES, lane_of, left_out
 from tests.processes import start_guarded
 from tests.soak import IS_SOAK, is_run
@@ -28,6 +29,13 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True)
+def few_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are in files, too, as most tests are about files; where a test is of `rows_in_entries`, they are as for users."""
+    if request.node.get_closest_marker("rows_in_entries") is None:
+        monkeypatch.setattr(shard, "FEW", 0)
 
 
 @pytest.hookimpl(optionalhook=True)

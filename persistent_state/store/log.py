@@ -45,7 +45,7 @@ LOOKS = 100
 MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
 
-LEAST_CHANGES = 256 << 10
+LEAST_CHANGES = 128 << 10
 """The bytes of changes up to which no entry with runs is whole for their sake: a whole one writes these to a file."""
 
 MOST_AGE = 60_000_000
