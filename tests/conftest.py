@@ -85,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     for lane, needs in LANES.items():
         config.addinivalue_line("markers", f"{lane}: the lane of a test (tests/lanes.py). It needs {needs}.")
+    config.addinivalue_line("markers", "rows_in_entries: a test in which few rows are in entries, as for users.")
     config.addinivalue_line("markers", "one_in(n): a test that one commit in n runs, as its hash says (tests/soak.py).")
 
 
