@@ -13,8 +13,12 @@ from persistent_state.store.shared_file import SharedFile
 from persistent_state.store.task_state import TaskState
 
 MOST = 64 << 10
-"""The most bytes of runs that an entry has. When there are more, they are written to a file. Whoever reads the state for the
-first time reads all of them with the log, and the entry of a kept clock has them for as long as the clock is kept."""
+"""The most bytes of runs that an entry has. When there are more, they are written to a file. A process that reads the
+state for the first time reads all of them with the log, and the entry of a kept clock has them for as long as the clock is kept."""
+
+
+MOVED = "-rows-"
+"""In the name of a file that has runs which were in entries. They may be older than the file, and starts may have cut them."""
 
 
 def written_out(files: Files, application: str, entry: Entry) -> Entry:
@@ -34,7 +38,7 @@ def written_out(files: Files, application: str, entry: Entry) -> Entry:
     mark = hashlib.sha256("".join(stored.checksum for stored in inline).encode()).hexdigest()[:16]
     # The next micro-batch of the folder's task is not committed: until it is, no collection takes the file.
     batch = entry.flow_of(holders[0]).progress.batch + 1
-    name = f"{application}/runs/{holders[0]}/{entry.epoch:06d}-{batch:09d}-{entry.number:04d}-{mark}"
+    name = f"{application}/runs/{holders[0]}/{entry.epoch:06d}-{batch:09d}{MOVED}{entry.number:04d}-{mark}"
     shared, moved = SharedFile(files), dict[Stored, Stored]()
     for number, stored in enumerate(inline):
         data = stored.unpacked()

@@ -26,7 +26,7 @@ class Stored:
     """Bytes that an entry names: a file, a range of one, or bytes that the entry has itself; their length and SHA-256."""
 
     path: str
-    """The path of the file below the store. Of bytes in the entry: the path that their own file would have."""
+    """The path of the file below the store. Bytes that the entry has: the path that their own file would have."""
 
     length: int
 
@@ -158,7 +158,7 @@ def _text(run: Run) -> str:
     timers = {run.due, run.last_due} - {None}
     file, due = run.file, f" {run.due} {run.last_due}" if timers else ""
     # Bytes that an entry has are written to a file at any time: a micro-batch that is under way then has the same runs. The
-    # index of a run has its name, so that the checksum tells it from every other.
+    # index of a run has its name, so that no other has its checksum.
     place = "" if file.is_movable else f"{file.path} "
     dropped = f" {[*map(list, run.dropped)]}" if run.dropped else ""
     return (

@@ -24,7 +24,7 @@ from persistent_state.partials.evolve import misfits
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.newest import first_due
 from persistent_state.partials.type_names import name_of, type_named
-from persistent_state.store import kept_entries, late_rows, runs
+from persistent_state.store import inline, kept_entries, late_rows, runs
 from persistent_state.store.codec import from_bytes, open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
@@ -304,7 +304,7 @@ class _Application:
         for name, task in entry.tasks.items():
             self._found(path, _task_problems(entry, name, task, f"{self._log.application}/runs/"))
             for run in task.stored.runs:
-                is_own = _epoch(run.file.path) == entry.epoch
+                is_own = _epoch(run.file.path) == entry.epoch and inline.MOVED not in run.file.path
                 check = partial(_run_problems, run, is_own, task.identity)
                 if run.file.inline:
                     self._inline(path, run, is_own, check)
@@ -335,10 +335,10 @@ class _Application:
         self._checked.add((run, is_own))
         try:
             data = run.file.unpacked()
-            found = [*runs.problems(data, run.file)] or [*check(data)]
+            problems = [*runs.problems(data, run.file)] or [*check(data)]
         except Exception as error:  # whatever its bytes make zlib, Arrow or JSON raise
-            found = [f"it can't be read: {error!r}"]
-        self._found(path, (f"its run {run.file.path}: {problem}" for problem in found))
+            problems = [f"it can't be read: {error!r}"]
+        self._found(path, (f"its run {run.file.path}: {problem}" for problem in problems))
 
     def _name(self, entry: Entry, stored: Stored, role: Any, check: Check) -> None:
         named = self._named.setdefault(stored.path, _Named(entry.number))

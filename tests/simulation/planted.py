@@ -992,7 +992,10 @@ BUGS = (
         "rows forgotten by a whole entry",
         "A whole entry has lost the rows that were in the entries before it.",
         inline.written_out,
-        ("ShardRuns(tuple(map(in_file, shard.runs)))", "ShardRuns(tuple(run for run in shard.runs if not run.file.inline))"),
+        (
+            "ShardRuns(tuple(map(in_file, shard.runs)))",
+            "ShardRuns(tuple(run for run in shard.runs if not run.file.inline))",
+        ),
     ),
     bug(
         "rows in a whole entry",
@@ -1014,7 +1017,7 @@ BUGS = (
     ),
     bug(
         "rows of an entry unverified",
-        "The rows that an entry has are read, and nobody looks whether they are what was written.",
+        "The rows that an entry has are read whether or not they are what was written.",
         blocks._read,
         (
             "return _read_mapped(stored.unpacked(), (files.url, stored, None), stored, needed, anew=True)",

@@ -104,8 +104,8 @@ def test_few_rows_are_in_the_entry_of_their_micro_batch_and_nowhere_else() -> No
     assert in_entry(entry) == [run for task in entry.tasks.values() for run in task.stored.runs]
     assert entry.files() == set()
     assert world.values("a") == world.values("b") == dict.fromkeys(range(30), 2)
-    found = verify(world.files.url)
-    assert (found.problems, found.files) == ((), 0)
+    verified = verify(world.files.url)
+    assert (verified.problems, verified.files) == ((), 0)
     assert open_store(world.files.url).application("app").task(Sums("a")).at().get(7) == 2
     assert Log(world.files, "app").newest() == entry
 
@@ -239,10 +239,10 @@ def test_rows_of_an_entry_are_verified_as_those_of_a_file(what: str) -> None:
     blocks._indexes.clear()
     with pytest.raises(DamagedError, match="is damaged: it is not what was written"):
         world.values(files=files)
-    found = verify(files.url)
+    verified = verify(files.url)
     # The newest entry that goes on with the run.
-    assert {problem.path for problem in found.problems} == {later}
-    assert all(run.file.path in problem.what for problem in found.problems)
+    assert {problem.path for problem in verified.problems} == {later}
+    assert all(run.file.path in problem.what for problem in verified.problems)
     broken = core.newest(Log(files, "app"))
     with pytest.raises(DamagedError, match="is damaged: it is not what was written"):
         Log(files, "app").append(broken.follower(0))
