@@ -33,7 +33,7 @@ settings.load_profile("project")
 
 @pytest.fixture(autouse=True)
 def few_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are in files, too, as most tests are about files; where a test is of `rows_in_entries`, they are as for users."""
+    """Few rows are in files, too, as most tests are about files. Tests of `rows_in_entries` have them where users do."""
     if request.node.get_closest_marker("rows_in_entries") is None:
         monkeypatch.setattr(shard, "FEW", 0)
 

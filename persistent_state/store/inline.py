@@ -13,8 +13,8 @@ from persistent_state.store.shared_file import SharedFile
 from persistent_state.store.task_state import TaskState
 
 MOST = 64 << 10
-"""The most bytes of runs that an entry has. When there are more, they are written to a file. A process that reads the
-state for the first time reads all of them with the log, and the entry of a kept clock has them for as long as the clock is kept."""
+"""The most bytes of runs that an entry has. When there are more, they are written to a file. A process that reads the state
+for the first time reads all of them with the log, and the entry of a kept clock has them for as long as the clock is kept."""
 
 
 MOVED = "-rows-"

@@ -269,6 +269,8 @@ def test_the_same_entry_is_written_out_to_the_same_file() -> None:
 def test_an_older_version_refuses_an_entry_with_rows_in_a_sentence() -> None:
     world = World()
     world.play(5, [*range(30)])
-    with mock.patch.object(codec, "FORMAT", 5), mock.patch.object(codec, "READABLE", (1, 2, 3, 4, 5)):
-        with pytest.raises(DamagedError, match=r"has a format later than 5; upgrade persistent-state\."):
-            Log(world.files, "app").newest()
+    with (
+        mock.patch.multiple(codec, FORMAT=5, READABLE=(1, 2, 3, 4, 5)),
+        pytest.raises(DamagedError, match=r"has a format later than 5; upgrade persistent-state\."),
+    ):
+        Log(world.files, "app").newest()
