@@ -42,7 +42,7 @@ LARGE = 64 << 20
 """The most bytes of a file that one request fetches: more come sooner by several at once."""
 
 TIGHTEST = 8
-"""How many times fewer bytes the few rows of a run take when they are compressed, at best."""
+"""The most times that compression makes a run smaller, about. A larger run is not compressed to see whether it fits."""
 
 MOST_INDEXES = 10_000
 """The most indexes that a process remembers."""
