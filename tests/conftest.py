@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from examples.broker import Broker
+from persistent_state.batch import shard
 from tests.lanes import LANES, lane_of, left_out
 from tests.processes import start_guarded
 from tests.soak import IS_SOAK, is_run
@@ -28,6 +29,13 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True)
+def few_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are in files, too, as most tests are about files. Tests of `rows_in_entries` have them where users do."""
+    if request.node.get_closest_marker("rows_in_entries") is None:
+        monkeypatch.setattr(shard, "FEW", 0)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -77,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     for lane, needs in LANES.items():
         config.addinivalue_line("markers", f"{lane}: the lane of a test (tests/lanes.py). It needs {needs}.")
+    config.addinivalue_line("markers", "rows_in_entries: a test in which few rows are in entries, as for users.")
     config.addinivalue_line("markers", "one_in(n): a test that one commit in n runs, as its hash says (tests/soak.py).")
 
 

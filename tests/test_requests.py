@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -31,12 +32,15 @@ from persistent_state.run import deliveries, garbage, supervisor
 from persistent_state.run.commit import Committer
 from persistent_state.run.wall_clock import now_us
 from persistent_state.store import blocks
+from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.files import cache
 from persistent_state.store.log import MOST_KNOWN, RECENT, Log
 from tests import core
 from tests.local_application import Rows
 from tests.store.counted import KINDS, CountedFiles
+
+pytestmark = pytest.mark.rows_in_entries
 
 SECOND = 1_000_000
 INTERVAL = 10 * SECOND
@@ -73,7 +77,7 @@ class Run:
     """The parts of a run that ask the store, by one log: a planner, a committer, a delivery, a look, a collector."""
 
     def __init__(self, shards: int, workers: int) -> None:
-        self.workers = workers
+        self.workers, self.keys = workers, KEYS
         # The committer asks the machine for the time.
         self.files, self.now = CountedFiles(core.memory().url), now_us() // INTERVAL * INTERVAL
         settings = Settings(INTERVAL, ahead=2**62)
@@ -106,7 +110,7 @@ class Run:
     def batch(self, seconds: int = 10) -> None:
         """A micro-batch of all keys, `seconds` of event time after the one before."""
         self.now += seconds * SECOND
-        self.source.rows += [(self.now, key, 1) for key in range(KEYS)]
+        self.source.rows += [(self.now, key, 1) for key in range(self.keys)]
         newest = self.planner.latest(self.offset, lambda: self.now)
         parts = self.planner.parts(self.offset, lambda: self.now, core.new_id)
         self.committer.commit(local.run(self.flow, parts, self.source, self.held, core.new_id, map, self.workers))
@@ -163,20 +167,36 @@ def forget_files() -> None:
     shutil.rmtree(f"{tempfile.gettempdir()}/persistent-state-{os.getuid()}", ignore_errors=True)
 
 
+def many(run: Run) -> None:
+    """The next micro-batches have too many rows for an entry."""
+    run.keys = 100 * KEYS
+
+
+def in_a_whole_entry(run: Run) -> None:
+    """A micro-batch whose entry is whole, as of one in a minute."""
+    with mock.patch.object(logs, "MOST_AGE", 0):
+        run.batch(1)
+
+
 def batch_then_nothing(run: Run) -> None:
     """A minute later everything that was replaced before may go."""
     for _ in range(5):
         run.batch(1)
     run.now += 1000 * SECOND
-    run.batch(1)
+    in_a_whole_entry(run)
+    in_a_whole_entry(run)
 
 
 WORK: dict[str, tuple[int, Callable[[Run], object], Callable[[Run], object]]] = {
-    "a micro-batch, 1 shard": (1, nothing, lambda run: run.batch(1)),
-    "a micro-batch, 2 shards": (2, nothing, lambda run: run.batch(1)),
-    "a micro-batch, 16 shards": (16, nothing, lambda run: run.batch(1)),
-    "a micro-batch, 16 shards on 2 workers": (16, nothing, lambda run: run.batch(1)),
-    "a micro-batch that moves the clock, 2 shards": (2, nothing, lambda run: run.batch()),
+    "a micro-batch, 1 shard": (1, many, lambda run: run.batch(1)),
+    "a micro-batch, 2 shards": (2, many, lambda run: run.batch(1)),
+    "a micro-batch, 16 shards": (16, many, lambda run: run.batch(1)),
+    "a micro-batch, 16 shards on 2 workers": (16, many, lambda run: run.batch(1)),
+    "a small micro-batch, 1 shard": (1, nothing, lambda run: run.batch(1)),
+    "a small micro-batch, 16 shards": (16, nothing, lambda run: run.batch(1)),
+    "a small micro-batch, 16 shards on 2 workers": (16, nothing, lambda run: run.batch(1)),
+    "a small micro-batch that writes a whole entry, 16 shards": (16, nothing, in_a_whole_entry),
+    "a small micro-batch that moves the clock, 2 shards": (2, nothing, lambda run: run.batch()),
     "a delivery that finds nothing": (2, lambda run: run.batch(1), lambda run: run.deliver()),
     "a clock that an output is given": (2, lambda run: run.batch(), lambda run: run.deliver()),
     "an idle hour": (2, nothing, lambda run: [run.idle() for _ in range(60)]),
@@ -187,7 +207,7 @@ WORK: dict[str, tuple[int, Callable[[Run], object], Callable[[Run], object]]] = 
 }
 """By the words of `docs/stores.md`: the shards, what comes before, and what is counted."""
 
-WORKERS = {"a micro-batch, 16 shards on 2 workers": 2}
+WORKERS = {"a micro-batch, 16 shards on 2 workers": 2, "a small micro-batch, 16 shards on 2 workers": 2}
 """The workers, where there is not one for each shard."""
 
 EXPECTED = {
@@ -195,14 +215,18 @@ EXPECTED = {
     "a micro-batch, 2 shards": {"PUT": 3, "GET": 6},
     "a micro-batch, 16 shards": {"PUT": 17, "GET": 6},
     "a micro-batch, 16 shards on 2 workers": {"PUT": 3, "GET": 6},
-    "a micro-batch that moves the clock, 2 shards": {"PUT": 3, "GET": 6},
+    "a small micro-batch, 1 shard": {"PUT": 1, "GET": 6},
+    "a small micro-batch, 16 shards": {"PUT": 1, "GET": 6},
+    "a small micro-batch, 16 shards on 2 workers": {"PUT": 1, "GET": 6},
+    "a small micro-batch that writes a whole entry, 16 shards": {"PUT": 2, "GET": 6},
+    "a small micro-batch that moves the clock, 2 shards": {"PUT": 1, "GET": 6},
     "a delivery that finds nothing": {},
     "a clock that an output is given": {"PUT": 1, "GET": 6},
-    "an idle hour": {"PUT": 1, "GET": 718, "LIST": 22, "DELETE": 2},
+    "an idle hour": {"GET": 717, "LIST": 33},
     "a collection of nothing": {},
-    "a collection": {"PUT": 2, "GET": 2, "LIST": 4, "DELETE": 16},
-    "a start": {"PUT": 1, "GET": 16, "LIST": 2},
-    "a look-up": {"GET": 6, "LIST": 1},
+    "a collection": {"PUT": 1, "GET": 1, "LIST": 4, "DELETE": 12},
+    "a start": {"PUT": 2, "GET": 28, "LIST": 2},
+    "a look-up": {"GET": 8, "LIST": 1},
 }
 
 

@@ -34,6 +34,10 @@ from persistent_state.store.named_files import Run, SideFile, Stored
 from persistent_state.store.shared_file import SharedFile
 from persistent_state.windows import WINDOW
 
+FEW = 16 << 10
+"""The most bytes of runs of a task that a micro-batch lets travel in its entry; more are written to files. A request to a
+store costs as much as some KiB, whatever it has."""
+
 INLINE = 8 << 20
 """The most bytes of running values that a micro-batch sends to the driver; more are written to files."""
 
@@ -255,7 +259,8 @@ def write(work: Work, table: pa.Table, low: int, high: int, new_id: Callable[[],
     """Write rows of the hashes in [low, high), at least one, as a run of the shard."""
     layout = work.plan.layout
     rows = layout.kind.with_sums(table, layout)
-    return runs_io.write_run(work.plan.files, _path(work, new_id), rows, layout, low, high, work.shared)
+    plan, room = work.plan, FEW // work.plan.shards
+    return runs_io.write_run(plan.files, _path(work, new_id), rows, layout, low, high, work.shared, room)
 
 
 def _descriptor(

@@ -27,7 +27,7 @@ from persistent_state.formatting import full_clock
 from persistent_state.protocol.branch import by_path, copy_file, listed_files
 from persistent_state.protocol.collect import LEFTOVER_AGE
 from persistent_state.protocol.naming import none_kept
-from persistent_state.store import kept_entries, lists
+from persistent_state.store import inline, kept_entries, lists
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
 from persistent_state.store.flow_state import FlowState
@@ -88,6 +88,8 @@ def backup(
                 f"a file of the newest entry is gone ({error}); if persistent-state verify finds the store sound, back up "
                 "again: what is copied stays."
             ) from None
+    # As the log of the backup would do, so that the entry is compared with the one before as that is there.
+    newest = inline.written_out(target.files, target.application, newest)
     entry = _entry(before, newest, last, {} if before is None else _valid(source, before, newest))
     if entry != before:
         try:

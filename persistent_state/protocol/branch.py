@@ -109,7 +109,7 @@ def branch(
         raise
     _check_free(target)
     try:
-        target.append(entry)
+        entry = target.append(entry)
     except (ExistsError, FencedError):
         raise _taken(target) from None
     # What an earlier try has left. If it can't be deleted now, the collector of the branch will.

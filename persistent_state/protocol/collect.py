@@ -269,8 +269,8 @@ def _changed_files(before: Entry | None, entry: Entry) -> tuple[list[str], list[
         shards = (task.stored.shards if task else () for task in (one, other))
         for some, others in zip_longest(*shards, fillvalue=ShardRuns()):
             if some is not others:
-                was += [run.file.path for run in some.runs]
-                now += [run.file.path for run in others.runs]
+                was += [file.path for file in some.files()]
+                now += [file.path for file in others.files()]
         was += _late(one)
         now += _late(other)
     flows = before.flows if before else {}

@@ -64,7 +64,7 @@ class GatheringLog(Log):
     def newest(self, within: float = 0.0) -> Entry | None:
         return self._log.newest(within) if self._made is None else self._made
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Entry) -> Entry:
         if self._changes:
             # It follows from turns that are not in the log.
             self.write()
@@ -72,7 +72,7 @@ class GatheringLog(Log):
                 f"entry={entry.number} of {self.application} was made before the turns that it follows; again."
             )
         self._make_durable(entry)
-        self._log.append(entry)
+        return self._log.append(entry)
 
     def gather(self, change: Change, made: Sequence[Descriptor]) -> Entry:
         """Take in what a turn changes, and the files that its shards have made; return the entry as it would be.
@@ -85,7 +85,7 @@ class GatheringLog(Log):
         entry = change(newest)
         self._changes.append((change, _kept_apart(newest)))
         self._made = _standing_for(newest, entry)
-        self._runs |= {run.file.path for each in made for run in each.runs}
+        self._runs |= {run.file.path for each in made for run in each.runs if not run.file.inline}
         self._sides |= {side.file.path for each in made for side in (each.side, each.late) if side is not None}
         self._values |= {each.values.path for each in made if isinstance(each.values, Stored)}
         return entry

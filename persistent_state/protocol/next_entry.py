@@ -29,10 +29,9 @@ def append(log: Log, newest: Callable[[], N], change: Callable[[N], Entry]) -> E
         if entry is before:
             return entry
         try:
-            log.append(entry)
+            return log.append(entry)
         except ExistsError:
             continue
-        return entry
 
 
 def amend(log: Log, epoch: int, change: Callable[[Entry], Entry], now: int, within: float = 0.0) -> Entry:

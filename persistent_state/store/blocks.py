@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -39,6 +40,9 @@ GAP = 256 << 10
 
 LARGE = 64 << 20
 """The most bytes of a file that one request fetches: more come sooner by several at once."""
+
+TIGHTEST = 8
+"""The most times that compression makes a run smaller, about. A larger run is not compressed to see whether it fits."""
 
 MOST_INDEXES = 10_000
 """The most indexes that a process remembers."""
@@ -93,18 +97,21 @@ Known: TypeAlias = tuple[str, Stored | str, Stamp | None]
 _indexes: dict[Known, Index] = {}
 
 
-def write_blocks(files: Files, path: str, table: pa.Table, shared: SharedFile | None = None) -> Stored:
+def write_blocks(files: Files, path: str, table: pa.Table, shared: SharedFile | None = None, room: int = 0) -> Stored:
     """Write a table that is sorted by hash as a new file with blocks, durable when this returns.
 
-    With `shared` it is a range of the shared file, unless it is large. It is then durable when the shared file is written.
+    If it takes at most `room` bytes, it is written nowhere: the entry is to have the bytes. Else, with `shared`, it is a range
+    of the shared file, unless it is large. It is then durable when the shared file is written.
     """
-    data, length = _encoded(table)
-    start = 0
+    data, length = _encoded(table, path.rpartition("/")[2])
+    stored = Stored(path, len(data), _checksum(data[-length:]), length)
+    if len(data) <= TIGHTEST * room and len(packed := zlib.compress(data, 1)) <= room:
+        return replace(stored, inline=packed)
     if shared is None or len(data) > MOST_SHARED:
         files.ensure(path, data)
     else:
         path, start = shared.add(path, data)
-    stored = Stored(path, len(data), _checksum(data[-length:]), length, start)
+        stored = replace(stored, path=path, start=start)
     if not files.near:
         cache.keep(stored.checksum, data)
     return stored
@@ -190,7 +197,7 @@ def problems(data: pa.Buffer, stored: Stored) -> Iterator[str]:
             yield "its timers are not those of its rows"
 
 
-def _encoded(table: pa.Table) -> tuple[pa.Buffer, int]:
+def _encoded(table: pa.Table, name: str) -> tuple[pa.Buffer, int]:
     """Return the bytes of a file with blocks, and how many of them the index and all behind it are."""
     rows = max(1, table.num_rows * BLOCK // max(1, table.nbytes))
     batches = table.combine_chunks().to_batches(max_chunksize=rows)
@@ -200,7 +207,7 @@ def _encoded(table: pa.Table) -> tuple[pa.Buffer, int]:
     timers = _timers_of(table)
     most_timers = max(1, BLOCK // _TIMER.itemsize)
     parts = [timers[i : i + most_timers] for i in range(0, len(timers), most_timers)]
-    most = 128 * (1 + len(batches) + len(parts)) + _END + timers.nbytes
+    most = len(name) + 128 * (1 + len(batches) + len(parts)) + _END + timers.nbytes
     data = pa.allocate_buffer(measured.size() + most)
     _write(pa.FixedSizeBufferWriter(data), table.schema, batches)
     blocks = [data[begin:end] for begin, end in pairwise(bounds)]
@@ -212,6 +219,7 @@ def _encoded(table: pa.Table) -> tuple[pa.Buffer, int]:
         "checksum": [_checksum(block) for block in blocks],
         "first": [batch["hash"][0].as_py() for batch in batches],
         "length": [len(piece) for piece in (*blocks, *pieces)],
+        "name": name,
         "rows": [batch.num_rows for batch in batches],
     }
     if pieces:
@@ -289,6 +297,8 @@ def _needed_timers(index: Index, since: int, clock: int) -> list[int]:
 
 def _read(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple[Index, Pieces]:
     """Return the index of a file and the pieces of it that are needed, all of them verified."""
+    if stored.inline:
+        return _read_mapped(stored.unpacked(), (files.url, stored, None), stored, needed, anew=True)
     if files.near:
         stamp = files.stamp(stored.path)
         data = stored.within(files.read(stored.path))

@@ -154,9 +154,14 @@ class Entry:
         return dict(Counter(self.tasks[task].late_rows.counts()) + Counter(self.flow_of(task).late_rows.counts()))
 
     @property
-    def has_ranges(self) -> bool:
-        """Return whether a run is a range of a file."""
-        return any(shard.has_ranges for task in self.tasks.values() for shard in task.stored.shards)
+    def is_movable(self) -> bool:
+        """Return whether a run is a range of a file, or in the entry."""
+        return any(shard.is_movable for task in self.tasks.values() for shard in task.stored.shards)
+
+    @property
+    def inline(self) -> int:
+        """Return how many bytes of runs are in the entry, rather than in files."""
+        return sum(shard.inline for task in self.tasks.values() for shard in task.stored.shards)
 
     def files(self) -> set[str]:
         """Return the path of every file that this entry names."""

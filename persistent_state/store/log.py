@@ -29,6 +29,7 @@ from persistent_state.errors import (
     InvalidInputError,
     StoreUnavailableError,
 )
+from persistent_state.store import inline
 from persistent_state.store.codec import LaterVersionError, Written, checksum, open_entry, to_bytes
 from persistent_state.store.entry import Entry
 from persistent_state.store.files.base import Files
@@ -43,6 +44,9 @@ LOOKS = 100
 
 MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
+
+LEAST_CHANGES = 128 << 10
+"""The bytes of changes up to which no entry with runs is whole for their sake: a whole one writes these to a file."""
 
 MOST_AGE = 60_000_000
 """Microseconds after a base in which entries are not whole. An entry stays as long as one that follows from it, and so do the
@@ -74,10 +78,12 @@ class _Known:
         follows = entry.previous == self.entry.checksum != ""
         return follows and entry.epoch == self.entry.epoch
 
-    def is_far_from_base(self, now: int) -> bool:
+    def is_far_from_base(self, now: int, carried: int) -> bool:
         """Return True if the next entry, which is written now, is to be whole."""
         changes = self.entry.number - self.entry.base
-        return self.since > self.whole or changes >= MOST_CHANGES or now - self.begun >= MOST_AGE
+        # Few rows are more bytes than what is said of them.
+        most = max(self.whole, LEAST_CHANGES) if carried else self.whole
+        return self.since > most or changes >= MOST_CHANGES or now - self.begun >= MOST_AGE
 
     def followed_by(self, entry: Entry, length: int) -> _Known:
         """Return what is known of the next entry, whose file has this length."""
@@ -357,10 +363,13 @@ class Log:
         assert known is not None
         return known
 
-    def append(self, entry: Entry) -> None:
-        """Make `entry` the newest of the log. Readers see all of it or none.
+    def append(self, entry: Entry) -> Entry:
+        """Make `entry` the newest of the log, and return it as it is there. Readers see all of it or none.
+
+        If it is whole, or has many runs itself, these are written to a file first.
 
         Raises:
+            DamagedError: A run that the entry has is not what was written.
             ExistsError: Another entry has its number. Nothing changed; look at it.
             FencedError: A newer driver owns the application, or did while this one slept.
             CommitUnknownError: The store did not answer. Nothing may be deleted; the next start finds out.
@@ -369,7 +378,10 @@ class Log:
         """
         known = self._known.get(entry.number - 1)
         before = known if known and known.goes_on_with(entry) else None
-        base = entry.number if before is None or before.is_far_from_base(entry.time) else before.entry.base
+        is_whole = before is None or before.is_far_from_base(entry.time, entry.inline)
+        base = entry.number if before is None or is_whole else before.entry.base
+        if is_whole or entry.inline > inline.MOST:
+            entry = inline.written_out(self.files, self.application, entry)
         data = to_bytes(entry, before.entry if before else None, base)
         path = self.path(entry.number)
         try:
@@ -394,6 +406,7 @@ class Log:
             raise CommitUnknownError(
                 f"entry {entry.number} of {self.application} came after others of its number; start again."
             )
+        return entry
 
     def _goes_on_from(self, number: int, data: bytes) -> bool:
         """Return True if the next entry names the checksum of these bytes as the entry before it."""

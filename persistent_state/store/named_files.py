@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import pyarrow as pa
@@ -22,19 +23,40 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Stored:
-    """A file that an entry names, or a range of one: its path below the store, its length in bytes and its SHA-256."""
+    """Bytes that an entry names: a file, a range of one, or bytes that the entry has itself; their length and SHA-256."""
 
     path: str
+    """The path of the file below the store. Bytes that the entry has: the path that their own file would have."""
+
     length: int
 
     checksum: str
-    """The SHA-256 of the file or range, or of its last `index` bytes if it has blocks."""
+    """The SHA-256 of the bytes, or of the last `index` of them if they have blocks."""
 
     index: int = 0
     """The bytes of the index of blocks and of all behind it, at the end of the file. 0: the file has no blocks."""
 
     start: int = 0
     """The first byte of a range of a file that has several runs. 0: it is the whole file."""
+
+    inline: bytes = field(default=b"", repr=False)
+    """The bytes themselves, compressed by zlib, if the entry has them; empty if they are in a file."""
+
+    @property
+    def is_movable(self) -> bool:
+        """Return whether the bytes are no file of their own: then those that the entry has may be written to a file."""
+        return bool(self.start or self.inline)
+
+    def unpacked(self) -> pa.Buffer:
+        """Return the bytes that the entry has. They may not be what was written: a reader verifies them as those of a file.
+
+        Raises:
+            DamagedError: They can't be decompressed.
+        """
+        try:
+            return pa.py_buffer(zlib.decompressobj().decompress(self.inline, self.length + 1))
+        except zlib.error:
+            raise self.damage() from None
 
     def within(self, data: pa.Buffer) -> pa.Buffer:
         """Return the bytes of the range in those of the file."""
@@ -113,9 +135,18 @@ class ShardRuns:
         return min((run.first for run in self.runs), default=None)
 
     @cached_property
-    def has_ranges(self) -> bool:
-        """True if a run is a range of a file."""
-        return any(run.file.start for run in self.runs)
+    def is_movable(self) -> bool:
+        """True if a run is a range of a file, or in the entry."""
+        return any(run.file.is_movable for run in self.runs)
+
+    def files(self) -> Iterable[Stored]:
+        """Yield the files of the runs, and ranges of files, without what is in the entry."""
+        return (run.file for run in self.runs if not run.file.inline)
+
+    @cached_property
+    def inline(self) -> int:
+        """The bytes of the runs that are in the entry."""
+        return sum(len(run.file.inline) for run in self.runs)
 
     @cached_property
     def digest(self) -> str:
@@ -126,9 +157,12 @@ class ShardRuns:
 def _text(run: Run) -> str:
     timers = {run.due, run.last_due} - {None}
     file, due = run.file, f" {run.due} {run.last_due}" if timers else ""
+    # Bytes that an entry has are written to a file at any time: a micro-batch that is under way then has the same runs. The
+    # index of a run has its name, so that no other has its checksum.
+    place = "" if file.is_movable else f"{file.path} "
     dropped = f" {[*map(list, run.dropped)]}" if run.dropped else ""
     return (
-        f"{file.path} {file.start} {file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} "
+        f"{place}{file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} "
         f"{run.first} {run.last} {run.below} {run.half}{due}{dropped}"
     )
 

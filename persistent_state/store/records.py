@@ -7,6 +7,7 @@ field, and refuses what does. The names in the JSON are the format's: they stay 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from persistent_state.store.task_state import StoredState, TaskState
 ADDED: dict[str, dict[str, Json]] = {
     "channel": {"before": None},
     "run": {"half": None, "due": None, "last_due": None, "dropped": []},
-    "stored file": {"index": 0, "start": 0},
+    "stored file": {"index": 0, "start": 0, "inline": ""},
     "input": {"planned": {}, "again": END, "since": BEGINNING, "below": END},
     "flow": {"upstream": {}, "stepped": BEGINNING, "outside": 0},
     "kept clock": {"names": []},
@@ -74,7 +75,15 @@ def _fields(*names: str) -> dict[str, Kind]:
     return dict.fromkeys(names, _AS_IT_IS)
 
 
-_STORED = Record("stored file", Stored, _fields("path", "length", "checksum", "index", "start"), ADDED["stored file"])
+_STORED = Record(
+    "stored file",
+    Stored,
+    {
+        **_fields("path", "length", "checksum", "index", "start"),
+        "inline": Plain(lambda data: base64.b64encode(data).decode(), base64.b64decode),
+    },
+    ADDED["stored file"],
+)
 
 RUN = Record(
     "run",

@@ -183,13 +183,20 @@ def _of_type(table: pa.Table, run: Run, layout: Layout) -> pa.Table:
 
 
 def write_run(
-    files: Files, path: str, table: pa.Table, layout: Layout, low: int, high: int, shared: SharedFile | None = None
+    files: Files,
+    path: str,
+    table: pa.Table,
+    layout: Layout,
+    low: int,
+    high: int,
+    shared: SharedFile | None = None,
+    room: int = 0,
 ) -> Run:
-    """Write partial sums of the hashes in [low, high), at least one, as a run; with `shared` as a range of the shared file."""
+    """Write partial sums of the hashes in [low, high), at least one, as a run, in the place that `write_blocks` says."""
     starts, fading = as_numpy(table, "start"), expiry.fading(table, layout)
     middle = (table.num_rows - 1) // 2
     half = None if fading is None else int(np.partition(fading, middle)[middle])
-    file = write_blocks(files, path, table, shared)
+    file = write_blocks(files, path, table, shared, room)
     due = as_numpy(table, DUE) if DUE in layout.kind.columns else np.array([], np.int64)
     due = due[due < END]
     run = Run(file, table.num_rows, low, high, int(starts.min()), int(starts.max()), half=half)

@@ -166,7 +166,7 @@ class TaskState:
 
     def files(self) -> Iterable[Stored]:
         """Yield every file that an entry names directly for the task, but not for its flow."""
-        yield from (run.file for run in self.stored.runs)
+        yield from chain.from_iterable(shard.files() for shard in self.stored.shards)
         yield from self.late_rows.files()
 
 

@@ -24,7 +24,7 @@ from persistent_state.partials.evolve import misfits
 from persistent_state.partials.kinds import kind_of
 from persistent_state.partials.newest import first_due
 from persistent_state.partials.type_names import name_of, type_named
-from persistent_state.store import kept_entries, late_rows, runs
+from persistent_state.store import inline, kept_entries, late_rows, runs
 from persistent_state.store.codec import from_bytes, open_entry, rewritten, side_to_json
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import open_files
@@ -139,6 +139,7 @@ class _Application:
         self._tell = tell
         self._named: dict[str, _Named] = {}
         self._lists: set[Any] = set()
+        self._checked: set[tuple[Run, bool]] = set()
         self._kept: dict[int, Entry] = {}
         """The entries of the kept clocks."""
         self._newest: Entry | None = None
@@ -303,8 +304,12 @@ class _Application:
         for name, task in entry.tasks.items():
             self._found(path, _task_problems(entry, name, task, f"{self._log.application}/runs/"))
             for run in task.stored.runs:
-                is_own = _epoch(run.file.path) == entry.epoch
-                self._name(entry, run.file, (run, is_own), partial(_run_problems, run, is_own, task.identity))
+                is_own = _epoch(run.file.path) == entry.epoch and inline.MOVED not in run.file.path
+                check = partial(_run_problems, run, is_own, task.identity)
+                if run.file.inline:
+                    self._inline(path, run, is_own, check)
+                else:
+                    self._name(entry, run.file, (run, is_own), check)
             self._late_rows(path, entry, f"task {name}", task.late_rows)
         for id, flow in entry.flows.items():
             self._late_rows(path, entry, f"flow {id}", flow.late_rows)
@@ -322,6 +327,18 @@ class _Application:
         if known not in self._lists:
             self._lists.add(known)
             self._settled(path, entry, whose, rows)
+
+    def _inline(self, path: str, run: Run, is_own: bool, check: Check) -> None:
+        """Check a run that the entry of this path has. Later entries that name it are not asked again."""
+        if (run, is_own) in self._checked:
+            return
+        self._checked.add((run, is_own))
+        try:
+            data = run.file.unpacked()
+            problems = [*runs.problems(data, run.file)] or [*check(data)]
+        except Exception as error:  # whatever its bytes make zlib, Arrow or JSON raise
+            problems = [f"it can't be read: {error!r}"]
+        self._found(path, (f"its run {run.file.path}: {problem}" for problem in problems))
 
     def _name(self, entry: Entry, stored: Stored, role: Any, check: Check) -> None:
         named = self._named.setdefault(stored.path, _Named(entry.number))
@@ -419,7 +436,7 @@ def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Ite
         # A file with the runs of several tasks is in the folder of one of them.
         if not run.file.path.startswith(folder if run.file.start else f"{folder}{name}/"):
             yield f"task {name} names {run.file.path}, which is not its own"
-    ranges: dict[str, list[tuple[int, int]]] = {}
+    ranges: dict[Stored, list[tuple[int, int]]] = {}
     shards = task.stored.shards
     # A task that was left out of a start keeps the shards that it had.
     if task.active and len(shards) not in (0, entry.shards):
@@ -427,12 +444,12 @@ def _task_problems(entry: Entry, name: str, task: TaskState, folder: str) -> Ite
     for number, shard in enumerate(shards):
         low, high = keys.shard_range(number, len(shards))
         for run in shard.runs:
-            ranges.setdefault(run.file.path, []).append((run.low, run.high))
+            ranges.setdefault(run.file, []).append((run.low, run.high))
             if not low <= run.low < run.high <= high:
                 yield f"task {name} has {run.file.path} from {run.low} to {run.high}, which is not in shard {number}"
-    for path, parts in ranges.items():
+    for file, parts in ranges.items():
         if any(low < high for (_, high), (low, _) in pairwise(sorted(parts))):
-            yield f"task {name} has rows of {path} twice"
+            yield f"task {name} has rows of {file.path} twice"
 
 
 def _run_problems(run: Run, is_own: bool, identity: Mapping[str, Any], data: pa.Buffer) -> Iterator[str]:

@@ -112,7 +112,7 @@ class FarBehind(Graph):
 
 def test_clocks_that_a_sink_lacks_cost_no_commit_step_or_delivery_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     # A whole entry, of which there is one in hundreds, has them all.
-    monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now: False)
+    monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now, carried: False)
     few, many = FarBehind(50), FarBehind(1_000)
     assert [len(world.newest.retained) for world in (few, many)] == [52, 1_002]
     assert min(few.cost.values()) > 0

@@ -146,13 +146,14 @@ class Gathering(GatheringLog):
         """Let the turn that was gathered last be judged by this when it is in the log."""
         self._stages[-1].judge = judge
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Entry) -> Entry:
         last = next((i for i, stage in enumerate(self._stages) if stage.entry is entry), None)
         if last is not None:
             self._oracle.gathered[entry.number].append(self._stages[: last + 1])
-        super().append(entry)
+        written = super().append(entry)
         if last is not None:
             del self._stages[: last + 1]
+        return written
 
 
 @dataclass

@@ -31,7 +31,7 @@ from persistent_state.store.entry import Entry
 from persistent_state.store.flow_state import FlowState
 from persistent_state.store.late_rows import AHEAD, JUMP, LATE, NO_TIMESTAMP, OUTSIDE, REPLAYED_OR_LATE, UNFIT
 from persistent_state.store.log import Log
-from persistent_state.store.named_files import Stored
+from persistent_state.store.named_files import Run, ShardRuns, Stored
 from persistent_state.store.output_state import ACTIVE, LEFT, RETIRED, OutputState
 from persistent_state.store.state_at import seen_below
 from persistent_state.windows import SessionWindow
@@ -256,6 +256,26 @@ class Stage:
     judge: Callable[[Entry], None] = lambda entry: None
 
 
+def anywhere(entry: Entry) -> Entry:
+    """The entry, whether its runs are in it or in files."""
+
+    def moved(run: Run) -> Run:
+        return replace(run, file=replace(run.file, path="", start=0, inline=b"")) if run.file.is_movable else run
+
+    return replace(
+        entry,
+        tasks={
+            name: replace(
+                task,
+                stored=replace(
+                    task.stored, shards=tuple(ShardRuns(tuple(map(moved, shard.runs))) for shard in task.stored.shards)
+                ),
+            )
+            for name, task in entry.tasks.items()
+        },
+    )
+
+
 class Oracle:
     """The judge of a world: `hear` is called with every new entry, `claim` with what a driver was told it committed."""
 
@@ -430,7 +450,7 @@ class Oracle:
     def _names(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but give or take the name of a kept clock."""
         told = replace(before, number=entry.number, previous=entry.previous, time=entry.time, kept=entry.kept)
-        return entry == told and entry.kept != before.kept
+        return anywhere(entry) == anywhere(told) and entry.kept != before.kept
 
     def _records(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but write down that something was delivered."""
@@ -441,14 +461,16 @@ class Oracle:
             records = {output: each for output, each in task.outputs.records.items() if each.status is not RETIRED}
             outputs = OutputState({**records, **known.outputs.with_status(RETIRED)}, known.outputs.furthest)
             told = told.with_task(name, replace(known, outputs=outputs))
-        return entry == told and (is_paid or entry.tasks != before.tasks)
+        return anywhere(entry) == anywhere(told) and (
+            is_paid or any(task.outputs != before.tasks[name].outputs for name, task in entry.tasks.items())
+        )
 
     def _wakes(self, before: Entry, entry: Entry) -> bool:
         """Whether the entry does nothing but let a flow hold the clock again, before it plans a micro-batch."""
         for id, flow in before.flows.items():
             told = replace(before, number=entry.number, previous=entry.previous, time=entry.time)
             woken = replace(flow, progress=replace(flow.progress, holds=True))
-            if not flow.progress.holds and entry == told.with_flow(id, woken):
+            if not flow.progress.holds and anywhere(entry) == anywhere(told.with_flow(id, woken)):
                 for name in entry.tasks_of(id):
                     self.judges[name].holds = True
                 return True

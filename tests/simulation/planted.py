@@ -79,6 +79,7 @@ from persistent_state.store import (
     codec,
     entry,
     flow_state,
+    inline,
     kept_entries,
     late_rows,
     log,
@@ -985,6 +986,62 @@ BUGS = (
         local._written_together,
         ("    shared.write()", "    pass"),
         theme="engines",
+    ),
+    # Rows in entries
+    bug(
+        "rows forgotten by a whole entry",
+        "A whole entry has lost the rows that were in the entries before it.",
+        inline.written_out,
+        (
+            "ShardRuns(tuple(map(in_file, shard.runs)))",
+            "ShardRuns(tuple(run for run in shard.runs if not run.file.inline))",
+        ),
+    ),
+    bug(
+        "rows in a whole entry",
+        "A whole entry has the rows itself.",
+        log.Log.append,
+        ("if is_whole or entry.inline", "if entry.inline"),
+    ),
+    bug(
+        "rows named before they are written",
+        "A whole entry names the file of its rows, and the file is never written.",
+        inline.written_out,
+        ("    shared.write()", "    pass"),
+    ),
+    bug(
+        "damaged rows written to a file",
+        "The rows of entries are written to a file, and are not verified before.",
+        inline.written_out,
+        ("if any(True for _ in runs_io.problems(data, stored)):", "if False:"),
+    ),
+    bug(
+        "rows of an entry unverified",
+        "The rows that an entry has are read whether or not they are what was written.",
+        blocks._read,
+        (
+            "return _read_mapped(stored.unpacked(), (files.url, stored, None), stored, needed, anew=True)",
+            "index = _parsed(stored.unpacked()[-stored.index :])\n"
+            "        return index, index.pieces(stored.unpacked(), needed(index))",
+        ),
+    ),
+    bug(
+        "rows of a kept clock forgotten",
+        "The rows that the entry of a kept clock has go with it when it leaves the log.",
+        kept_entries.write,
+        (
+            "to_bytes(entry)",
+            "to_bytes(type(entry)(**{**vars(entry), 'tasks': {name: type(task)(**{**vars(task), 'stored': "
+            "type(task.stored)(task.stored.cuts, tuple(type(shard)(tuple(run for run in shard.runs "
+            "if not run.file.inline)) for shard in task.stored.shards), task.stored.floor)}) "
+            "for name, task in entry.tasks.items()}}))",
+        ),
+    ),
+    bug(
+        "rows that moved are others",
+        "When the rows of an entry were written to a file, a shard that knew them there does not know them any more.",
+        named_files._text,
+        ("if file.is_movable else", "if file.start else"),
     ),
     bug(
         "block before only",

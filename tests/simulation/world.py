@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -44,7 +44,7 @@ from persistent_state.protocol.collect import Collector
 from persistent_state.protocol.deliver import Due, Giver
 from persistent_state.protocol.global_clock import Keeping
 from persistent_state.sources.base import Reach
-from persistent_state.store import blocks, codec, kept_entries, late_rows, lists
+from persistent_state.store import blocks, codec, inline, kept_entries, late_rows, lists
 from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
@@ -605,13 +605,12 @@ class World:
             mock.patch.object(in_order, "MESSAGES_AT_A_TIME", 2 + self.seed % 3),
             # Some steps write many runs, some also several of the same keys, and some keep all in memory.
             mock.patch.multiple(in_place, ROOM=self.seed % 3 * 400, MOST_BYTES=self.seed % 2 * 2000),
-            mock.patch.object(shards, "INLINE", 300),
+            rows_in_entries(self.seed),
             mock.patch.object(collect, "LEFTOVER_AGE", LEFTOVER_AGE),
             # Files are large at once, and leave the entry, or never.
             mock.patch.multiple(late_rows, MANY=2, LARGE=self.seed % 2 << 20),
             mock.patch.object(positions, "MOST_SPANS", 3),
             mock.patch.object(lists, "TAIL", 30),
-            mock.patch.object(logs, "MOST_CHANGES", self.seed % 5 * 4),
             mock.patch.object(codec, "LARGE", self.seed % 3 * 1000),
             mock.patch.object(turn, "micro_batch", engines.noting(self.oracle, turn.micro_batch)),
             mock.patch.object(turns, "new_id", self.new_id),
@@ -1696,6 +1695,17 @@ class World:
             dead = task in entry.tasks and written(path) < (entry.epoch, entry.flow_of(task).progress.batch)
             must(not dead, "what nobody needs is deleted", path=path)
         self.oracle.finish(self.actors[-1].jobs)
+
+
+@contextmanager
+def rows_in_entries(seed: int) -> Iterator[None]:
+    """In half of the worlds no entry has rows, in the others most have. Some write them to a file at every other entry."""
+    with (
+        mock.patch.multiple(shards, INLINE=300, FEW=(0, 4000, 0, 12000)[seed // 5 % 4]),
+        mock.patch.object(inline, "MOST", 10_000),
+        mock.patch.multiple(logs, MOST_CHANGES=seed % 5 * 4, LEAST_CHANGES=20_000),
+    ):
+        yield
 
 
 def _comes_along(derived: Derived | Part) -> bool:

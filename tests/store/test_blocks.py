@@ -221,7 +221,7 @@ def test_an_older_version_passes_over_the_timers(block: int) -> None:
     data = files.read(run.file.path)
     tail = data[-run.file.index :]
     record = json.loads(bytes(tail[8:]).partition(b"\n")[0])
-    assert record.keys() == {"checksum", "due", "first", "length", "rows"}
+    assert record.keys() == {"checksum", "due", "first", "length", "name", "rows"}
     bounds = np.cumsum([0, *record["length"]]).tolist()
     checksums, rows, firsts = record["checksum"], record["rows"], record["first"]
     pieces = [data[bounds[i] : bounds[i + 1]] for i in range(len(checksums))]

@@ -71,7 +71,7 @@ class World(LocalApplication):
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     # Whole after so many entries, however long they are.
-    monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now: known.entry.number % 20 == 10)
+    monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now, carried: known.entry.number % 20 == 10)
     return World()
 
 

@@ -130,7 +130,8 @@ def runs_of(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def content(store: Path, file: dict[str, Any]) -> bytes:
-    data = (store / file["path"]).read_bytes()
+    inline = file.get("inline")
+    data = zlib.decompress(base64.b64decode(inline)) if inline else (store / file["path"]).read_bytes()
     if start := file.get("start"):
         data = data[start : start + file["length"]]
     assert len(data) == file["length"]

@@ -601,7 +601,8 @@ class TestEntries:
         run = FULL.tasks["totals"].stored.runs[0]
         digests = {ShardRuns((run,)).digest, ShardRuns().digest, ShardRuns((run, run)).digest}
         digests |= {ShardRuns((replaced(run, at, another(at, value)),)).digest for at, value in values_of(run)}
-        assert len(digests) == 3 + len([*values_of(run)])
+        # A range of a file and a run in the entry are one run: it may move from here to there at any time.
+        assert len(digests) == 3 + len([*values_of(run)]) - 1
 
     def test_an_added_field_is_written_only_where_it_is_not_as_before(self) -> None:
         record = json.loads(GOLDEN.read_bytes().splitlines()[0])

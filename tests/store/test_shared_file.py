@@ -129,7 +129,7 @@ def test_ranges_of_the_same_bytes_are_verified_each() -> None:
 
 def test_a_full_file_is_written_and_a_large_run_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     files = core.memory()
-    size = len(blocks._encoded(table(0))[0])
+    size = len(blocks._encoded(table(0), "0.arrow")[0])
     monkeypatch.setattr(shared_file, "ROOM", 3 * size)
     monkeypatch.setattr(blocks, "MOST_SHARED", size)
     runs = written(files, [table(0), table(0), table(100, 1000), table(0), table(0)], SharedFile(files))
@@ -322,7 +322,7 @@ def test_an_entry_says_the_new_format_only_while_a_run_is_a_range() -> None:
     for stamp in range(45, 900, 10):
         world.play(stamp, [*range(30)])
     assert format_in(world, world.entry) == 5
-    assert not world.entry.has_ranges
+    assert not world.entry.is_movable
     assert world.values()[of_shard(0)] == 88
 
 

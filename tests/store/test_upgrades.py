@@ -5,7 +5,8 @@ wrote over the store of an older one. The first commit made two starts with 40 o
 rows in lists, each further commit one start with 10 more. Where a version knew outputs and plans, its newest entry has some.
 The last one went back to a kept clock, which outputs owe that are there, left before, and came later. Two
 commits wrote a store from its beginning to its end, of format 5 and of format 6. In the latter one worker has merged all
-shards, so that runs are ranges of files.
+shards, so that runs are ranges of files. A third one wrote all but the last 10 sales, and the rows of each micro-batch are in
+its entry.
 """
 
 from __future__ import annotations
@@ -207,4 +208,5 @@ def test_the_stores_hold_what_an_upgrade_is_about() -> None:
     assert entry.tasks["Totals"].outputs.delivered["sink"] in entry.retained
     assert all(flow.late_rows.settled.files and flow.late_rows.sides for flow in entry.flows.values())
     newest = {name: Log(unpacked(name), APPLICATION).newest() for name in STORES}
-    assert {entry.has_ranges for entry in newest.values() if entry} == {True, False}
+    assert {entry.is_movable for entry in newest.values() if entry} == {True, False}
+    assert {entry.inline > 0 for entry in newest.values() if entry} == {True, False}

@@ -270,7 +270,7 @@ def lines(store: str) -> dict[str, list[str]]:
 
 
 def test_entries_whose_base_is_gone_are_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now: False)
+    monkeypatch.setattr(logs._Known, "is_far_from_base", lambda known, now, carried: False)
     app = TwoTasks(files=open_files(str(tmp_path / "other")))
     for at in (5, 15, 25):
         app.read("A", {"a": at}, ["a"])
