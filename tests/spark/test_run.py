@@ -234,6 +234,34 @@ def test_a_file_that_python_would_not_find_can_be_run_and_user_code_that_raises_
     assert f"ValueError('a bad word') at {module}:19 in process_message" in last["error"]
 
 
+def test_the_second_run_keeps_the_classes_of_its_jvm_and_the_third_starts_from_them_and_from_compiled_modules(
+    launch: Launch, tmp_path: Path
+) -> None:
+    write(tmp_path / "events", "0", (10, "a"), (70, "b"))
+    settings = {"JDK_JAVA_OPTIONS": sessions.QUICK_JAVA, "XDG_CACHE_HOME": str(tmp_path / "cache"), **places(tmp_path)}
+
+    def begin(number: int, *more: str) -> Ran:
+        args = ["run", f"{DEPLOY / 'word_count.py'}:app", "--master=local[2]", *more]
+        return start(launch, tmp_path / f"run-{number}", args, settings)
+
+    def made() -> list[Path]:
+        return [*tmp_path.glob("cache/persistent-state/*/*.jsa")]
+
+    assert begin(1).ended()["status"] == run.DONE
+    assert made() == []
+    assert begin(2).ended()["status"] == run.DONE
+    (classes,) = made()
+    third = begin(3, "--follow")
+    third.await_line(lambda line: line["event"] == "progress")
+    below = psutil.Process(third.process.pid).children(recursive=True)
+    jvm = next(process for process in below if "java" in process.name())
+    assert str(classes) in {each.path for each in jvm.memory_maps()}
+    library = str(classes.parent / "home" / "python" / "lib" / "pyspark.zip")
+    assert any(process.environ()["PYTHONPATH"].startswith(library) for process in below if process != jvm)
+    third.process.terminate()
+    assert third.ended()["status"] == run.DONE
+
+
 def test_a_module_that_starts_its_application_is_refused_in_the_worker_that_imports_it(
     launch: Launch, jvms: Sequence[Jvm], tmp_path: Path
 ) -> None:
