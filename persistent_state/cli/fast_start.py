@@ -213,7 +213,7 @@ def _is_whole(home: Path, own: Path) -> bool:
 
 
 def _package(archive: str) -> Path | None:
-    """Return the installed package that is the same as an archive's; None if there is none."""
+    """Return the installed package that equals an archive; None without one."""
     if archive == "pyspark.zip":
         return _installed("pyspark")
     from py4j.version import __version__

@@ -37,7 +37,7 @@ _NEVER = re.compile(
 """Words of Spark about settings with which no session ever starts."""
 
 _fast = FastStart()
-"""That of this process, which has one JVM."""
+"""The files of this process, which has one JVM."""
 
 
 def start_session(name: str, master: str | None, settings: Sequence[tuple[str, str]]) -> SparkSession:
