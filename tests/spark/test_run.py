@@ -255,7 +255,7 @@ def test_the_second_run_keeps_the_classes_of_its_jvm_and_the_third_starts_from_t
     jvm = next(process for process in below if "java" in process.name())
     assert str(classes) in {each.path for each in jvm.memory_maps()}
     library = str(classes.parent / "home" / "python" / "lib" / "pyspark.zip")
-    assert any(process.environ()["PYTHONPATH"].startswith(library) for process in below if process != jvm)
+    assert any(process.environ().get("PYTHONPATH", "").startswith(library) for process in below if process != jvm)
     third.process.terminate()
     assert third.ended()["status"] == run.DONE
 
