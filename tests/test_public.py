@@ -244,7 +244,7 @@ def test_only_the_engine_imports_spark() -> None:
 
 
 def test_only_what_is_handed_a_session_or_looks_for_one_reaches_for_the_engine_and_not_before() -> None:
-    allowed = ("application", "cli.run", "cli.doctor.machine", "cli.doctor.packages")
+    allowed = ("application", "cli.fast_start", "cli.run", "cli.doctor.machine", "cli.doctor.packages")
     for module, file in modules("persistent_state"):
         if module.split(".")[0] != "engine":
             late = {name for name in imports(file) if name.startswith("persistent_state.engine")}
