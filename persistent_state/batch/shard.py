@@ -35,8 +35,11 @@ from persistent_state.store.shared_file import SharedFile
 from persistent_state.windows import WINDOW
 
 FEW = 16 << 10
-"""The most bytes of runs of a task that a micro-batch lets travel in its entry; more are written to files. A request to a
-store costs as much as some KiB, whatever it has."""
+"""The most bytes of a run, as compressed, that go to the driver rather than to a file: the driver writes them into the entry, or all
+of them to one file."""
+
+FEW_OF_TASK = 256 << 10
+"""The most bytes of such runs that the shards of a task send to the driver in a micro-batch."""
 
 INLINE = 8 << 20
 """The most bytes of running values that a micro-batch sends to the driver; more are written to files."""
@@ -259,7 +262,7 @@ def write(work: Work, table: pa.Table, low: int, high: int, new_id: Callable[[],
     """Write rows of the hashes in [low, high), at least one, as a run of the shard."""
     layout = work.plan.layout
     rows = layout.kind.with_sums(table, layout)
-    plan, room = work.plan, FEW // work.plan.shards
+    plan, room = work.plan, min(FEW, FEW_OF_TASK // work.plan.shards)
     return runs_io.write_run(plan.files, _path(work, new_id), rows, layout, low, high, work.shared, room)
 
 

@@ -108,9 +108,10 @@ def of_files(files: Files, application: str, entry: Entry) -> Iterator[Sample]:
     for name, task in sorted(entry.tasks.items()):
         own = files_of_task(files, task)
         whole |= own
-        yield measures.TASK_BYTES.at(length_of(own) + length_of(shared[task.flow]), application, name)
+        size = length_of(own) + length_of(shared[task.flow]) + task.stored.inline
+        yield measures.TASK_BYTES.at(size, application, name)
         yield measures.TASK_FILES.at(count_of(own) + count_of(shared[task.flow]), application, name)
-    yield measures.STORE_BYTES.at(length_of(whole), application)
+    yield measures.STORE_BYTES.at(length_of(whole) + entry.inline, application)
     yield measures.STORE_FILES.at(count_of(whole), application)
 
 

@@ -114,7 +114,7 @@ def branch(
         raise _taken(target) from None
     # What an earlier try has left. If it can't be deleted now, the collector of the branch will.
     with suppress(StoreUnavailableError):
-        target.files.for_each(target.files.delete, copies.left_before)
+        target.files.for_each(target.files.delete, sorted(copies.left_before - entry.files()))
     return entry
 
 
@@ -249,9 +249,9 @@ class _Copies:
         self._files = by_path(file for file in files if file.path not in self._lists)
 
     @property
-    def left_before(self) -> list[str]:
-        """The paths of what an earlier try has left that is no copy of these files."""
-        return sorted(self._there - {self._path(path) for path in self._files})
+    def left_before(self) -> set[str]:
+        """The paths of what an earlier try has left that is no copy of these files. The branch may name some all the same."""
+        return self._there - {self._path(path) for path in self._files}
 
     def make(self, tell: Callable[[int, int], None]) -> None:
         """Copy all files, and verify each copy."""

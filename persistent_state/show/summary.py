@@ -91,7 +91,7 @@ def _task(entry: Entry, name: str, stored: set[Stored]) -> dict[str, Any]:
         "runs": len(task.stored.runs),
         "rows": sum(run.rows for run in {run.file: run for run in task.stored.runs}.values()),
         "files": count_of(stored),
-        "bytes": length_of(stored),
+        "bytes": length_of(stored) + task.stored.inline,
         "late_and_bad": entry.late_counts_of(name),
         "outputs": [
             {

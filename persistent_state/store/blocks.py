@@ -298,13 +298,24 @@ def _needed_timers(index: Index, since: int, clock: int) -> list[int]:
 def _read(files: Files, stored: Stored, needed: Needed, anew: bool) -> tuple[Index, Pieces]:
     """Return the index of a file and the pieces of it that are needed, all of them verified."""
     if stored.inline:
-        return _read_mapped(stored.unpacked(), (files.url, stored, None), stored, needed, anew=True)
+        return _read_inline(stored.unpacked(), stored, needed)
     if files.near:
         stamp = files.stamp(stored.path)
         data = stored.within(files.read(stored.path))
         # Where it is unknown whether it was written to, all is verified each time.
         return _read_mapped(data, (files.url, stored, stamp), stored, needed, anew or stamp is None)
     return _read_far(files, stored, needed, anew)
+
+
+def _read_inline(data: pa.Buffer, stored: Stored, needed: Needed) -> tuple[Index, Pieces]:
+    """Return pieces of bytes that an entry has. They are merged soon: nothing is remembered of them."""
+    tail = data[-stored.index :]
+    if len(data) != stored.length or _checksum(tail) != stored.checksum:
+        raise stored.damage()
+    index = _parsed(tail)
+    pieces = index.pieces(data, needed(index))
+    _check(pieces, index, stored)
+    return index, pieces
 
 
 def _index(known: Known, stored: Stored, read: Callable[[], pa.Buffer], anew: bool = False) -> Index:

@@ -161,7 +161,7 @@ class Entry:
     @property
     def inline(self) -> int:
         """Return how many bytes of runs are in the entry, rather than in files."""
-        return sum(shard.inline for task in self.tasks.values() for shard in task.stored.shards)
+        return sum(task.stored.inline for task in self.tasks.values())
 
     def files(self) -> set[str]:
         """Return the path of every file that this entry names."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, cache
 from persistent_state.store.named_files import Run, ShardRuns, Stored
@@ -16,9 +15,13 @@ MOST = 64 << 10
 """The most bytes of runs that an entry has. When there are more, they are written to a file. A process that reads the state
 for the first time reads all of them with the log, and the entry of a kept clock has them for as long as the clock is kept."""
 
+_MOVED = "-rows-"
+"""In the name of a file that has runs which were in entries."""
 
-MOVED = "-rows-"
-"""In the name of a file that has runs which were in entries. They may be older than the file, and starts may have cut them."""
+
+def was_moved(stored: Stored) -> bool:
+    """Return whether a run was in an entry, and went to its file later: a start may have cut it before."""
+    return _MOVED in stored.path.rpartition("/")[2]
 
 
 def written_out(files: Files, application: str, entry: Entry) -> Entry:
@@ -27,7 +30,6 @@ def written_out(files: Files, application: str, entry: Entry) -> Entry:
     The same entry makes the same file, so that it may be called again.
 
     Raises:
-        DamagedError: A run is not what was written.
         StoreUnavailableError: The store failed.
     """
     holders = [name for name, task in sorted(entry.tasks.items()) if any(shard.inline for shard in task.stored.shards)]
@@ -36,14 +38,12 @@ def written_out(files: Files, application: str, entry: Entry) -> Entry:
     # A start cuts one run into many.
     inline = dict.fromkeys(run.file for name in holders for run in entry.tasks[name].stored.runs if run.file.inline)
     mark = hashlib.sha256("".join(stored.checksum for stored in inline).encode()).hexdigest()[:16]
-    # The next micro-batch of the folder's task is not committed: until it is, no collection takes the file.
+    # As of the next micro-batch of the folder's task: no collection takes the file before that is committed.
     batch = entry.flow_of(holders[0]).progress.batch + 1
-    name = f"{application}/runs/{holders[0]}/{entry.epoch:06d}-{batch:09d}{MOVED}{entry.number:04d}-{mark}"
+    name = f"{application}/runs/{holders[0]}/{entry.epoch:06d}-{batch:09d}{_MOVED}{entry.number:04d}-{mark}"
     shared, moved = SharedFile(files), dict[Stored, Stored]()
     for number, stored in enumerate(inline):
         data = stored.unpacked()
-        if any(True for _ in runs_io.problems(data, stored)):
-            raise stored.damage()
         path, start = shared.add(f"{name}-{number}.arrow", data)
         moved[stored] = replace(stored, path=path, start=start, inline=b"")
         if not files.near:

@@ -45,8 +45,9 @@ LOOKS = 100
 MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
 
-LEAST_CHANGES = 128 << 10
-"""The bytes of changes up to which no entry with runs is whole for their sake: a whole one writes these to a file."""
+LEAST_CHANGES = 64 << 10
+"""The bytes of changes after a base up to which an entry that has runs is not whole. A whole entry writes its runs to a file, and
+a reader that comes new reads all changes."""
 
 MOST_AGE = 60_000_000
 """Microseconds after a base in which entries are not whole. An entry stays as long as one that follows from it, and so do the
@@ -81,7 +82,6 @@ class _Known:
     def is_far_from_base(self, now: int, carried: int) -> bool:
         """Return True if the next entry, which is written now, is to be whole."""
         changes = self.entry.number - self.entry.base
-        # Few rows are more bytes than what is said of them.
         most = max(self.whole, LEAST_CHANGES) if carried else self.whole
         return self.since > most or changes >= MOST_CHANGES or now - self.begun >= MOST_AGE
 
@@ -364,17 +364,16 @@ class Log:
         return known
 
     def append(self, entry: Entry) -> Entry:
-        """Make `entry` the newest of the log, and return it as it is there. Readers see all of it or none.
+        """Make `entry` the newest of the log, and return it with its runs where they are then. Readers see all of it or none.
 
         If it is whole, or has many runs itself, these are written to a file first.
 
         Raises:
-            DamagedError: A run that the entry has is not what was written.
             ExistsError: Another entry has its number. Nothing changed; look at it.
             FencedError: A newer driver owns the application, or did while this one slept.
             CommitUnknownError: The store did not answer. Nothing may be deleted; the next start finds out.
             StoreRefusedError: The store may not be written with these credentials, or by this user.
-            StoreUnavailableError: The entry was written, and then the store did not answer. The next start finds out.
+            StoreUnavailableError: The store did not answer. The entry may be written: the next start finds out.
         """
         known = self._known.get(entry.number - 1)
         before = known if known and known.goes_on_with(entry) else None

@@ -45,6 +45,11 @@ class StoredState:
         """The least start of an interval in the runs, in microseconds UTC; None without runs."""
         return min((shard.first for shard in self.shards if shard.first is not None), default=None)
 
+    @cached_property
+    def inline(self) -> int:
+        """The bytes of the runs that are in the entry."""
+        return sum(shard.inline for shard in self.shards)
+
     def in_shards(self, shards: int) -> tuple[ShardRuns, ...]:
         """Return the runs of each of `shards` shards."""
         return self.shards or (ShardRuns(),) * shards

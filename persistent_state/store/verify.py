@@ -304,7 +304,7 @@ class _Application:
         for name, task in entry.tasks.items():
             self._found(path, _task_problems(entry, name, task, f"{self._log.application}/runs/"))
             for run in task.stored.runs:
-                is_own = _epoch(run.file.path) == entry.epoch and inline.MOVED not in run.file.path
+                is_own = _epoch(run.file.path) == entry.epoch and not inline.was_moved(run.file)
                 check = partial(_run_problems, run, is_own, task.identity)
                 if run.file.inline:
                     self._inline(path, run, is_own, check)

@@ -1010,20 +1010,16 @@ BUGS = (
         ("    shared.write()", "    pass"),
     ),
     bug(
-        "damaged rows written to a file",
-        "The rows of entries are written to a file, and are not verified before.",
-        inline.written_out,
-        ("if any(True for _ in runs_io.problems(data, stored)):", "if False:"),
+        "rows of an earlier try deleted",
+        "A branch that is made again deletes the file of rows that the first try has written.",
+        branch.branch,
+        ("copies.left_before - entry.files()", "copies.left_before"),
     ),
     bug(
         "rows of an entry unverified",
         "The rows that an entry has are read whether or not they are what was written.",
-        blocks._read,
-        (
-            "return _read_mapped(stored.unpacked(), (files.url, stored, None), stored, needed, anew=True)",
-            "index = _parsed(stored.unpacked()[-stored.index :])\n"
-            "        return index, index.pieces(stored.unpacked(), needed(index))",
-        ),
+        blocks._read_inline,
+        ("    _check(pieces, index, stored)\n", ""),
     ),
     bug(
         "rows of a kept clock forgotten",
