@@ -23,7 +23,7 @@ def numbers_of_partitions(count: int) -> tuple[int, ...]:
 def labels_of_shards(shards: int, slots: int) -> tuple[int, ...]:
     """Return the label of each shard. A slot's shards have one label, and Spark sends that to a partition of its own."""
     numbers = numbers_of_partitions(slots)
-    return tuple(numbers[shard * slots // shards] for shard in range(shards))
+    return tuple(numbers[((shard + 1) * slots - 1) // shards] for shard in range(shards))
 
 
 def spark_hash(numbers: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -21,7 +21,7 @@ def test_each_number_goes_to_its_partition(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "slots", "shares"), [(5, 5, [1] * 5), (5, 2, [3, 2]), (16, 3, [6, 5, 5]), (4, 1, [4])]
+    ("shards", "slots", "shares"), [(5, 5, [1] * 5), (5, 2, [2, 3]), (16, 3, [5, 5, 6]), (4, 1, [4])]
 )
 def test_shards_are_shared_among_slots_evenly_and_in_their_order(shards: int, slots: int, shares: list[int]) -> None:
     labels = labels_of_shards(shards, slots)

@@ -82,10 +82,19 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def slots(spark: SparkSession, shards: int) -> int:
-    """Return how many tasks of Spark share the shards: no more than run at a time, or one each where executors come and go."""
+    """Return how many tasks of Spark share the shards: as many as run at a time, or one each where executors come and go.
+
+    A cluster may have yet to give some of the executors that were asked for.
+    """
+    if is_local(spark):
+        return min(shards, parallelism(spark))
     if setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true":
         return shards
-    return min(shards, parallelism(spark))
+    executors, cores, most = (
+        int(setting(spark, f"spark.{name}", default))
+        for name, default in (("executor.instances", "0"), ("executor.cores", "1"), ("cores.max", "0"))
+    )
+    return min(shards, max(parallelism(spark), executors * cores, most))
 
 
 def new_session(spark: SparkSession) -> SparkSession:

@@ -514,14 +514,25 @@ class TestFollower:
 
 
 @pytest.mark.parametrize("is_remote", [False, True], ids=["classic", "Connect"])
-@pytest.mark.parametrize(("dynamic", "slots"), [(None, [1, 4, 4]), ("false", [1, 4, 4]), ("true", [1, 4, 16])])
+@pytest.mark.parametrize(
+    ("settings", "slots"),
+    [
+        ({"master": "local[4]"}, [1, 4, 4]),
+        ({"master": "local[4]", "dynamicAllocation.enabled": "true"}, [1, 4, 4]),
+        ({"master": "yarn"}, [1, 4, 4]),
+        ({"master": "yarn", "dynamicAllocation.enabled": "true"}, [1, 4, 16]),
+        ({"master": "yarn", "executor.instances": "4", "executor.cores": "2"}, [1, 4, 8]),
+        ({"master": "spark://a:7077", "cores.max": "12"}, [1, 4, 12]),
+    ],
+)
 def test_shards_are_shared_by_the_tasks_that_run_at_a_time_unless_executors_come_and_go(
-    monkeypatch: pytest.MonkeyPatch, is_remote: bool, dynamic: str | None, slots: list[int]
+    monkeypatch: pytest.MonkeyPatch, is_remote: bool, settings: dict[str, str], slots: list[int]
 ) -> None:
     monkeypatch.setattr(connect, "parallelism", lambda spark: 4)
-    conf = {} if dynamic is None else {"spark.dynamicAllocation.enabled": dynamic}
+    conf = {f"spark.{name}": value for name, value in settings.items()}
     remote: Any = RemoteSession()
     remote.conf = SimpleNamespace(get=conf.get)
-    classic: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: SimpleNamespace(get=conf.get)))
+    context = SimpleNamespace(getConf=lambda: SimpleNamespace(get=conf.get), master=settings["master"])
+    classic: Any = SimpleNamespace(sparkContext=context)
     monkeypatch.setattr(connect, "is_connect", lambda spark: spark is remote)
     assert [connect.slots(remote if is_remote else classic, shards) for shards in (1, 4, 16)] == slots
