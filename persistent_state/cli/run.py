@@ -15,7 +15,7 @@ from persistent_state.application import Application
 from persistent_state.cli import json_lines, stop_signals, streams
 from persistent_state.cli.json_lines import FIELDS, LOGGER
 from persistent_state.cli.loader import load_application
-from persistent_state.cli.spark_session import make_next_start_fast, start_session, stop_session
+from persistent_state.cli.spark_session import start_session, stop_session
 from persistent_state.errors import (
     DamagedError,
     FencedError,
@@ -253,8 +253,6 @@ def _ended(arguments: argparse.Namespace, is_json: bool, asked: threading.Event,
     finally:
         if spark is not None:
             stop_session(spark)
-            if running is not None and not running.was_asked_to_stop and not asked.is_set():
-                make_next_start_fast()
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from persistent_state.cli.doctor.check import FAIL
 from persistent_state.cli.doctor.machine import check_java
-from persistent_state.cli.fast_start import FastStart, fast_start
+from persistent_state.cli.fast_start import fast_home, spark_home
 from persistent_state.errors import InvalidInputError, StateError
 from persistent_state.redact import shown, text_without_secrets, without_secrets
 
@@ -35,9 +35,6 @@ _NEVER = re.compile(
     r"|CONNECT_URL_NOT_SET|INVALID_CONNECT_URL|MASTER_URL_INVALID|CANNOT_CONFIGURE_SPARK"
 )
 """Words of Spark about settings with which no session ever starts."""
-
-_fast = FastStart()
-"""The files of this process, which has one JVM."""
 
 
 def start_session(name: str, master: str | None, settings: Sequence[tuple[str, str]]) -> SparkSession:
@@ -67,11 +64,6 @@ def stop_session(spark: SparkSession) -> None:
 
             spark.client.set_retry_policies([DefaultPolicy(max_retries=1)])  # type: ignore[attr-defined, unused-ignore]
         spark.stop()
-
-
-def make_next_start_fast() -> None:
-    """After the session has stopped, keep the classes of its JVM for the next run, if this is the run that does."""
-    _fast.keep_classes()
 
 
 def _check(given: dict[str, str]) -> None:
@@ -149,7 +141,8 @@ def _started(name: str, given: dict[str, str]) -> SparkSession:
         for key, value in given.items():
             builder = builder.config(key, value)
         interrupt = signal.getsignal(signal.SIGINT)
-        spark = _quickly(builder, given)
+        with spark_home(fast_home(given)):
+            spark = builder.getOrCreate()
         # PySpark takes SIGINT for itself, and interrupts a run that ends already if the signal comes twice.
         signal.signal(signal.SIGINT, interrupt)
         return spark
@@ -160,21 +153,6 @@ def _started(name: str, given: dict[str, str]) -> SparkSession:
         raise kind(
             f"Spark did not start a session: {why}. Look at what Spark says above, at --master and at --conf."
         ) from error
-
-
-def _quickly(builder: SparkSession.Builder, given: dict[str, str]) -> SparkSession:
-    global _fast
-    _fast = fast_start(given)
-    try:
-        with _fast.used():
-            return builder.getOrCreate()
-    except Exception as error:
-        if not _fast.makes or "JAVA_GATEWAY_EXITED" not in str(error):
-            raise
-        # Some JVMs refuse to note the classes that they load.
-        _fast = _fast.give_up()
-        with _fast.used():
-            return builder.getOrCreate()
 
 
 def _first_line(error: Exception) -> str:

@@ -46,8 +46,8 @@ MOST_CHANGES = 200
 """The most entries after a base that are not whole: a reader that comes new reads them all."""
 
 LEAST_CHANGES = 64 << 10
-"""The bytes of changes after a base up to which an entry that has runs is not whole. A whole entry writes its runs to a file, and
-a reader that comes new reads all changes."""
+"""The bytes of changes after a base up to which an entry that has runs is not whole. A whole entry writes its runs to a file,
+and a reader that comes new reads all changes."""
 
 MOST_AGE = 60_000_000
 """Microseconds after a base in which entries are not whole. An entry stays as long as one that follows from it, and so do the

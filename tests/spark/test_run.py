@@ -19,7 +19,6 @@ import pytest
 
 from persistent_state import ParquetSink, read_state
 from persistent_state.cli import run
-from persistent_state.cli.fast_start import fast_start
 from tests.deployed import DEPLOY, commented_args, container_of, replaced
 from tests.metrics.test_server import ask
 from tests.spark import sessions
@@ -235,29 +234,18 @@ def test_a_file_that_python_would_not_find_can_be_run_and_user_code_that_raises_
     assert f"ValueError('a bad word') at {module}:19 in process_message" in last["error"]
 
 
-def test_the_second_run_keeps_the_classes_of_its_jvm_and_the_third_starts_from_them_and_from_compiled_modules(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_of_spark_import_compiled_modules(launch: Launch, tmp_path: Path) -> None:
     write(tmp_path / "events", "0", (10, "a"), (70, "b"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert fast_start({}).home is not None  # All that a first run does.
-    settings = {"JDK_JAVA_OPTIONS": sessions.QUICK_JAVA, "XDG_CACHE_HOME": str(tmp_path / "cache"), **places(tmp_path)}
-
-    def begin(number: int, *more: str) -> Ran:
-        args = ["run", f"{DEPLOY / 'word_count.py'}:app", "--master=local[2]", *more]
-        return start(launch, tmp_path / f"run-{number}", args, settings)
-
-    assert begin(2).ended()["status"] == run.DONE
-    (classes,) = tmp_path.glob("cache/persistent-state/*/*.jsa")
-    third = begin(3, "--follow")
-    third.await_line(lambda line: line["event"] == "progress")
-    below = psutil.Process(third.process.pid).children(recursive=True)
-    jvm = next(process for process in below if "java" in process.name())
-    assert str(classes) in {each.path for each in jvm.memory_maps()}
-    library = str(classes.parent / "home" / "python" / "lib" / "pyspark.zip")
-    assert any(process.environ().get("PYTHONPATH", "").startswith(library) for process in below if process != jvm)
-    third.process.terminate()
-    assert third.ended()["status"] == run.DONE
+    settings = {"XDG_CACHE_HOME": str(tmp_path / "cache"), **places(tmp_path)}
+    args = ["run", f"{DEPLOY / 'word_count.py'}:app", "--master=local[2]", "--follow"]
+    ran = start(launch, tmp_path / "run", args, settings)
+    ran.await_line(lambda line: line["event"] == "progress")
+    (home,) = tmp_path.glob("cache/persistent-state/*")
+    library = str(home / "python" / "lib" / "pyspark.zip")
+    below = psutil.Process(ran.process.pid).children(recursive=True)
+    assert any(process.environ().get("PYTHONPATH", "").startswith(library) for process in below)
+    ran.process.terminate()
+    assert ran.ended()["status"] == run.DONE
 
 
 def test_a_module_that_starts_its_application_is_refused_in_the_worker_that_imports_it(

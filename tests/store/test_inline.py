@@ -15,9 +15,9 @@ import pytest
 
 import monoids
 from persistent_state import DamagedError, NonWindowState, PersistentTask, open_store, verify
-from persistent_state.errors import StoreUnavailableError
 from persistent_state.batch import shard
 from persistent_state.batch.plan import FlowPlan
+from persistent_state.errors import StoreUnavailableError
 from persistent_state.event_time.clocks import Settings
 from persistent_state.protocol import backup, branch, commits
 from persistent_state.protocol.collect import Collector
