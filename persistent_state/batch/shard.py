@@ -35,8 +35,8 @@ from persistent_state.store.shared_file import SharedFile
 from persistent_state.windows import WINDOW
 
 FEW = 16 << 10
-"""The most bytes of a run, as compressed, that go to the driver rather than to a file. The driver writes them into the entry, or
-all of them to one file."""
+"""The most bytes of a run, as compressed, that go to the driver rather than to a file. The driver writes them into the entry,
+or all of them to one file."""
 
 FEW_OF_TASK = 256 << 10
 """The most bytes of such runs that the shards of a task send to the driver in a micro-batch."""

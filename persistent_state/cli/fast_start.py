@@ -1,8 +1,8 @@
 """Let the Spark that `run` starts on this machine start fast: its Python processes import modules that are compiled.
 
-Spark lets them import PySpark from an archive of source text, which each of them compiles. In a home of Spark in the user's folder
-of caches, the archives are links to the installed modules instead, which are compiled. Without this home a start takes longer,
-and nothing else changes. So whatever fails here is left out.
+Spark lets them import PySpark from an archive of source text, which each of them compiles. In a home of Spark in the user's
+folder of caches, the archives are links to the installed modules instead, which are compiled. Without this home a start takes
+longer, and nothing else changes. So whatever fails here is left out.
 """
 
 from __future__ import annotations
