@@ -58,7 +58,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
     What is released no longer changes, and neither does a reason that stores hold.
     """
-    deployed = [file for file in (ROOT / "deploy").rglob("*") if file.is_file()]
+    deployed = [file for file in (ROOT / "deploy").rglob("*") if file.is_file() and file.suffix != ".pyc"]
     for file in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docs/tutorial.ipynb", *deployed]:
         text = file.read_text("utf-8")
         if file.name == "CHANGELOG.md":
