@@ -115,7 +115,7 @@ class Steps:
             # A driver lists the log at its first look, and at each hundredth, in whatever phase that comes.
             return
         if (operation, kind, name) == ("read", "log", "start"):
-            # The checks before it may have read all of it.
+            # The checks before a start may have read all of the log that the start needs.
             return
         self.here.taken[operation, kind] += 1
         most = MOST if name != "collect" or operation in ("create", "delete") else 1
