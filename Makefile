@@ -18,7 +18,7 @@ LANES := spark kills kafka stores browser worlds release
 # How long each test took. A part of a lane writes none.
 REPORT = $(if $(ARGS),,--junitxml=build/tests/$(1).xml)
 
-# Images of containers forbid Python to keep what it has compiled: each process would compile the library again.
+# Many images of containers let Python keep no compiled files: each process of a test would compile the library again.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Two installations at once would break the environment.

@@ -125,7 +125,9 @@ def written(files: Files, table: pa.Table, layout: Layout, name: str) -> tuple[l
     for i, begin in enumerate(range(0, len(table), RUN_ROWS)):
         part = table.slice(begin, RUN_ROWS)
         indexed.append(runs.write_run(files, f"{name}/blocks-{i}", part, layout, 0, 1 << 64))
-        with mock.patch.object(runs, "write_blocks", runs.write_table):
+        with mock.patch.object(
+            runs, "write_blocks", lambda files, path, table, *_: runs.write_table(files, path, table)
+        ):
             plain.append(runs.write_run(files, f"{name}/whole-{i}", part, layout, 0, 1 << 64))
     return plain, indexed
 

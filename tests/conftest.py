@@ -33,8 +33,8 @@ settings.load_profile("project")
 
 @pytest.fixture(autouse=True)
 def few_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are in files, too, as most tests are about files. Tests of `rows_in_entries` have them where users do."""
-    if request.node.get_closest_marker("rows_in_entries") is None:
+    """Few rows are in files, too, for a test of `rows_in_files`, which counts, damages or names files of rows."""
+    if request.node.get_closest_marker("rows_in_files") is not None:
         monkeypatch.setattr(shard, "FEW", 0)
 
 
@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     for lane, needs in LANES.items():
         config.addinivalue_line("markers", f"{lane}: the lane of a test (tests/lanes.py). It needs {needs}.")
-    config.addinivalue_line("markers", "rows_in_entries: a test in which few rows are in entries, as for users.")
+    config.addinivalue_line("markers", "rows_in_files: a test that counts, damages or names files of few rows.")
     config.addinivalue_line("markers", "one_in(n): a test that one commit in n runs, as its hash says (tests/soak.py).")
 
 

@@ -11,6 +11,8 @@ import yaml
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+FILES = [file for file in sorted(DEPLOY.rglob("*")) if file.is_file() and file.suffix != ".pyc"]
+"""All that is deployed. Python leaves compiled files beside it."""
 
 
 def pod_of(manifest: Path) -> Mapping[str, Any]:

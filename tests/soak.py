@@ -23,7 +23,7 @@ def soak_or(*, ci: T, soak: T) -> T:
 def drawn(things: Iterable[T], *, one_in: int) -> list[T]:
     """Return all things under `make soak`, else those that this commit draws, in their order: one in so many, at least one.
 
-    Their texts decide, and must be the same in each process.
+    `str` of a thing decides whether it is drawn, so it must be the same in each process.
 
     So CI tries each of them now and then, and the same ones whenever it runs a commit again. Such a test has the marker `soak`.
     """

@@ -28,7 +28,17 @@ from persistent_state import Application, InvalidInputError
 from persistent_state.cli import run, stop_signals
 from persistent_state.cli.commands import TOKEN, _parser
 from persistent_state.engine.spark import archives
-from tests.deployed import DEPLOY, MANIFESTS, commented_args, container_of, instructions, pod_of, replaced, seconds_of
+from tests.deployed import (
+    DEPLOY,
+    FILES,
+    MANIFESTS,
+    commented_args,
+    container_of,
+    instructions,
+    pod_of,
+    replaced,
+    seconds_of,
+)
 from tests.metrics.test_server import ask
 from tests.processes import start_guarded
 from tests.store.servers import free_port
@@ -422,6 +432,6 @@ def test_the_page_of_operation_explains_each_alert() -> None:
 
 
 def test_the_page_of_operation_names_every_file_that_is_deployed() -> None:
-    deployed = {str(file.relative_to(ROOT)) for file in DEPLOY.rglob("*") if file.is_file() and file.suffix != ".pyc"}
+    deployed = {str(file.relative_to(ROOT)) for file in FILES}
     named = {*re.findall(r"`(deploy/[\w./-]+\.\w+|deploy/Dockerfile)`", PAGE)}
     assert named == deployed

@@ -40,7 +40,6 @@ from tests import core
 from tests.local_application import Rows
 from tests.store.counted import KINDS, CountedFiles
 
-pytestmark = pytest.mark.rows_in_entries
 
 SECOND = 1_000_000
 INTERVAL = 10 * SECOND

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from persistent_state.sources.formats import NO_FORMAT
+from tests import deployed
 from tests.docstrings import ROOT
 from tests.test_public import public
 
@@ -58,8 +59,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
     What is released no longer changes, and neither does a reason that stores hold.
     """
-    deployed = [file for file in (ROOT / "deploy").rglob("*") if file.is_file()]
-    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docs/tutorial.ipynb", *deployed]:
+    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docs/tutorial.ipynb", *deployed.FILES]:
         text = file.read_text("utf-8")
         if file.name == "CHANGELOG.md":
             text = text.partition("\n## Unreleased\n")[2].partition("\n## ")[0]

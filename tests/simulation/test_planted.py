@@ -18,7 +18,7 @@ from types import CodeType
 
 import pytest
 
-from tests.simulation.layers import ROOT, bugs_for_worlds, killers
+from tests.simulation.layers import ROOT, bugs_for_worlds, killers, named
 from tests.simulation.planted import BUGS, OF_NO_USE, Bug
 from tests.simulation.test_deliveries import BUGS as OF_DELIVERIES
 from tests.simulation.test_deliveries import OF_WORLDS_THAT_GO_BACK
@@ -28,8 +28,6 @@ from tests.soak import IS_SOAK, drawn, soak_or
 WORLDS = soak_or(ci=400, soak=2000)
 FOUND = Path(__file__).parent / "found.json"
 """The world where each bug was found last, or null if no world of the first 400 shows it. It is where to look first."""
-
-FOR_WORLDS = [bug.name for bug in bugs_for_worlds()]
 
 
 def known_world(bug: Bug) -> int | None:
@@ -78,9 +76,9 @@ def test_cheap_tests_kill_their_bugs() -> None:
 
 @pytest.mark.soak
 @pytest.mark.worlds
-@pytest.mark.parametrize("name", [bug.name for bug in BUGS] if IS_SOAK else drawn(FOR_WORLDS, one_in=3))
+@pytest.mark.parametrize("name", drawn([bug.name for bug in (BUGS if IS_SOAK else bugs_for_worlds())], one_in=3))
 def test_a_planted_bug_is_found(name: str) -> None:
-    (bug,) = (bug for bug in BUGS if bug.name == name)
+    (bug,) = named([name])
     known = None if IS_SOAK else known_world(bug)
     found = found_in(bug, worlds_from(known))
     assert found is not None, f"{bug.says} {WORLDS} worlds did not show it."

@@ -1057,6 +1057,17 @@ class TestSharing:
         assert core.newest(log).number == 5
         assert files.asked == ["GET 6", "GET 4"]
 
+    def test_a_look_begins_where_the_last_one_ended_whatever_was_read_since(self, log: Log, files: Paused) -> None:
+        def asked() -> list[str]:
+            files.asked.clear()
+            assert core.newest(log).number == 3
+            return [*files.asked]
+
+        log.newest()
+        before = asked()
+        log.read(1)
+        assert asked() == before
+
     def test_an_answer_may_be_as_old_as_the_look_and_no_older(self, files: Paused) -> None:
         now = [0.0]
         log, other = Log(files, "app", lambda: now[0]), Log(MemoryFiles(files.url), "app")
