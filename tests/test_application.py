@@ -355,6 +355,7 @@ class TestStores:
             "open it with the task that wrote it.",
         )
 
+    @pytest.mark.rows_in_files
     def test_a_reader_whose_files_are_gone(self, store: str) -> None:
         ran = Ran(store, Task())
         ran.play(5)

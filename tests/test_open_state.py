@@ -407,6 +407,7 @@ class TestTimelines:
         world.batch = to // 10
         world.restart()
 
+    @pytest.mark.rows_in_files
     def test_a_clock_that_a_rewind_has_made_void_is_gone_and_never_another_timelines(self, world: World) -> None:
         state, before = world.opened.at(110), world.opened.at(80)
         self.back(world, 90)
@@ -551,6 +552,7 @@ class TestChanges:
         ]
         assert "has other types" in problem(lambda: raw.changes(shown.at(10)))
 
+    @pytest.mark.rows_in_files
     def test_only_the_runs_that_came_since_and_the_blocks_of_their_keys_are_read(self) -> None:
         files = FarFiles("memory://" + core.new_id())
         plan = core.plan_of(Kept(), SCHEMA, files=files)
@@ -692,6 +694,7 @@ class TestRequests:
         assert all(low <= hash < high for low, high in read)
         assert len(read) < len(state.state.runs)
 
+    @pytest.mark.rows_in_files
     def test_s3_is_asked_for_two_ranges_of_a_run(self, servers: Servers) -> None:
         with needed():
             server = servers["s3"]

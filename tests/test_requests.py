@@ -40,7 +40,6 @@ from tests import core
 from tests.local_application import Rows
 from tests.store.counted import KINDS, CountedFiles
 
-
 SECOND = 1_000_000
 INTERVAL = 10 * SECOND
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])

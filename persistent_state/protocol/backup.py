@@ -30,8 +30,9 @@ from persistent_state.protocol.naming import none_kept
 from persistent_state.store import inline, kept_entries, lists
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
+from persistent_state.store.files.base import TRIES
 from persistent_state.store.flow_state import FlowState
-from persistent_state.store.log import TRIES, Log
+from persistent_state.store.log import Log
 from persistent_state.store.named_files import Stored, length_of, written
 from persistent_state.store.state_at import no_application
 from persistent_state.store.task_state import TaskState

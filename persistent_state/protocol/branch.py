@@ -41,8 +41,9 @@ from persistent_state.store import kept_entries, lists, runs
 from persistent_state.store.codec import side_from_json, side_to_json
 from persistent_state.store.entry import Entry, Kept
 from persistent_state.store.files import Files
+from persistent_state.store.files.base import TRIES
 from persistent_state.store.flow_state import FlowState, LateRows
-from persistent_state.store.log import TRIES, Log, check_name
+from persistent_state.store.log import Log, check_name
 from persistent_state.store.named_files import Pages, ShardRuns, Stored, length_of
 from persistent_state.store.output_state import OutputState
 from persistent_state.store.state_at import nearest_clocks, no_application

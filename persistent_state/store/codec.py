@@ -121,7 +121,7 @@ def to_bytes(entry: Entry, before: Entry | None = None, base: int | None = None)
 
 def format_of(entry: Entry) -> int:
     """Return the format of an entry. The state decides, so an entry has the same format written whole and as changes."""
-    return FORMAT if entry.is_movable else 5
+    return FORMAT if entry.has_parts else 5
 
 
 def _packed(record: Json) -> Json | str:

@@ -154,9 +154,9 @@ class Entry:
         return dict(Counter(self.tasks[task].late_rows.counts()) + Counter(self.flow_of(task).late_rows.counts()))
 
     @property
-    def is_movable(self) -> bool:
+    def has_parts(self) -> bool:
         """Return whether a run is a range of a file, or in the entry."""
-        return any(shard.is_movable for task in self.tasks.values() for shard in task.stored.shards)
+        return any(shard.has_parts for task in self.tasks.values() for shard in task.stored.shards)
 
     @property
     def inline(self) -> int:

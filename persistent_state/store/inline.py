@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from persistent_state.errors import ExistsError
 from persistent_state.store.entry import Entry
 from persistent_state.store.files import Files, cache
+from persistent_state.store.files.base import TRIES
 from persistent_state.store.named_files import Run, ShardRuns, Stored
 from persistent_state.store.shared_file import SharedFile
 from persistent_state.store.task_state import TaskState
@@ -30,6 +32,7 @@ def written_out(files: Files, application: str, entry: Entry) -> Entry:
     The same entry makes the same file, so that it may be called again.
 
     Raises:
+        DamagedError: The file is there, with other bytes.
         StoreUnavailableError: The store failed.
     """
     holders = [name for name, task in sorted(entry.tasks.items()) if any(shard.inline for shard in task.stored.shards)]
@@ -41,14 +44,17 @@ def written_out(files: Files, application: str, entry: Entry) -> Entry:
     # As of the next micro-batch of the folder's task: no collection takes the file before that is committed.
     batch = entry.flow_of(holders[0]).progress.batch + 1
     name = f"{application}/runs/{holders[0]}/{entry.epoch:06d}-{batch:09d}{_MOVED}{entry.number:04d}-{mark}"
-    shared, moved = SharedFile(files), dict[Stored, Stored]()
+    shared, moved = SharedFile(files, TRIES), dict[Stored, Stored]()
     for number, stored in enumerate(inline):
         data = stored.unpacked()
         path, start = shared.add(f"{name}-{number}.arrow", data)
         moved[stored] = replace(stored, path=path, start=start, inline=b"")
         if not files.near:
             cache.keep(stored.checksum, data)
-    shared.write()
+    try:
+        shared.write()
+    except ExistsError:
+        raise next(iter(moved.values())).damage() from None
 
     def in_file(run: Run) -> Run:
         return replace(run, file=moved.get(run.file, run.file))

@@ -19,7 +19,8 @@ from persistent_state.errors import DamagedError, ExistsError
 from persistent_state.event_time.clocks import is_among
 from persistent_state.store.codec import from_bytes, to_bytes
 from persistent_state.store.entry import Entry, Kept
-from persistent_state.store.log import TRIES, Log
+from persistent_state.store.files.base import TRIES
+from persistent_state.store.log import Log
 
 
 def folder(log: Log) -> str:

@@ -32,9 +32,7 @@ from persistent_state.errors import (
 from persistent_state.store import inline
 from persistent_state.store.codec import LaterVersionError, Written, checksum, open_entry, to_bytes
 from persistent_state.store.entry import Entry
-from persistent_state.store.files.base import Files
-
-TRIES = 5
+from persistent_state.store.files.base import TRIES, Files
 
 STEPS = 16
 """The most entries that a look asks for by name before it lists the log."""

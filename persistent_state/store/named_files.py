@@ -43,8 +43,8 @@ class Stored:
     """The bytes themselves, compressed by zlib, if the entry has them; empty if they are in a file."""
 
     @property
-    def is_movable(self) -> bool:
-        """Return whether the bytes are no file of their own: then those that the entry has may be written to a file."""
+    def is_part(self) -> bool:
+        """Return whether the bytes are a range of a file, or are in the entry, and then may be written to a file."""
         return bool(self.start or self.inline)
 
     def unpacked(self) -> pa.Buffer:
@@ -135,9 +135,9 @@ class ShardRuns:
         return min((run.first for run in self.runs), default=None)
 
     @cached_property
-    def is_movable(self) -> bool:
+    def has_parts(self) -> bool:
         """True if a run is a range of a file, or in the entry."""
-        return any(run.file.is_movable for run in self.runs)
+        return any(run.file.is_part for run in self.runs)
 
     def files(self) -> Iterable[Stored]:
         """Yield the files of the runs, and ranges of files, without what is in the entry."""
@@ -159,7 +159,7 @@ def _text(run: Run) -> str:
     file, due = run.file, f" {run.due} {run.last_due}" if timers else ""
     # Bytes that an entry has are written to a file at any time: a micro-batch that is under way then has the same runs. The
     # index of a run has its name, so that no other has its checksum.
-    place = "" if file.is_movable else f"{file.path} "
+    place = "" if file.is_part else f"{file.path} "
     dropped = f" {[*map(list, run.dropped)]}" if run.dropped else ""
     return (
         f"{place}{file.length} {file.checksum} {file.index} {run.rows} {run.low} {run.high} "

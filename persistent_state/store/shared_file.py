@@ -25,8 +25,9 @@ class SharedFile:
     When it is full, it is written, and a further one begins.
     """
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, tries: int = 2) -> None:
         self._files = files
+        self._tries = tries
         self._path = ""
         self._pieces: list[bytes | pa.Buffer] = []
         self._size = 0
@@ -51,5 +52,5 @@ class SharedFile:
     def write(self) -> None:
         """Write the runs that were added, durable when this returns; nothing if there are none."""
         if self._pieces:
-            self._files.ensure(self._path, b"".join(self._pieces))
+            self._files.ensure(self._path, b"".join(self._pieces), self._tries)
         self._pieces, self._size = [], 0

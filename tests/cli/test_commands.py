@@ -556,6 +556,7 @@ def test_an_application_is_branched_within_a_store_and_to_another(
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.rows_in_files
 def test_progress_of_a_branch_is_told_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

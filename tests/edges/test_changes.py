@@ -65,6 +65,7 @@ def rows_of(chunks: Iterable[Chunk]) -> list[tuple[str, list[dict[str, Any]]]]:
     return [(type(chunk).__name__, chunk.rows.to_pylist()) for chunk in chunks]
 
 
+@pytest.mark.rows_in_files
 def test_a_shard_whose_runs_were_collected_is_read_from_those_that_took_their_place() -> None:
     plan, source = core.plan_of(PerShop(), EVENTS), Changes("PerShop")
     fed = core.changed(core.plan_of(Total(), EVENTS), edge=source, feeders={"": plan})

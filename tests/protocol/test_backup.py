@@ -140,6 +140,7 @@ def test_a_backup_is_the_application_at_its_newest_clock_and_reads_its_store_onl
 
 
 @of("Back up")
+@pytest.mark.rows_in_files
 def test_only_what_is_new_is_copied_and_older_clocks_go() -> None:
     world, there, whole, copied, seen = World(), core.memory(), list[int](), list[int](), list[int]()
     for count in range(10, 40):
@@ -208,6 +209,7 @@ class Moving(MemoryFiles):
 
 
 @of("Back up")
+@pytest.mark.rows_in_files
 def test_files_that_go_meanwhile_are_those_of_an_older_entry() -> None:
     world, there = World(Keeping(1)), core.memory()
     world.read(20)
@@ -286,6 +288,7 @@ def test_a_place_that_is_no_backup_of_the_application_is_refused() -> None:
 
 
 @of("Back up")
+@pytest.mark.rows_in_files
 def test_two_calls_at_a_time_make_one_backup() -> None:
     world, there = World(), core.memory()
     world.read(12)
@@ -853,6 +856,7 @@ def paths_of(files: Files, of_log: bool) -> list[str]:
 @of("Copy the files instead")
 @pytest.mark.parametrize("is_log_first", [True, False])
 @pytest.mark.parametrize("is_collected", [True, False])
+@pytest.mark.rows_in_files
 def test_a_copy_is_whole_if_the_log_came_first_and_nothing_that_it_needs_has_gone(
     is_log_first: bool, is_collected: bool
 ) -> None:
@@ -882,6 +886,7 @@ def test_a_copy_is_whole_if_the_log_came_first_and_nothing_that_it_needs_has_gon
 
 
 @of("Copy the files instead")
+@pytest.mark.rows_in_files
 def test_problems_of_old_entries_alone_leave_the_copy_whole() -> None:
     world, there = World(Keeping(1)), core.memory()
     world.read(20)
@@ -925,6 +930,7 @@ class Snapped(MemoryFiles):
 
 
 @of("Copy the files instead")
+@pytest.mark.rows_in_files
 def test_a_snapshot_of_a_disk_at_any_moment_is_whole() -> None:
     world = World(Keeping(3))
     files = Snapped(world.files.url)

@@ -277,6 +277,7 @@ def test_a_clock_that_is_not_kept_is_refused() -> None:
     assert open_store(world.files.url).application("app").branch("green") == 110
 
 
+@pytest.mark.rows_in_files
 def test_progress_is_told_in_bytes() -> None:
     world, shown, there = World(), [], core.memory()
     world.read(12)
@@ -325,6 +326,7 @@ def test_the_application_goes_on_and_collects_while_a_clock_is_copied_that_has_a
 
 
 @pytest.mark.parametrize("folder", ["app/kept/", "app/runs/"])
+@pytest.mark.rows_in_files
 def test_a_clock_that_is_released_meanwhile_leaves_no_half_branch(folder: str) -> None:
     """Before its entry is read, and before its first file is."""
     world, released = World(Keeping(1, 0)), list[str]()
@@ -363,6 +365,7 @@ class Attentive(Mortal):
         super().create(path, data)
 
 
+@pytest.mark.rows_in_files
 def test_whatever_kills_it_there_is_no_branch_or_all_of_it_and_the_next_call_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -417,6 +420,7 @@ def test_what_two_calls_write_at_once_is_one_branch() -> None:
 
 
 @pytest.mark.parametrize("what", ["source", "copy"])
+@pytest.mark.rows_in_files
 def test_damage_is_named_and_never_copied(what: str) -> None:
     world, there = World(), core.memory()
     world.read(20)

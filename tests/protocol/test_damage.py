@@ -19,6 +19,8 @@ from persistent_state.store.log import Log
 from tests import core
 from tests.protocol.test_rewind import SCHEMA, Total, World
 
+pytestmark = pytest.mark.rows_in_files
+
 MESSAGES = 16
 
 

@@ -394,6 +394,7 @@ def test_a_reader_may_have_other_fields_than_the_store() -> None:
         read(struct(s=NUMBER))
 
 
+@pytest.mark.rows_in_files
 def test_a_reader_is_not_shown_nulls_where_the_fields_went_after_it_looked() -> None:
     world = World(code(COUNT_AND_TEXT))
     world.read([(1, 1, 4), (15, 1, 4)])

@@ -332,6 +332,7 @@ class TestNew:
 
 
 class TestOneFlow:
+    @pytest.mark.rows_in_files
     def test_tasks_that_start_together_are_one_flow_and_a_commit_moves_both(self) -> None:
         world = two(shards=2)
         entry = world.newest
@@ -510,6 +511,7 @@ class TestStarts:
         world.start("a")
         assert list(world.start("ab").flows) == ["a"]
 
+    @pytest.mark.rows_in_files
     def test_a_task_that_is_gone_leaves_no_files_once_it_was_reset_and_left_out_again(self) -> None:
         world = two()
         world.come(5, 31, 7)

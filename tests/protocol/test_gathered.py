@@ -106,6 +106,7 @@ class Driver:
         return {f"app/runs/a/{name}" for name in self.files.list("app/runs/a")}
 
 
+@pytest.mark.rows_in_files
 def test_turns_are_one_entry_and_what_none_names_is_gone() -> None:
     driver, merged = Driver(), set[str]()
     driver.play(driver.plan, [1])
@@ -125,6 +126,7 @@ def test_turns_are_one_entry_and_what_none_names_is_gone() -> None:
     assert not driver.files.at_risk
 
 
+@pytest.mark.rows_in_files
 def test_a_file_with_the_runs_of_several_shards_is_made_safe_once() -> None:
     files, held = PowerFiles(core.memory().url), Held()
     plan = core.plan_of(PerKey(), KEYED, files=files, settings=Settings(10, 0, ahead=2**62), shards=4)
@@ -228,6 +230,7 @@ def test_a_turn_that_does_not_follow_is_refused_and_those_before_it_are_written(
     assert core.state_at(driver.log.write(), driver.plan, None) == {(): 2}
 
 
+@pytest.mark.rows_in_files
 def test_nothing_is_named_that_could_not_be_made_safe() -> None:
     driver = Driver()
     driver.play(driver.plan, [1])

@@ -104,6 +104,7 @@ def test_the_newest_clocks_and_the_last_of_each_period_are_kept_and_read_as_they
             read_state(world.files.url, "app", "Prices", clock)
 
 
+@pytest.mark.rows_in_files
 def test_what_is_not_kept_is_deleted() -> None:
     world = World(Keeping(2, 0, ((50, 100),)))
     for _ in range(40):
@@ -221,6 +222,7 @@ def test_a_task_is_read_as_it_was() -> None:
     assert {row["shop"]: row["value"] for row in rows} == world.expected(20)
 
 
+@pytest.mark.rows_in_files
 def test_what_is_kept_is_whole_whenever_a_collection_is_killed() -> None:
     for lives in itertools.count(1):
         world = World(Keeping(1, 0, ((40, 400),)))
@@ -237,6 +239,7 @@ def test_what_is_kept_is_whole_whenever_a_collection_is_killed() -> None:
     assert lives > 10
 
 
+@pytest.mark.rows_in_files
 def test_nothing_is_deleted_while_the_entry_of_a_kept_clock_is_damaged(caplog: pytest.LogCaptureFixture) -> None:
     world = World(Keeping(1, 0, ((40, 400),)))
     world.read(10)
@@ -267,6 +270,7 @@ def test_nothing_is_deleted_while_the_entry_of_a_kept_clock_is_damaged(caplog: p
     world.check_kept(0, 40, 80, 120, 140)
 
 
+@pytest.mark.rows_in_files
 def test_damage_of_a_file_tells_the_kept_clocks_that_need_it() -> None:
     world = World(Keeping(1, 0, ((40, 400),)))
     world.read(10)
@@ -282,6 +286,7 @@ def test_damage_of_a_file_tells_the_kept_clocks_that_need_it() -> None:
 
 
 @pytest.mark.parametrize("what", ["missing", "another"])
+@pytest.mark.rows_in_files
 def test_verify_finds_what_is_wrong_with_the_entry_of_a_kept_clock(what: str) -> None:
     world = World(Keeping(1, 0, ((40, 400),)))
     world.read(14)
@@ -296,6 +301,7 @@ def test_verify_finds_what_is_wrong_with_the_entry_of_a_kept_clock(what: str) ->
     assert "it is missing, and kept clock=" in told[first] or "kept clock=" in told[first]
 
 
+@pytest.mark.rows_in_files
 def test_the_file_of_a_kept_clock_is_believed_and_not_what_a_sleeper_wrote_into_the_log() -> None:
     world = World(Keeping(1, 0, ((40, 400),)))
     world.read(13)

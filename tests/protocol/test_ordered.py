@@ -278,6 +278,7 @@ def test_messages_of_keys_with_large_states_are_processed_a_few_keys_at_a_time()
     assert sorted(row for row in world.rows if row[1] == 117) == [(key, 117, "at 117", key) for key in range(4)]
 
 
+@pytest.mark.rows_in_files
 def test_a_run_that_says_other_times_of_timers_than_it_has_is_damaged() -> None:
     world = World(None)
     world.begin(1)

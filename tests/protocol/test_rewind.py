@@ -149,6 +149,7 @@ def test_a_clock_that_is_not_kept_is_refused() -> None:
         core.plan_rewind(Log(world.files, "nobody"), 5)
 
 
+@pytest.mark.rows_in_files
 def test_a_clock_whose_entry_goes_while_a_rewind_is_planned_is_not_called_missing() -> None:
     world = World(Keeping(2))
     world.read(12)
@@ -269,6 +270,7 @@ def test_a_rewind_cuts_back_what_counts_at_least_once() -> None:
     assert world.value() == 9 + 100 * 10
 
 
+@pytest.mark.rows_in_files
 def test_who_has_found_a_clock_is_never_given_another_timeline_s() -> None:
     world = World(Keeping(3))
     world.read(12)

@@ -177,6 +177,7 @@ def test_only_tasks_that_are_added_are_built_again_and_none_is_both() -> None:
         core.start(ran.log, [ran.new, ran.other], rebuild=["sum"], reset=["sum"])
 
 
+@pytest.mark.rows_in_files
 def test_a_reader_learns_that_a_task_is_built_again() -> None:
     ran = Ran()
     held = find_state(ran.old.files, "app", Total("sum"), 40)

@@ -62,6 +62,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         setLocalProperty=lambda *_: None,
         cancelJobGroup=lambda *_: None,
         defaultParallelism=PARTS,
+        master="local[2]",
         getConf=lambda: SimpleNamespace(get=lambda name, default: default),
     )
     conf = SimpleNamespace(set=lambda *_: None)

@@ -68,6 +68,7 @@ def drawn(reader: StatusReader, ticks: int, between: Any = lambda tick: None, wi
     return file.getvalue()
 
 
+@pytest.mark.rows_in_files
 def test_each_task_and_each_output_is_told_with_what_it_lags() -> None:
     world = TwoTasks()
     for task in world.plans:

@@ -260,7 +260,7 @@ def anywhere(entry: Entry) -> Entry:
     """The entry, whether its runs are in it or in files."""
 
     def moved(run: Run) -> Run:
-        return replace(run, file=replace(run.file, path="", start=0, inline=b"")) if run.file.is_movable else run
+        return replace(run, file=replace(run.file, path="", start=0, inline=b"")) if run.file.is_part else run
 
     return replace(
         entry,

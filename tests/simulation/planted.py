@@ -1037,7 +1037,7 @@ BUGS = (
         "rows that moved are others",
         "When the rows of an entry were written to a file, a shard that knew them there does not know them any more.",
         named_files._text,
-        ("if file.is_movable else", "if file.start else"),
+        ("if file.is_part else", "if file.start else"),
     ),
     bug(
         "block before only",

@@ -410,6 +410,7 @@ def bounded_by_messages(messages: list[dict[str, Any]], name: str, clock: int) -
 
 
 @pytest.mark.parametrize("name", ["Windows", "Sessions", "Lives"])
+@pytest.mark.rows_in_files
 def test_states_that_time_bounds_are_read_by_hand_at_every_clock_and_at_one_kept_by_name(
     tmp_path: Path, name: str
 ) -> None:

@@ -29,7 +29,6 @@ from persistent_state.store.log import Log
 from persistent_state.store.named_files import Run
 from tests import core
 
-
 SCHEMA = pa.schema([("ts", pa.int64()), ("k", pa.int64()), ("n", pa.int64())])
 SHARDS = 4
 KEEPING = Keeping(clocks=2)

@@ -112,6 +112,7 @@ def test_the_oldest_rows_aside_come_first_and_large_files_are_left_as_they_are(
     assert len(entry.late_rows_of("Total").sides) == before + 20
 
 
+@pytest.mark.rows_in_files
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     plan = plan_of(Total(), ROW, files=open_files(tmp_path))
     log = Log(plan.files, plan.application)

@@ -45,6 +45,7 @@ from persistent_state.store import log as logs
 from persistent_state.store import runs as runs_io
 from persistent_state.store.entry import Entry, Kept, Owed
 from persistent_state.store.files import BytesLike, Files, MemoryFiles, Names, open_files
+from persistent_state.store.files.base import TRIES
 from persistent_state.store.flow_state import FlowProgress, FlowState, LateRows, SourceState, Upstream
 from persistent_state.store.log import MOST_KNOWN, Log
 from persistent_state.store.named_files import Cut, Pages, Run, ShardRuns, SideFile, Stored, written
@@ -742,7 +743,7 @@ class TestAppending:
     @pytest.mark.parametrize("happened", [True, False])
     def test_a_store_that_never_answers_leaves_the_commit_unknown(self, happened: bool) -> None:
         first = ["after" if happened else "before"]
-        log = log_of(entry_of(1), creations=[*first, *["before"] * (logs.TRIES - 1)])
+        log = log_of(entry_of(1), creations=[*first, *["before"] * (TRIES - 1)])
         with pytest.raises(
             CommitUnknownError, match=r"did not say whether entry=2 of app was written \(.+\); start again"
         ):
@@ -1137,7 +1138,7 @@ class TestReading:
         ghost = "00000000000000000009.json"
         assert log_of(entry_of(1), hidden=[ghost] * 2).newest() == entry_of(1)
         with pytest.raises(StoreUnavailableError, match="the log of app changes faster than it can be read; try again"):
-            log_of(entry_of(1), hidden=[ghost] * logs.TRIES).newest()
+            log_of(entry_of(1), hidden=[ghost] * TRIES).newest()
 
     def test_a_damaged_newest_entry_is_not_replaced_by_an_older_truth(self) -> None:
         log = log_of(entry_of(1))
@@ -1356,6 +1357,7 @@ class TestApplications:
 
     @settings(max_examples=25)
     @given(byte=st.integers(0, 10**6))
+    @pytest.mark.rows_in_files
     def test_a_run_with_one_flipped_bit_is_named_and_never_used(self, byte: int) -> None:
         files = core.memory()
         log, (plan,) = started(files)
@@ -1458,6 +1460,7 @@ class TestCollection:
             core.collect(log, 1, now=10**9, keeping=self.KEEPING)
         assert log.numbers() == before[count:]
 
+    @pytest.mark.rows_in_files
     def test_runs_of_a_batch_that_may_still_be_committed_stay(self) -> None:
         log, (plan,) = started(core.memory())
         for i in range(4):
@@ -1476,6 +1479,7 @@ class TestCollection:
         assert written
         assert written <= set(gone)
 
+    @pytest.mark.rows_in_files
     def test_runs_of_an_earlier_start_that_were_never_committed_go(self) -> None:
         log, (plan,) = started(core.memory())
         core.play(log, plan, rows_of(5))
@@ -1497,6 +1501,7 @@ class TestCollection:
         assert core.collect(log, 1, now=10**9, keeping=self.KEEPING) == []
         assert log.numbers() == before
 
+    @pytest.mark.rows_in_files
     def test_a_damaged_old_entry_stops_no_collection_and_files_stay_until_it_goes(self) -> None:
         log, (plan,) = started(core.memory())
         for i in range(12):

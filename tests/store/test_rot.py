@@ -33,6 +33,8 @@ from tests.protocol.test_restore import Ids, ReadTimes, Remembered, Windowed, pl
 from tests.simulation.planted import Bug
 from tests.store.test_blocks import FarFiles, start_process, table_of, written
 
+pytestmark = pytest.mark.rows_in_files
+
 
 @pytest.fixture(autouse=True)
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

@@ -239,6 +239,7 @@ def test_a_file_stays_while_one_of_its_ranges_is_named_and_goes_once() -> None:
     assert world.values()[keys_of[0]] == 50
 
 
+@pytest.mark.rows_in_files
 def test_what_a_worker_has_written_that_failed_is_collected() -> None:
     world = World()
     rows = pa.RecordBatch.from_pylist([{"ts": 5, "k": k, "n": 1} for k in range(30)], SCHEMA)
@@ -307,6 +308,7 @@ def test_damage_counts_where_a_range_is_named(is_named: bool) -> None:
         assert backup.backup(world.log, target, 2, now=0).number == 1
 
 
+@pytest.mark.rows_in_files
 def test_an_entry_says_the_new_format_only_while_a_run_is_a_range() -> None:
     world = World()
     formats = [format_in(world, world.entry)]
@@ -322,7 +324,7 @@ def test_an_entry_says_the_new_format_only_while_a_run_is_a_range() -> None:
     for stamp in range(45, 900, 10):
         world.play(stamp, [*range(30)])
     assert format_in(world, world.entry) == 5
-    assert not world.entry.is_movable
+    assert not world.entry.has_parts
     assert world.values()[of_shard(0)] == 88
 
 

@@ -150,6 +150,7 @@ def test_tasks_that_shared_a_flow_take_a_copy_of_it_each_where_they_are_wanted_a
 
 
 @pytest.mark.parametrize("name", STORES)
+@pytest.mark.rows_in_files
 def test_the_store_is_read_by_hand_before_and_after_this_version_goes_on_from_it(name: str, tmp_path: Path) -> None:
     store = tmp_path / "store"
     files = unpacked(name, open_files(str(store)))

@@ -163,6 +163,7 @@ def test_a_file_that_is_gone_cut_or_longer_is_named(store: Path) -> None:
         (store / path).write_bytes(data)
 
 
+@pytest.mark.rows_in_files
 def test_a_file_that_the_store_refuses_is_told_to_be_refused_and_not_to_be_damaged() -> None:
     world = TwoTasks(files=RefusingFiles("memory://" + core.new_id()))
     for second in (25, 45):
@@ -233,6 +234,7 @@ def test_what_is_collected_meanwhile_is_no_problem_but_what_else_goes_is(store: 
     assert list(found(verify(str(store), on_file=collect))) == [lost]
 
 
+@pytest.mark.rows_in_files
 def test_a_damaged_file_says_that_no_clock_needs_it(tmp_path: Path) -> None:
     app = TwoTasks(files=open_files(str(tmp_path)))
     many = [f"w{number}" for number in range(5_000)]

@@ -25,6 +25,9 @@ Ages: TypeAlias = list[tuple[str, float]]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+TRIES = 5
+"""The tries to write a file without which a driver can't go on."""
+
 AT_ONCE = 16
 """The most requests at once to a store behind a network."""
 

@@ -32,6 +32,7 @@ def rows_in_place(world: World) -> list[Any]:
     return rows
 
 
+@pytest.mark.rows_in_files
 def test_each_shard_of_a_step_in_place_answers_for_its_part_too(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(None)
     world.begin(3)
@@ -92,6 +93,7 @@ class Blobs:
         return [row for frame in frames for row in frame.to_dict("records")]
 
 
+@pytest.mark.rows_in_files
 def test_a_slot_keeps_what_it_knows_of_each_of_its_shards() -> None:
     run, blobs, labels = Run(5, 2), Blobs(), labels_of_shards(5, 2)
     micro_batch.control_rows(cast("Any", blobs), run.flow, 1)
