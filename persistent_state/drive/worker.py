@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class LogWorker:
-    """A thread that calls `look` when it is woken, and after each `every` seconds in which it was not, until it is stopped.
+    """A thread that calls `look` when it is woken, and after `every` seconds in which it was not, until it is stopped.
 
     The first call comes when the worker is first woken, or after `every` seconds. No two calls run at a time. It can be started
     again after it was stopped.
@@ -15,11 +15,13 @@ class LogWorker:
     Args:
         name: The name of the thread.
         look: Looks at the log, and does what is due. It handles its own errors: one that it raises ends the thread.
-        every: Seconds from the end of a call to the next one.
+        every: Seconds from the end of a call to the next one, or a function that returns them at the end of each.
         looks_last: If True, it is called once more after a stop was asked for.
     """
 
-    def __init__(self, name: str, look: Callable[[], object], every: float, looks_last: bool = False) -> None:
+    def __init__(
+        self, name: str, look: Callable[[], object], every: float | Callable[[], float], looks_last: bool = False
+    ) -> None:
         self._name, self._look, self._every, self._looks_last = name, look, every, looks_last
         self._woken = threading.Event()
         self._is_stopping = False
@@ -51,7 +53,7 @@ class LogWorker:
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            self._woken.wait(self._every)
+            self._woken.wait(self._every() if callable(self._every) else self._every)
             self._woken.clear()
             # A stop that is asked for from here on has another turn.
             is_last = self._is_stopping

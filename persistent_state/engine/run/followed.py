@@ -30,8 +30,8 @@ from persistent_state.run.reports import Listener
 from persistent_state.store.files import Files
 from persistent_state.store.log import Log
 
-POLL_SECONDS = 0.25
-"""Time between two looks at the log."""
+POLL_SECONDS, IDLE_SECONDS = 0.25, 5.0
+"""The least and the most time between two looks at the log."""
 
 _logger = logging.getLogger("persistent_state")
 
@@ -94,6 +94,14 @@ def from_bytes(data: bytes) -> tuple[list[Progress], list[Work]]:
     return list(map(read_progress, record["progress"])), list(map(read_work, record["work"]))
 
 
+def pause_after(silence: float) -> float:
+    """Return the seconds until the next look at a log that has had no new entry for so many seconds.
+
+    They are an eighth of these. So a look comes late by an eighth of the time between two entries, and idle runs cost little.
+    """
+    return min(max(POLL_SECONDS, silence / 8), IDLE_SECONDS)
+
+
 class Follower:
     """A thread that looks at the log from `follow` on until `end`, and lets the run hear of what the server commits.
 
@@ -110,8 +118,8 @@ class Follower:
         self._heard: dict[str, int] = {}
         self._seen = 0
         self._turn = threading.Lock()
-        self._kept = time.monotonic()
-        self._worker = LogWorker(f"persistent-state {log.application} follows", self._look_and_keep, POLL_SECONDS)
+        self._kept = self._news = time.monotonic()
+        self._worker = LogWorker(f"persistent-state {log.application} follows", self._look_and_keep, self._pause)
 
     def follow(self, epoch: int, flows: Collection[str]) -> None:
         """Follow the flows of this start from now on."""
@@ -135,7 +143,7 @@ class Follower:
     def _look(self) -> None:
         entry = newest_own(self._log, self._epoch)
         if entry.number != self._seen:
-            self._seen = entry.number
+            self._seen, self._news = entry.number, time.monotonic()
             self._on_commit()
         for flow in self._flows:
             if flow in entry.flows:
@@ -159,6 +167,9 @@ class Follower:
             except Exception as error:
                 self.failed = self.failed or (flow, error)
             self.finished.add(flow)
+
+    def _pause(self) -> float:
+        return pause_after(time.monotonic() - self._news)
 
     def _look_and_keep(self) -> None:
         self.look()
