@@ -91,6 +91,7 @@ class World(LocalApplication):
         return kept_entries.numbers(self.log)
 
 
+@pytest.mark.rows_in_files
 def test_the_newest_clocks_and_the_last_of_each_period_are_kept_and_read_as_they_were() -> None:
     world = World(Keeping(2, 0, ((30, 200), (100, 1000))))
     for _ in range(25):

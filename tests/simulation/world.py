@@ -1460,7 +1460,8 @@ class World:
         if isinstance(source, Stream):
             start = {partition: source.start.get(partition, 0) for partition in partitions.visible}
         else:
-            known = self._newest(actor, log).flows[flow.id].source
+            entry = self._newest(actor, log)
+            known = entry.flows[flow.id].source
             start = {partition: known.positions.get(partition, Position()).next for partition in partitions.visible}
         everything = self.rng.random() < (0.1 if any(start.values()) else 0.4)
         if isinstance(source, Stream):
@@ -1474,7 +1475,9 @@ class World:
             is_ending=partitions.is_complete,
             now=self.now,
         )
-        self.oracle.aligned(flow.id, actor.terms, start, reach)
+        # Who slept since its look plans by what was true then, and can't commit it.
+        if self.oracle.newest is not None and self.oracle.newest.number == entry.number:
+            self.oracle.aligned(flow.id, actor.terms, start, reach)
         return start, reach
 
     def _newest(self, actor: Actor, log: Log) -> Entry:

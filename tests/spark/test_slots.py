@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
 SECOND = 1_000_000
-KEYS = range(400)
+KEYS = Random(1).sample(range(1 << 62), 25_000)
+"""So many, and so different, that no run of theirs is in an entry."""
 FILES = 3
 SLOTS = 2
 """The session of the tests has two cores."""

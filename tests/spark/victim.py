@@ -46,6 +46,7 @@ import psutil
 import pyarrow as pa
 
 from persistent_state import Application, FencedError, Local, Message, PersistentState, PersistentTask, application
+from persistent_state.batch import shard
 from persistent_state.batch.packets import Answers
 from persistent_state.drive import backoff
 from persistent_state.protocol import commits, takeover
@@ -133,14 +134,21 @@ class Steps:
                 self.act()
 
 
+def files_of_worker(make: Callable[[str], LocalFiles], url: str, few: int) -> LocalFiles:
+    """The files of a worker, in which runs of up to so many bytes go to the driver."""
+    shard.FEW = few
+    return make(url)
+
+
 class WatchedFiles(LocalFiles):
     """Local files of which each operation is a step, in this process only: a worker gets others."""
 
     steps: Steps
     for_workers: Callable[[str], LocalFiles] = LocalFiles
+    few = shard.FEW
 
-    def __reduce__(self) -> tuple[Callable[[str], LocalFiles], tuple[str]]:
-        return type(self).for_workers, (self.url,)
+    def __reduce__(self) -> tuple[Callable[..., LocalFiles], tuple[Any, ...]]:
+        return files_of_worker, (type(self).for_workers, self.url, type(self).few)
 
     def create(self, path: str, data: BytesLike) -> None:
         self.steps.take("create", path)
@@ -170,10 +178,10 @@ class DeadlyFiles(LocalFiles):
         super().__init__(url)
         self._driver, self._task = driver, task
 
-    def ensure(self, path: str, data: BytesLike) -> None:
+    def ensure(self, path: str, data: BytesLike, tries: int = 2) -> None:
         if f"/runs/{self._task}/" in path:
             os.kill(self._driver, signal.SIGKILL)
-        super().ensure(path, data)
+        super().ensure(path, data, tries)
 
 
 def watch(steps: Steps) -> None:
@@ -273,6 +281,9 @@ def main() -> None:
         WatchedFiles.for_workers = partial(FaultyFiles, schedule=schedule)
     if told.die_at_run:
         WatchedFiles.for_workers = partial(DeadlyFiles, driver=os.getpid(), task=told.die_at_run)
+    if told.stumble or told.kill_every or told.die_at_run or told.pause:
+        # These are about files of runs, which few rows have none of.
+        WatchedFiles.few = 0
     graph = GRAPHS.get(told.graph)
     app = graph(told.folder, told.shards, told.interval) if graph else _of_stream(told, tasks)
 
