@@ -525,7 +525,7 @@ class PerAmount(PerShop):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_share_the_shards_and_each_writes_one_file_in_a_micro_batch(tmp_path: Path, workers: int) -> None:
-    # So many that no run is in an entry.
+    # Too many for a run in an entry.
     rows = 40_000
     for file in range(3):
         write(tmp_path / "in", file, range(rows * file, rows * file + rows))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.timestamp("us", "UTC"))])
 SECOND = 1_000_000
 KEYS = Random(1).sample(range(1 << 62), 25_000)
-"""So many, and so different, that no run of theirs is in an entry."""
+"""Too many, and too different, for a run in an entry."""
 FILES = 3
 SLOTS = 2
 """The session of the tests has two cores."""

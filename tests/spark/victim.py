@@ -135,7 +135,7 @@ class Steps:
 
 
 def files_of_worker(make: Callable[[str], LocalFiles], url: str, few: int) -> LocalFiles:
-    """The files of a worker, in which runs of up to so many bytes go to the driver."""
+    """The files of a worker, in which runs of up to `few` bytes go to the driver."""
     shard.FEW = few
     return make(url)
 
@@ -281,7 +281,7 @@ def main() -> None:
         WatchedFiles.for_workers = partial(FaultyFiles, schedule=schedule)
     if told.die_at_run:
         WatchedFiles.for_workers = partial(DeadlyFiles, driver=os.getpid(), task=told.die_at_run)
-    if told.stumble or told.kill_every or told.die_at_run or told.pause:
+    if {"stumble", "kill_every", "die_at_run", "pause"} & {name for name, given in vars(told).items() if given}:
         # These are about files of runs, which few rows have none of.
         WatchedFiles.few = 0
     graph = GRAPHS.get(told.graph)

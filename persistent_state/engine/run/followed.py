@@ -95,9 +95,9 @@ def from_bytes(data: bytes) -> tuple[list[Progress], list[Work]]:
 
 
 def pause_after(silence: float) -> float:
-    """Return the seconds until the next look at a log that has had no new entry for so many seconds.
+    """Return the seconds until the next look at a log that has had no new entry for this long, in seconds.
 
-    They are an eighth of these. So a look comes late by an eighth of the time between two entries, and idle runs cost little.
+    They are an eighth of that. So a look comes late by an eighth of the time between two entries, and idle runs cost little.
     """
     return min(max(POLL_SECONDS, silence / 8), IDLE_SECONDS)
 

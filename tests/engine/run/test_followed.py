@@ -29,7 +29,7 @@ def moments(until: float) -> list[float]:
     return at
 
 
-def test_a_worker_waits_for_as_long_as_it_is_told_each_time() -> None:
+def test_a_worker_asks_each_time_for_how_long_it_waits() -> None:
     pauses, done = [0.0, 0.001, 0.002], threading.Event()
     asked = iter(pauses)
 
