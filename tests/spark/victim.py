@@ -146,6 +146,7 @@ class WatchedFiles(LocalFiles):
     steps: Steps
     for_workers: Callable[[str], LocalFiles] = LocalFiles
     few = shard.FEW
+    """None in files where what happens is about the files that workers write."""
 
     def __reduce__(self) -> tuple[Callable[..., LocalFiles], tuple[Any, ...]]:
         return files_of_worker, (type(self).for_workers, self.url, type(self).few)
@@ -274,15 +275,13 @@ def main() -> None:
     tasks = stream.THREE if told.three else stream.TASKS
     if told.stumble:
         stumbles = Stumbles(told.folder / "stumbles")
-        WatchedFiles.for_workers = partial(StumblingFiles, stumbles=stumbles)
+        WatchedFiles.for_workers, WatchedFiles.few = partial(StumblingFiles, stumbles=stumbles), 0
         tasks = (StumblingBalance(stumbles), StumblingJournal(stumbles))
     if told.kill_every:
         schedule = Schedule(told.folder, told.kill_every, ("kill before", "kill after"))
-        WatchedFiles.for_workers = partial(FaultyFiles, schedule=schedule)
+        WatchedFiles.for_workers, WatchedFiles.few = partial(FaultyFiles, schedule=schedule), 0
     if told.die_at_run:
         WatchedFiles.for_workers = partial(DeadlyFiles, driver=os.getpid(), task=told.die_at_run)
-    if {"stumble", "kill_every", "die_at_run", "pause"} & {name for name, given in vars(told).items() if given}:
-        # These are about files of runs, which few rows have none of.
         WatchedFiles.few = 0
     graph = GRAPHS.get(told.graph)
     app = graph(told.folder, told.shards, told.interval) if graph else _of_stream(told, tasks)
@@ -301,7 +300,7 @@ def main() -> None:
         while not told.when.exists():
             time.sleep(0.001)
     for step in told.pause:
-        steps.awaited, steps.calls = [step], Counter()
+        steps.awaited, steps.calls, WatchedFiles.few = [step], Counter(), 0
         try:
             app.start(engine, on_progress=tell).await_termination()
         except FencedError:

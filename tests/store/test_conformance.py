@@ -472,6 +472,7 @@ def chain(files: Files) -> list[int]:
 
 
 class TestTheCore:
+    @pytest.mark.rows_in_files
     def test_a_driver_runs_is_fenced_by_another_and_collected_after(self, files: Files) -> None:
         plan, first, second = plan_on(files), Log(files, "app"), Log(files, "app")
         core.start(first, [plan])
@@ -498,6 +499,7 @@ class TestTheCore:
         assert table["value"].to_pylist() == [core.state_at(closed, plan, closed.clock)[()]]
 
 
+@pytest.mark.rows_in_files
 class TestDamage:
     @pytest.mark.parametrize("kind", ["local", *FAR])
     @pytest.mark.parametrize("bit", [0, -1])
