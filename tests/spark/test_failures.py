@@ -278,7 +278,7 @@ def test_a_driver_paused_through_a_takeover_and_its_collection_is_fenced_and_cha
         assert entry.epoch > epoch
         check_store(tmp_path, sent)
         # So many that runs are rewritten, and there is something to delete.
-        for _ in range(4):
+        for _ in range(12):
             sent.grow()
         # Once fenced it starts again, as the newest driver, but for the last time.
         sessions.resume_sessions([paused, jvms[0].process])

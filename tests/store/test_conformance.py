@@ -573,6 +573,7 @@ class TestAShakyNetwork:
         assert proxy.faults() == ["lost answer"]
         assert content(steady, "a") == b"another's"
 
+    @pytest.mark.rows_in_files
     def test_a_run_whose_answer_was_lost_is_used(self, shaky: tuple[Files, Files, Proxy]) -> None:
         steady, files, proxy = shaky
         plan, log = plan_on(files), Log(files, "app")
@@ -761,6 +762,7 @@ def test_a_store_copies_a_file_itself_if_it_can(servers: Servers, kind: str, tmp
     assert not other.copy_from(open_files(tmp_path), "c/d", "e")
 
 
+@pytest.mark.rows_in_files
 @pytest.mark.parametrize("kind", FAR)
 def test_an_application_branches_to_each_kind_of_store_within_it_and_from_it(files: Files) -> None:
     world, told = World(), list[tuple[int, int]]()
