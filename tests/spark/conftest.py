@@ -103,7 +103,7 @@ def rehearse(folder: Path) -> None:
     # The JVM writes down the classes it has loaded, and another of the same class path need not load and verify them.
     archive = folder / "spark.jsa"
     process = sessions.start(
-        ["-m", "tests.spark.victim", str(folder), "--twice"],
+        ["-m", "tests.spark.victim", str(folder), "--twice", "--rows-in-files"],
         folder,
         sessions.environment(f"-XX:ArchiveClassesAtExit={archive}"),
     )

@@ -146,7 +146,7 @@ class Chain:
         """Start the next driver, in a JVM that is there or with one of its own."""
         shards, interval = self.links % 3 + 1, ("10 seconds", "15 seconds")[self.links % 2]
         self.links += 1
-        told = [str(self.folder), "--shards", str(shards), "--interval", interval, *arguments]
+        told = [str(self.folder), "--shards", str(shards), "--interval", interval, "--rows-in-files", *arguments]
         return self.launch("-m", "tests.spark.victim", *told, folder=self.folder, **({} if alone else self.jvm.env))
 
     def _keep_unread(self, files: int) -> None:
@@ -176,9 +176,9 @@ def crash_points(steps: Sequence[str]) -> dict[str, list[str]]:
     for step in steps:
         call, phase, operation, rest = step.split(" ", 3)
         is_whole = phase in soak_or(ci=(), soak=("start", "commit"))
-        tells = is_whole or operation in WRITES or before.get(phase + call, "delete") in WRITES
+        is_one = is_whole or operation in WRITES or before.get(phase + call, "delete") in WRITES
         before[phase + call] = operation
-        if tells:
+        if is_one:
             points[phase][f"{phase} {operation} {rest}"] = None
     return {phase: list(found) for phase, found in points.items()}
 

@@ -3,7 +3,7 @@
     python -m tests.spark.victim FOLDER [--master "local[2]"] [--shards 2] [--interval "10 seconds"]
         [--die STEP [--of jvm] [--from-call 3]] [--pause STEP STEP] [--stumble] [--kill-every 9]
         [--store URL --options FILE --scratch FOLDER] [--when FILE] [--continuous | --twice] [--delivery at-least-once]
-        [--three | --graph MODULE] [--die-at-run TASK] [--workers 2]
+        [--three | --graph MODULE] [--die-at-run TASK] [--rows-in-files] [--workers 2]
 
 At the step of --die it is ended by SIGKILL, or with --of jvm only its JVM is. At that of --pause all its processes stop
 by SIGSTOP; when it was fenced it starts again, for the next of these steps. With --stumble every first attempt of a Spark
@@ -14,6 +14,8 @@ logs all it does, and keeps an event log.
 
 With --three there is a third task, and all of them have one source. With --graph it is the graph of `pipeline` or of `beside`
 instead. There --die-at-run ends the driver when a worker is about to write a run of a task.
+
+With --rows-in-files few rows are in files, too, as they are with what needs a file. So all runs take the same steps.
 
 With --workers it runs on this machine alone, without a JVM.
 
@@ -264,6 +266,7 @@ def main() -> None:
     parser.add_argument("--three", action="store_true")
     parser.add_argument("--graph", choices=GRAPHS)
     parser.add_argument("--die-at-run", metavar="TASK")
+    parser.add_argument("--rows-in-files", action="store_true")
     parser.add_argument("--workers", type=int)
     told = parser.parse_args()
     jvm = Jvm()
@@ -282,6 +285,7 @@ def main() -> None:
         WatchedFiles.for_workers, WatchedFiles.few = partial(FaultyFiles, schedule=schedule), 0
     if told.die_at_run:
         WatchedFiles.for_workers = partial(DeadlyFiles, driver=os.getpid(), task=told.die_at_run)
+    if told.die_at_run or told.rows_in_files:
         WatchedFiles.few = 0
     graph = GRAPHS.get(told.graph)
     app = graph(told.folder, told.shards, told.interval) if graph else _of_stream(told, tasks)
